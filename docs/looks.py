@@ -69,7 +69,8 @@ _SUBJECTS = (
     Subject(
         "Secure Boot",
         "whether the module's signature is or will be rejected",
-        "secure-boot* shim-validation-variable enrolled-keys file:/sys/kernel/security/lockdown "
+        "secure-boot* shim-validation-variable enrolled-keys file:/var/lib/gpunode/secure-boot-request "
+        "file:/sys/kernel/security/lockdown "
         "file:/sys/module/module/parameters/sig_enforce",
     ),
     Subject(

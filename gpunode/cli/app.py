@@ -152,9 +152,10 @@ LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
 STEP_IDS = (
-    "detect, repair, cuda-repository, toolkit-repository, driver-pin, run-driver, conflicts, headers, nouveau, driver, "
-    "fabric, gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, module-load, "
-    "fabric-bridge, persistence, fabric-service, gpudirect-modules, mps, runtime-config, mig, cdi, node-registration"
+    "detect, repair, cuda-repository, toolkit-repository, driver-pin, run-driver, secure-boot, conflicts, headers, "
+    "nouveau, driver, fabric, gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, "
+    "module-load, fabric-bridge, persistence, fabric-service, gpudirect-modules, mps, runtime-config, mig, cdi, "
+    "node-registration"
 )
 OnlyOption = Annotated[
     list[str],

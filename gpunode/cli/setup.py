@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
 
 _REBOOT = "systemctl reboot, then run the same command again"
+_CONSOLE = """\
+open the machine's console first: the BMC's (IPMI, serial over LAN), the hypervisor's, or screen and keyboard
+systemctl reboot
+in MokManager, the blue screen: press a key, then Enroll MOK → Continue → Yes → the one-time password → Reboot
+(it reads a US keyboard; without a password at hand: mokutil --revoke-import, then run the same command for a new one)
+then run the same command again: it checks the enrolment and continues
+a cloud VM without a console cannot enrol a key: use the vendor's signed driver, or a VM without Secure Boot"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +222,7 @@ def waiting_failure(done: SetupResult, flags: SetupFlags) -> GpunodeError:
             hint = "setup continues after the reboot" if flags.reboot else _REBOOT
         case "console":
             needs = "a reboot is needed, with somebody at the console"
-            hint = f"answer the questions of the firmware at the next boot:\n{_REBOOT}"
+            hint = _CONSOLE
         case "drain":
             needs = "the node must be drained"
             hint = "kubectl drain NODE --ignore-daemonsets, or stop what uses the GPUs; then run the same command again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, os_release, pci, platform, systemd
@@ -34,6 +34,9 @@ from gpunode.facts.numbers import parse_int
 from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
+
+if TYPE_CHECKING:
+    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 _IMAGE = "image"
@@ -86,6 +89,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),
         layout=_read_layout(reader, image=image),
         mig=_read_mig(evidence),
+        module_key=_read_module_key(evidence),
         observed_on=_read_clock(reader, image=image),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
@@ -303,6 +307,14 @@ def _read_mig(evidence: Evidence) -> Fact[tuple[MigGpu, ...]] | None:
         return Known(nvml.list_mig_gpus(nvml.read_nvml_answer(capture)), "nvml")
     except ValueError as error:
         return Unknown(str(error), "nvml")
+
+
+def _read_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
+    if "module-certificate" not in evidence:
+        return None
+    from gpunode.facts import module_key  # only where Secure Boot is on
+
+    return module_key.derive_module_key(evidence)
 
 
 def _read_device_nodes(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:

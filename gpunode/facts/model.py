@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -14,6 +14,9 @@ from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+
+if TYPE_CHECKING:
+    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 
@@ -368,6 +371,7 @@ class Facts:
         leftovers: the paths of CUDA compilers and uninstallers in /usr/local, and of the driver's sources and builds of
             DKMS: packages bring such, and so do installers that no package database knows.
         secure_boot: whether the firmware lets the kernel load signed modules alone.
+        module_key: what signs the modules that DKMS builds; None where Secure Boot is not on, as it was not asked.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
@@ -404,6 +408,7 @@ class Facts:
     secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
+    module_key: Fact[ModuleKey] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     package_system: Literal["deb"] = "deb"

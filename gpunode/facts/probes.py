@@ -31,6 +31,8 @@ MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
+# While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
+ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
@@ -51,6 +53,7 @@ STEP_FILES: Final = (
     KERNEL_ARGUMENTS,
     BOOT_LOADER,
     DRIVER_PARAMETERS,
+    ENROLMENT_REQUEST,
 )
 FILES: Final = (
     *STEP_FILES,
@@ -129,6 +132,7 @@ _TABLE_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.table_folders),
     "/usr/share/keyrings/",
     DRIVER_PARAMETERS,
+    ENROLMENT_REQUEST,
 )
 
 

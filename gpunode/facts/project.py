@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpunode.change import (
     Change,
@@ -42,6 +42,9 @@ from gpunode.facts.model import (
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+
+if TYPE_CHECKING:
+    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 PLAN: Final = "plan"
@@ -83,6 +86,8 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
             gone = Unknown("known after the .run driver is uninstalled", PLAN)
             return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
         case CommandChange(argv=argv):
+            if facts.module_key is not None:
+                facts = replace(facts, module_key=_project_module_key(facts.module_key, argv))
             repairs = argv == system(facts).repair.argv
             return replace(facts, packages_interrupted=Known(False, PLAN)) if repairs else facts
         case ObjectChange():
@@ -90,6 +95,12 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
         case MigChange(gpu=uuid, after=layout):
             divided = facts.mig and _map_fact(facts.mig, lambda former: _with_layout(former, uuid, layout))
             return replace(facts, mig=divided)
+
+
+def _project_module_key(fact: Fact[ModuleKey], argv: tuple[str, ...]) -> Fact[ModuleKey]:
+    from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
+
+    return project_key_command(fact, argv)
 
 
 def _with_layout(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:

@@ -184,9 +184,11 @@ class LocalHost:
 
     def vet(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room for an initramfs."""
-        from gpunode.host.room import refuse_full_boot  # a node with nothing to do never gets here
+        from gpunode.host.mok import refuse_without_terminal  # a node with nothing to do never gets here
+        from gpunode.host.room import refuse_full_boot
 
         refuse_full_boot(changes, self.root)
+        refuse_without_terminal(changes)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
@@ -294,6 +296,12 @@ class LocalHost:
         mig_layout.apply_mig_change(self.runner, change)
 
     def _apply_command(self, change: CommandChange) -> None:
+        from gpunode.host import mok
+
+        if mok.is_import(change):
+            mok.queue_enrolment(self.runner, change)
+            return
+
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 

@@ -13,6 +13,7 @@ from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_loaded, plan_load
+from gpunode.steps.secure_boot import WAITS, awaits_enrolment
 from gpunode.steps.selection import choose_driver
 
 PERSISTENCED = "nvidia-persistenced.service"
@@ -22,6 +23,8 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon enabled, and running once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not requested", asked=False)
+    if awaits_enrolment(facts) and not preexisting_driver(recipe, facts):
+        return Planned((), WAITS, later=True)
     fact = facts.unit(PERSISTENCED)
     if isinstance(fact, Unknown):
         return Planned(

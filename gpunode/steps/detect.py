@@ -26,17 +26,6 @@ from gpunode.steps.installed_driver import family_of, wants_driver
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
 
-def secure_boot_note(facts: Facts) -> Iterator[str]:
-    """Yield that modules which DKMS builds do not load until a key is enrolled; nothing once a driver is loaded."""
-    if known(facts.secure_boot, False) and known(facts.loaded_driver, None) is None:
-        how = gpunode("doctor", "secure-boot-key-not-enrolled")
-        yield (
-            "Secure Boot is on: the kernel loads the modules that DKMS builds only after this machine's key is "
-            "enrolled, which somebody must confirm at the console during a reboot; gpunode does not do this yet; "
-            f"`{how}` shows the commands"
-        )
-
-
 def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
     fabric = find_fabric(facts)
@@ -96,7 +85,6 @@ def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
         *_unmet_expectations(recipe.expect, usable),
         *_collect_notes(recipe, devices, facts),
         *_mistaken_gpu_notes(facts),
-        *secure_boot_note(facts),
         *note_old_tables(facts),
     )
     return Planned((), _describe_gpus(usable) + _describe_other_gpus(devices), notes)

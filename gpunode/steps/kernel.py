@@ -29,6 +29,7 @@ from gpunode.steps.installed_driver import (
     wants_driver,
     why_manual,
 )
+from gpunode.steps.secure_boot import WAITS, awaits_enrolment
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 
@@ -46,6 +47,8 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
+    if not preexisting and awaits_enrolment(facts):
+        return Planned((), WAITS, later=True)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
@@ -248,6 +251,8 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     notes = hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
+    if awaits_enrolment(facts):
+        return Planned((), WAITS, notes, later=True)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)
     if present == wanted:
@@ -282,12 +287,22 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     kernels = need(facts.kernels, "which kernels are installed")
     missing = missing_for(chosen, kernels, facts)
+    if refused := _refuse_rejected_modules(facts):
+        return refused
     if not missing:
         is_planned = facts.module_files.probe == PLAN
         by = "the driver's package builds it" if is_planned else "built"
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _refuse_rejected_modules(facts: Facts) -> Refusal | None:
+    if facts.module_key is None:
+        return None
+    from gpunode.steps.enrolment import refuse_rejected_modules  # only where Secure Boot is on
+
+    return refuse_rejected_modules(facts)
 
 
 def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:

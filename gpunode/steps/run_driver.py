@@ -28,8 +28,7 @@ def plan_removal(facts: Facts) -> Outcome:
     """
     if not known(facts.run_installer, default=False):
         return Planned((), "NVIDIA's .run installer has no driver here")
-    platform = known(facts.platform, None)
-    if platform is not None and platform.kind == "image":
+    if facts.is_image:
         return Refusal(
             what="a driver of NVIDIA's .run installer is in this image, and its uninstaller is not run there",
             why="it unloads kernel modules, which would be those of this machine",

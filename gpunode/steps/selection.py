@@ -40,6 +40,7 @@ from gpunode.steps.installed_driver import (
     prefix,
     wants_driver,
 )
+from gpunode.steps.secure_boot import WAITS, awaits_enrolment
 
 _UBUNTU = "ubuntu"
 _REVISION = re.compile(r"-[^-]*\Z")
@@ -72,7 +73,9 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
     found, chosen = family_of(facts), choose_driver(recipe, facts)
     if isinstance(found, Refusal):
         return found
-    return chosen if isinstance(chosen, Refusal) else WantedDriver(found, chosen)
+    if isinstance(chosen, Refusal):
+        return chosen
+    return Planned((), WAITS, later=True) if awaits_enrolment(facts) else WantedDriver(found, chosen)
 
 
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:

@@ -18,6 +18,7 @@ from gpunode.steps.mig import MIG
 from gpunode.steps.node_registration import NODE_REGISTRATION
 from gpunode.steps.packages import CUDA_REPOSITORY, MISSING_DEPENDENCIES, REPAIR, TOOLKIT_REPOSITORY
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
+from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.toolkit import TOOLKIT
 
 STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")
@@ -29,6 +30,7 @@ STEPS: tuple[Step, ...] = (
     TOOLKIT_REPOSITORY,
     DRIVER_PIN,
     RUN_DRIVER,
+    SECURE_BOOT,
     CONFLICTS,
     HEADERS,
     NOUVEAU,

@@ -13,7 +13,8 @@ from gpunode.change import Change, FileChange, PackageChange, PackageState, Trig
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
-from gpunode.facts.model import Facts, Known, PciDevice, Unknown
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
+from gpunode.facts.platform import read_secure_boot
 from gpunode.facts.probes import LSPCI, kubelet_command_probe, list_probes
 from gpunode.facts.project import PLAN, project_changes
 from gpunode.host.port import HostView
@@ -122,7 +123,7 @@ def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
 def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
     """Return what the ``wanted`` probes find, and the files that runtimes read beside their root file.
 
-    lspci runs if sysfs does not show which PCI devices there are.
+    lspci runs if sysfs does not show which PCI devices there are. With Secure Boot on, the modules' key is read.
     """
     evidence = dict(probe_with_kubelet(host, wanted))
 
@@ -133,6 +134,10 @@ def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool 
 
     if not image and not isinstance(derive_devices(evidence), Known):
         ask(LSPCI)
+    if not image and known(read_secure_boot(evidence), False):
+        from gpunode.facts.module_key import probe_module_key
+
+        probe_module_key(evidence, ask)
     for row in _runtimes_to_probe(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
             by_looking(ask, row, DesiredConfig())

@@ -267,7 +267,11 @@ class _SetupRun:
         if stage.changes:
             self.applier.on_event(StageBegun(stage))
             self.applier.apply_stage(stage)
-            facts = self.advance(facts, stage)
+            before, facts = facts, self.advance(facts, stage)
+            if before.module_key is not None:
+                from gpunode.steps.enrolment import refuse_replaced_key  # only where Secure Boot is on
+
+                refuse_replaced_key(before.module_key, facts.module_key)
             self._check_converged(facts, stage)
         self.facts = facts
         return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gpunode.catalog import cuda
 from gpunode.catalog.gpus import lookup
@@ -78,6 +79,22 @@ class FabricStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SecureBootStatus:
+    """The state of Secure Boot, and of the key that signs the modules which DKMS builds.
+
+    Attributes:
+        certificate: its path; empty where Secure Boot is off, or the key was not captured.
+        sha256: the certificate's fingerprint; empty where there is none.
+        state: what the firmware knows of it.
+    """
+
+    on: bool
+    certificate: str = ""
+    sha256: str = ""
+    state: Literal["", "missing", "enrolled", "queued", "not enrolled"] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The layers of the node, from PCI to runtime.
 
@@ -87,6 +104,7 @@ class NodeStatus:
         loaded_driver: version of the loaded kernel module; empty when there is none.
         kernels_without_module: kernels that must have a driver module and lack one.
         held_packages: driver packages that upgrades leave alone.
+        secure_boot: None where nobody can tell whether it is on.
         pending: what earlier runs left undone.
         notes: what the user should know of the node's state.
     """
@@ -98,6 +116,7 @@ class NodeStatus:
     kernels_without_module: tuple[str, ...]
     held_packages: tuple[str, ...]
     fabric: FabricStatus | None
+    secure_boot: SecureBootStatus | None
     cuda: CudaStatus
     toolkit: str
     runtimes: tuple[RuntimeStatus, ...]
@@ -125,6 +144,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
         kernels_without_module=_kernels_without_module(kernels, facts) if drivers else (),
         held_packages=tuple(str(package) for package, state in drivers.items() if state.held),
         fabric=_fabric_status(facts),
+        secure_boot=_secure_boot_status(facts),
         cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
@@ -144,6 +164,21 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
     if not is_host or not isinstance(unit, Known) or (unit.value.exists and not facts.can_start(fabric.unit)):
         return FabricStatus(fabric.seen, fabric.unit, None)
     return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active)
+
+
+def _secure_boot_status(facts: Facts) -> SecureBootStatus | None:
+    if not isinstance(facts.secure_boot, Known):
+        return None
+    if not isinstance(facts.module_key, Known):
+        return SecureBootStatus(facts.secure_boot.value)
+    from gpunode.steps.enrolment import fingerprint  # only where Secure Boot is on
+
+    key = facts.module_key.value
+    enrolment: Literal["enrolled", "queued", "not enrolled"] = (
+        "enrolled" if key.enrolled else "queued" if key.queued else "not enrolled"
+    )
+    is_whole = key.has_key and bool(key.der)
+    return SecureBootStatus(True, key.certificate, fingerprint(key), enrolment if is_whole else "missing")
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:

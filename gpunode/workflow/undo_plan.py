@@ -109,6 +109,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     gone = tuple(_describe_uninstalled(footprint.commands))
+    kept_keys = () if request.is_redo else tuple(_kept_module_key(facts))
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
@@ -119,12 +120,21 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     return UndoPlan(
         request.of,
         steps,
-        (*notes, *unchanged, *lost, *gone),
+        (*notes, *unchanged, *lost, *gone, *kept_keys),
         incomplete=bool(unchanged or lost or gone),
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
     )
+
+
+def _kept_module_key(facts: Facts) -> Iterator[str]:
+    """Yield that the key for modules stays, which only Secure Boot needs."""
+    if facts.module_key is None:
+        return
+    from gpunode.steps.enrolment import describe_kept_key
+
+    yield from describe_kept_key(facts)
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:

@@ -252,7 +252,8 @@ def _devices(snapshot: Snapshot, otherwise: str) -> tuple[PciDevice, ...]:
 
 
 _FOLDERS: Final = (
-    *("/etc/apt/sources.list.d", "/etc/apt/preferences.d", "/etc/modprobe.d", "/etc/cdi", "/var/run/cdi"),
+    *("/etc/apt/sources.list.d", "/etc/apt/preferences.d", "/etc/modprobe.d", "/etc/modules-load.d"),
+    *("/etc/cdi", "/var/run/cdi"),
     *("/etc/crio/crio.conf.d", "/etc/containerd/conf.d", "/etc/crio/conf.d", "/usr/share/keyrings"),
 )
 

@@ -17,7 +17,7 @@ from gpunode.steps.gpus import find_own_gpus
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer
     from gpunode.recipe import Recipe
-    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus
+    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus, SecureBootStatus
 
 _PLATFORMS = {
     "bare-metal": "bare metal",
@@ -94,6 +94,7 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
         "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
     )
     yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
+    yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
     yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
     yield from label_rows("toolkit", (_toolkit_line(found),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
@@ -187,6 +188,21 @@ def _fabric_line(found: FabricStatus) -> Line:
     state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
     style: Style = "" if found.active else "warn"
     return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
+
+
+def _secure_boot_line(found: SecureBootStatus) -> Line:
+    if not found.on:
+        return line(span("Secure Boot is off", "dim"))
+    if not found.state:
+        return line("Secure Boot is on")
+    state = {
+        "missing": "no whole key for the modules that DKMS builds",
+        "enrolled": "the firmware has the key",
+        "queued": "the next boot asks at the console to enrol the key",
+        "not enrolled": "the firmware does not have the key",
+    }[found.state]
+    style: Style = "warn" if found.state in {"queued", "not enrolled"} else ""
+    return line("Secure Boot is on", DOT, span(f"{state} ({found.certificate})", style), hang=2)
 
 
 def _cuda_lines(found: CudaStatus) -> Iterator[Line]:

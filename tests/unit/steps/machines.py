@@ -18,6 +18,7 @@ from gpunode.facts.model import (
     Platform,
     Unit,
 )
+from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
@@ -36,7 +37,15 @@ UBUNTU = Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.3 LTS", ("debian",))
 GTX_1080, T4, H100, B200, UNKNOWN = "1b80", "1eb8", "2330", "2901", "3fff"
 BASE = {"dpkg": PackageState("1.21.22"), "linux-image-amd64": PackageState("6.1.140-1")}
 CDI_ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
-_EMPTY = ("/etc/apt/sources.list", CUDA_KEYRING, TOOLKIT_KEYRING, CONTAINERD, DAEMON_JSON, CDI_ENVIRONMENT)
+_EMPTY = (
+    "/etc/apt/sources.list",
+    CUDA_KEYRING,
+    TOOLKIT_KEYRING,
+    CONTAINERD,
+    DAEMON_JSON,
+    CDI_ENVIRONMENT,
+    ENROLMENT_REQUEST,
+)
 
 
 def gpu(device: str = T4, **more: Any) -> PciDevice:

@@ -12,6 +12,7 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
 from gpunode.facts.platform import SECURE_BOOT_KEY, SHIM_KEY
 from gpunode.recipe import Recipe
 from gpunode.steps.detect import DETECT
+from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
@@ -69,16 +70,19 @@ def test_stopped_fabric_manager_is_noted_and_a_running_one_is_not() -> None:
     assert "`gpunode doctor fabric-manager-not-running`" in planned(DETECT.plan(others, stopped)).notes[0]
 
 
-def test_secure_boot_is_noted_until_a_driver_is_loaded() -> None:
+def test_secure_boot_is_noted_where_the_key_was_not_captured() -> None:
+    def secure_boot_notes(facts: Facts, version: str = "auto") -> tuple[str, ...]:
+        return planned(SECURE_BOOT.plan(recipe(version=version), facts)).notes
+
     on = machine(secure_boot=True)
-    (note,) = notes(on)
+    (note,) = secure_boot_notes(on)
     assert "Secure Boot is on" in note
     assert "`gpunode doctor secure-boot-key-not-enrolled`" in note
     assert note in status(on, Node(on), Backlog()).notes
-    assert notes(machine(secure_boot=True, loaded_driver=LoadedDriver("580.95.05", True))) == ()
-    assert notes(machine(secure_boot=False)) == ()
-    assert notes(machine()) == ()
-    assert planned(DETECT.plan(recipe(version="none"), on)).notes == ()
+    assert secure_boot_notes(machine(secure_boot=True, loaded_driver=LoadedDriver("580.95.05", True))) == ()
+    assert secure_boot_notes(machine(secure_boot=False)) == ()
+    assert secure_boot_notes(machine()) == ()
+    assert secure_boot_notes(on, "none") == ()
 
 
 ATTRIBUTES = b"\x06\x00\x00\x00"

@@ -8,12 +8,13 @@ import pytest
 
 from gpunode.change import PackageState
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown
 from gpunode.outcome import Blocked, Planned
 from gpunode.recipe import Recipe
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.table import STEPS
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -87,19 +88,26 @@ def test_every_kind_of_ubuntu_driver_is_left_alone(kind: str, open_module: bool)
     ],
 )
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_requested_replacement_driver_has_a_secure_boot_note(name: str, wanted: Recipe) -> None:
-    outcome = planned(DRIVER.plan(wanted, of_branch_580(name)))
-    assert outcome.changes
-    said = ["Because Secure Boot is on" in note and "mokutil --import" in note for note in outcome.change_notes]
-    assert any(said) is (name == UNDER_SECURE_BOOT)
+def test_requested_replacement_driver_waits_for_its_key(name: str, wanted: Recipe) -> None:
+    node = of_branch_580(name)
+    is_on = name == UNDER_SECURE_BOOT
+    assert bool(planned(DRIVER.plan(wanted, node)).changes) is not is_on
+    assert bool(planned(SECURE_BOOT.plan(wanted, node)).changes) is is_on
+    assert planned(PERSISTENCE.plan(wanted, node)).later is is_on
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_ended_preexisting_branch_is_replaced_with_a_secure_boot_note(name: str) -> None:
+def test_ended_preexisting_branch_is_replaced_once_the_key_is_enrolled(name: str) -> None:
     node = derive(evidence(HEALTHY[name]()))
-    assert planned(CONFLICTS.plan(recipe(), node)).changes
-    said = ["Secure Boot is on" in note for note in planned(DRIVER.plan(recipe(), node)).change_notes]
-    assert any(said) is (name == UNDER_SECURE_BOOT)
+    is_on = name == UNDER_SECURE_BOOT
+    assert bool(planned(CONFLICTS.plan(recipe(), node)).changes) is not is_on
+    assert bool(planned(SECURE_BOOT.plan(recipe(), node)).changes) is is_on
+
+
+def test_replacement_of_signed_modules_is_noted_if_secure_boot_is_unknown() -> None:
+    node = replace(of_ubuntu(), secure_boot=Unknown("not captured", "secure-boot-variable"), module_key=None)
+    notes = planned(DRIVER.plan(recipe(version="595"), node)).change_notes
+    assert any("If Secure Boot is on" in note and "mokutil --import" in note for note in notes), notes
 
 
 @pytest.mark.parametrize(

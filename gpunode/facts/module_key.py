@@ -1,0 +1,224 @@
+"""The key with which DKMS signs modules here, and what the firmware knows of it. Read only where Secure Boot is on.
+
+Sources: /usr/sbin/dkms 3.0.10 and 3.2.2 (``prepare_signing``): the order of its settings, and that it makes both files
+anew where one is missing. shim's mok.c and mokutil.c 0.6: the variables. UEFI specification 2.10, 32.4.1: lists of
+signatures hold certificates as they are, in DER. kernel/scripts/sign-file.c: a signature names its certificate by
+the serial number.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpunode.facts import kernels
+from gpunode.facts.evidence import Capture, Evidence, Found, Probe
+from gpunode.facts.model import Fact, Known, Unknown, known
+from gpunode.facts.os_release import parse_distro
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import MODULE_KEYS
+from gpunode.facts.reader import EvidenceReader, derive_fact
+
+CONFIG: Final = "/etc/dkms/framework.conf"
+DKMS_KEY: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
+UBUNTU_KEY: Final = ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der")
+HARDWARE_KEY: Final = "pkcs11:"
+DEFAULT_TIMEOUT_S: Final = 10
+"""How long MokManager waits for somebody at the console unless it is told otherwise."""
+
+_SHIM: Final = "605dab50-e046-4300-abb6-3dd810dd8b23"
+_EFIVARS: Final = "/sys/firmware/efi/efivars"
+_CONFIG_FOLDER: Final = "dkms-framework"
+_KEY: Final = "module-key"
+_CERTIFICATE: Final = "module-certificate"
+_NEW: Final = "mok-new"
+_TIMEOUT: Final = "mok-timeout"
+_SIGNATURE: Final = "module-signature:"
+# MokAuth is never read: it holds the hash of the one-time password.
+_ENROLLED: Final = {
+    "mok-list": f"{_EFIVARS}/MokListRT*-{_SHIM}",
+    # The whole list where the variable is too small for it (Linux 5.10).
+    "mok-list-table": "/sys/firmware/efi/mok-variables/MokListRT*",
+    "firmware-keys": f"{_EFIVARS}/db-d719b2cb-3d3a-11d3-a0d8-00c04fc2d0d2",
+}
+_SETTING: Final = Pattern(
+    r"^[ \t]*(mok_signing_key|mok_certificate)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s#;]*))", re.MULTILINE
+)
+_PEM: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
+_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSignature:
+    """The signature of a module file, as modinfo shows it: the signer's name and the serial number of its certificate.
+
+    Both are empty, ``""`` and 0, where the module has no signature.
+    """
+
+    signer: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKey:
+    """The key with which DKMS signs the modules that it builds.
+
+    Attributes:
+        key: the path of the private key, or the URI of one in hardware (``pkcs11:…``).
+        certificate: the path of its certificate.
+        has_key: whether the private key is there, and not empty. Its content is never read.
+        der: the certificate; empty where there is none.
+        is_der: whether the file holds it so, as mokutil and shim need it.
+        enrolled: whether the firmware, or shim's own list, has the certificate.
+        queued: whether the next boot asks at the console to enrol it.
+        timeout_s: how long that boot waits for somebody at the console; -1 for ever.
+        signatures: of the modules that DKMS has built, by kernel.
+        is_made: whether a plan makes the key: its certificate is known after that.
+    """
+
+    key: str
+    certificate: str
+    has_key: bool
+    der: bytes = b""
+    is_der: bool = True
+    enrolled: bool = False
+    queued: bool = False
+    timeout_s: int = DEFAULT_TIMEOUT_S
+    signatures: Mapping[str, ModuleSignature] = field(default_factory=dict)
+    is_made: bool = False
+
+
+def probe_module_key(evidence: Evidence, ask: Callable[[Probe], Capture]) -> None:
+    """Have ``ask`` read everything that ``derive_module_key`` needs.
+
+    Args:
+        evidence: of the usual probes; ``ask`` adds to it.
+        ask: runs a probe and keeps its answer.
+    """
+    ask(Probe(f"file:{CONFIG}", path=CONFIG, content_kind="log"))
+    ask(Probe(_CONFIG_FOLDER, glob=f"{CONFIG}.d/*.conf", content_kind="log"))
+    key, certificate = find_key_files(evidence)
+    if not key.startswith(HARDWARE_KEY):
+        # Nothing of a private key is read: whatever is longer than nothing is left out.
+        ask(Probe(_KEY, glob=key, limit_bytes=0, content_kind="table"))
+    ask(Probe(_CERTIFICATE, path=certificate, content_kind="table"))
+    for name, pattern in _ENROLLED.items():
+        ask(Probe(name, glob=pattern, content_kind="table"))
+    ask(Probe(_NEW, path=f"{_EFIVARS}/MokNew-{_SHIM}", content_kind="table"))
+    ask(Probe(_TIMEOUT, path=f"{_EFIVARS}/MokTimeout-{_SHIM}", content_kind="table"))
+    for kernel, path in _built_modules(evidence):
+        ask(Probe(f"{_SIGNATURE}{kernel}", argv=("modinfo", path), content_kind="table"))
+
+
+def _find_matches(evidence: Evidence, key: str) -> tuple[Found, ...]:
+    """Return the matches of a glob; none where it could not be read."""
+    return known(derive_fact(key, lambda: EvidenceReader(evidence).found(key)), ())
+
+
+def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the kernel and the path of every main module that DKMS has built."""
+    found = [one for key in MODULE_KEYS for one in _find_matches(evidence, key)]
+    for file in kernels.find_module_files(found, ()):
+        if file.dkms:
+            yield file.kernel, file.path
+
+
+def find_key_files(evidence: Evidence) -> tuple[str, str]:
+    """Return the paths of the private key and of the certificate that DKMS takes."""
+    settings: dict[str, str] = {}
+    single = evidence.get(f"file:{CONFIG}")
+    texts = [single.text if single and single.outcome == "ok" else ""]
+    texts += [(one.data or b"").decode("utf-8", "replace") for one in _find_matches(evidence, _CONFIG_FOLDER)]
+    for text in texts:
+        settings.update((match[1], match[2] or match[3] or match[4] or "") for match in _SETTING.finditer(text))
+    key, certificate = settings.get("mok_signing_key", ""), settings.get("mok_certificate", "")
+    # Ubuntu's pair counts only where no key is set: then a certificate that is set does not count either.
+    if not key and _is_ubuntu(evidence):
+        return UBUNTU_KEY
+    return key or DKMS_KEY[0], certificate or DKMS_KEY[1]
+
+
+def _is_ubuntu(evidence: Evidence) -> bool:
+    capture = evidence.get("os-release")
+    distro = derive_fact("os-release", lambda: parse_distro(capture.text if capture else ""))
+    # DKMS compares the id alone: a relative of Ubuntu's is none.
+    return isinstance(distro, Known) and distro.value.id == "ubuntu"
+
+
+def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
+    """Return the key's state; None where it was not asked for, as Secure Boot is not on."""
+    if _CERTIFICATE not in evidence:
+        return None
+    return derive_fact(_CERTIFICATE, lambda: _read_module_key(evidence))
+
+
+def _read_module_key(evidence: Evidence) -> ModuleKey:
+    reader = EvidenceReader(evidence)
+    key, path = find_key_files(evidence)
+    certificate = reader.data(_CERTIFICATE) or b""
+    der = _decode_pem(certificate) or certificate
+    lists = b"".join(one.data or b"" for name in _ENROLLED for one in reader.found(name))
+    queued, timeout = reader.data(_NEW) or b"", reader.data(_TIMEOUT)
+    return ModuleKey(
+        key,
+        path,
+        has_key=key.startswith(HARDWARE_KEY) or any(one.data != b"" for one in reader.found(_KEY)),
+        der=der,
+        is_der=der == certificate,
+        enrolled=bool(der) and der in lists,
+        queued=bool(der) and der in queued,
+        # Four bytes of attributes come first.
+        timeout_s=int.from_bytes(timeout[4:], "little", signed=True) if timeout else DEFAULT_TIMEOUT_S,
+        signatures=dict(_read_signatures(evidence)),
+    )
+
+
+def _decode_pem(certificate: bytes) -> bytes:
+    match = _PEM.search(certificate.decode("latin-1"))
+    return base64.b64decode(match[1]) if match else b""
+
+
+def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]]:
+    for name, capture in evidence.items():
+        if name.startswith(_SIGNATURE) and capture.outcome == "ok":
+            fields = {match[1]: match[2] for match in _FIELD.finditer(capture.text)}
+            serial = fields.get("sig_key", "").replace(":", "")
+            yield name.removeprefix(_SIGNATURE), ModuleSignature(fields.get("signer", ""), int(serial or "0", 16))
+
+
+def read_serial(der: bytes) -> int:
+    """Return a certificate's serial number; 0 for what is no certificate. Source: RFC 5280, 4.1."""
+    inner = _open_value(_open_value(der, 0x30), 0x30)
+    if inner[:1] == b"\xa0":  # the version comes first, except in a certificate of version 1
+        inner = inner[2 + inner[1] :]
+    return int.from_bytes(_open_value(inner, 0x02), "big")
+
+
+def _open_value(der: bytes, tag: int) -> bytes:
+    """Return the content of the first value; empty where it is of another tag."""
+    if len(der) < 2 or der[0] != tag:
+        return b""
+    size, start = der[1], 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[2:start], "big")
+    return der[start : start + size]
+
+
+def project_key_command(fact: Fact[ModuleKey], argv: tuple[str, ...]) -> Fact[ModuleKey]:
+    """Return the key's state after a command of the step ``secure-boot``; others leave it as it is."""
+    if isinstance(fact, Unknown):
+        return fact
+    key = fact.value
+    match argv:
+        case ("mokutil", "--import", *_):
+            return replace(fact, value=replace(key, queued=True))
+        case ("mokutil", "--timeout", seconds):
+            return replace(fact, value=replace(key, timeout_s=int(seconds)))
+        case ("sh", "-c", _, _, path, _) if path == key.key:
+            return replace(fact, value=replace(key, has_key=True, is_made=True))
+        case _:
+            return fact

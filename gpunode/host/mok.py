@@ -1,0 +1,103 @@
+"""The enrolment of a key queued with a one-time password, which a terminal shows once and nothing keeps.
+
+Sources: mokutil.c 0.6 (``--hash-file`` takes a crypt(3) hash); MokManager reads the keyboard as a US one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gpunode.change import Change, CommandChange
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.host.process import Runner
+
+TERMINAL: Final = "/dev/tty"
+# The same keys on US, German and French keyboards.
+_LETTERS: Final = "bcdefghijklnoprstuvx"
+_DIGITS: Final = "23456789"
+_LENGTH: Final = 10
+_TIMEOUT_S: Final = 60.0
+
+
+def is_import(change: Change) -> bool:
+    """Return whether a change queues an enrolment."""
+    return isinstance(change, CommandChange) and change.argv[:2] == ("mokutil", "--import")
+
+
+def refuse_without_terminal(changes: Iterable[Change], terminal: str = TERMINAL) -> None:
+    """Refuse an enrolment whose password nobody would see.
+
+    Raises:
+        Refused: if there is no terminal.
+    """
+    if not any(map(is_import, changes)):
+        return
+    try:
+        os.close(os.open(terminal, os.O_WRONLY | os.O_NOCTTY))
+    except OSError:
+        raise Refused(
+            "there is no terminal to show the one-time password of the key's enrolment; nothing was changed",
+            why="Secure Boot is on and this machine's key is not enrolled; the password is shown on the screen alone, "
+            "never written to a file or a log",
+            hint="run the command in a terminal (through ssh: ssh -t HOST sudo gpunode setup …)\n"
+            "or leave the driver out: add --driver none",
+        ) from None
+
+
+def make_password() -> str:
+    """Return a password that can be typed on any keyboard layout that MokManager may meet."""
+    return "".join(secrets.choice(_LETTERS + _DIGITS) for _ in range(_LENGTH))
+
+
+def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL) -> None:
+    """Run ``mokutil --import CERTIFICATE --hash-file FILE`` with a new password, and show that on the terminal.
+
+    Raises:
+        ChangeFailed: if mokutil refuses, or the hash cannot be made.
+    """
+    *_, hash_file = change.argv
+    password = make_password()
+    # Not logged: the log of commands keeps what they print.
+    hashed = Runner(runner.root).run(
+        ("openssl", "passwd", "-6", "-stdin"), timeout_s=_TIMEOUT_S, stdin=f"{password}\n".encode()
+    )
+    if not hashed.ok or not hashed.stdout.startswith(b"$6$"):
+        raise ChangeFailed(
+            "the one-time password could not be hashed; no enrolment was queued",
+            why=hashed.last_lines() or f"openssl passwd ended with {hashed.exit_status}",
+            hint="check that openssl is installed and works, then run the same command again",
+        )
+    place = Path(hash_file)
+    place.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(hashed.stdout)
+        # Shown first: a request whose password nobody has seen cannot be confirmed.
+        _show(password, terminal)
+        done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
+    except OSError as error:
+        raise ChangeFailed(
+            f"the enrolment could not be queued: {error}", hint="run the same command again in a terminal"
+        ) from error
+    finally:
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
+    if not done.ok:
+        raise ChangeFailed(
+            f"mokutil did not queue the enrolment of {change.argv[2]}; the password above is of no use",
+            why=done.last_lines() or f"it ended with {done.exit_status}",
+            hint="`mokutil --sb-state` and `mokutil --list-new` show what the firmware says",
+        )
+
+
+def _show(password: str, terminal: str) -> None:
+    with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
+        screen.write(
+            f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"
+            "  Write it down: it is shown only now.\r\n\r\n"
+        )

@@ -1,0 +1,212 @@
+"""The enrolment of the key that DKMS signs modules with: made where there is none, queued, confirmed at the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Final
+
+from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAfter, PackageChange
+from gpunode.command import command
+from gpunode.errors import ChangeFailed
+from gpunode.facts.model import Fact, Facts, Kernels, Known, Unknown, known, need
+from gpunode.facts.module_key import DEFAULT_TIMEOUT_S, HARDWARE_KEY, ModuleKey, read_serial
+from gpunode.facts.probes import ENROLMENT_REQUEST
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+from gpunode.steps.installed_driver import matches
+
+HASH_FILE: Final = "/run/gpunode-mok-password"
+"""Where the hash of the one-time password lies while mokutil reads it."""
+_NOT_ASKED: Final = Unknown("not captured", "module-certificate")
+_FOR_EVER: Final = -1
+_TOOLS: Final = ("mokutil", "openssl")
+# As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
+# that something else has made meanwhile is left as it is.
+_MAKE_KEY: Final = """\
+set -eu
+umask 077
+if [ -s "$1" ] && [ -s "$2" ]; then exit 0; fi
+if [ -e "$1" ] || [ -e "$2" ]; then echo "only one of $1 and $2 is there" >&2; exit 1; fi
+for folder in "${1%/*}" "${2%/*}"; do [ -d "$folder" ] || install -d -m 0755 "$folder"; done
+rm -f "$1.new" "$2.new"
+openssl req -new -x509 -nodes -days 36500 -subj "/CN=DKMS module signing key" -newkey rsa:2048 \
+-addext extendedKeyUsage=codeSigning -keyout "$1.new" -outform DER -out "$2.new"
+chmod 0600 "$1.new"
+chmod 0644 "$2.new"
+sync "$1.new" "$2.new"
+mv "$1.new" "$1"
+mv "$2.new" "$2"
+"""
+
+
+def plan_enrolment(facts: Facts) -> Outcome:
+    """Plan the key made, and its enrolment queued; wait for the console until the firmware has it."""
+    key = need(facts.module_key or _NOT_ASKED, "which key signs kernel modules")
+    if refused := _refuse_unusable(key):
+        return refused
+    request = need(facts.file(ENROLMENT_REQUEST), f"what {ENROLMENT_REQUEST} holds")
+    if is_trusted(key, facts):
+        return Planned(tuple(_end_request(key, request)), f"on; {_describe(key)} is enrolled")
+    if key.queued:
+        return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe(key)}")
+    packages = need(facts.packages, "which packages are installed")
+    tools = tuple(
+        PackageChange(one, packages.get(one), KnownAfter(why="Secure Boot"))
+        for one in map(PackageId, _TOOLS)
+        if not matches(packages.get(one), "")
+    )
+    again = "its enrolment was not confirmed during the last boot, so it is queued again"
+    reason = again if request is not None else "the kernel loads the driver only once the firmware has this key"
+    return Planned((*tools, *_request(key, request)), f"on; {_describe(key)}: {reason}", change_notes=(_NOTE,))
+
+
+_NOTE: Final = (
+    "Secure Boot is on, so the key comes first and the driver after it: setup shows a one-time password, which "
+    "somebody has to type at the machine's console during the next boot; the driver is installed by the run after that"
+)
+
+
+def _describe(key: ModuleKey) -> str:
+    if not key.der:
+        return f"the key {key.key}"
+    return f"the key of {key.certificate} (SHA-256 {fingerprint(key)[:16]}…)"
+
+
+def fingerprint(key: ModuleKey) -> str:
+    """Return the certificate's SHA-256 fingerprint; empty where there is none."""
+    return sha256(key.der).hexdigest() if key.der else ""
+
+
+def is_trusted(key: ModuleKey, facts: Facts) -> bool:
+    """Return whether the kernel takes modules that this key signed: it is enrolled, or has signed the loaded driver."""
+    if key.enrolled:
+        return True
+    kernels, loaded = known(facts.kernels, Kernels(None, ())), known(facts.loaded_driver, None)
+    signature = key.signatures.get(kernels.running or "")
+    return bool(loaded and signature and signature.serial and signature.serial == read_serial(key.der))
+
+
+def _refuse_unusable(key: ModuleKey) -> Refusal | None:
+    if not key.der and not key.has_key:
+        return None
+    if key.is_made:
+        return None
+    if not key.der or not key.has_key:
+        gone, there = (key.key, key.certificate) if key.der else (key.certificate, key.key)
+        export = "\n`mokutil --export` writes the enrolled certificates to files, MOK-0001.der and so on"
+        return Refusal(
+            what=f"half of this machine's key for kernel modules is gone: {gone} is missing or empty",
+            why="DKMS makes both files anew as soon as one is missing, without a word: modules that it then signs do "
+            "not load under Secure Boot until the new key is enrolled at the console",
+            hint=f"restore {gone} from a backup{export if key.has_key else ''}\n"
+            f"or give the key up, and enrol a new one:\n{command('sudo', 'mv', there, f'{there}.old')}\n"
+            "then run the same command again",
+        )
+    if not key.is_der:
+        convert = command(
+            "sudo", "openssl", "x509", "-in", key.certificate, "-outform", "DER", "-out", f"{key.certificate}.der"
+        )
+        return Refusal(
+            what=f"{key.certificate} cannot be enrolled: it is in PEM",
+            why="the firmware takes certificates in DER alone",
+            hint=f"{convert}\nthen name that file as mok_certificate in /etc/dkms/framework.conf",
+        )
+    return None
+
+
+def _request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
+    """Yield what queues the enrolment: the key where there is none, the firmware's patience, and the request itself."""
+    if request is None:
+        yield FileChange(ENROLMENT_REQUEST, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
+    if not key.has_key:
+        argv = ("sh", "-c", _MAKE_KEY, f"make the key {key.key} and its certificate", key.key, key.certificate)
+        yield CommandChange(argv, "DKMS signs modules with it")
+    if key.timeout_s != _FOR_EVER:
+        undo = ("mokutil", "--timeout", str(key.timeout_s))
+        yield CommandChange(("mokutil", "--timeout", str(_FOR_EVER)), "the next boot waits for the console", undo)
+    queue = ("mokutil", "--import", key.certificate, "--hash-file", HASH_FILE)
+    yield CommandChange(queue, "the next boot asks whether to enrol the key", ("mokutil", "--revoke-import"))
+
+
+def _end_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
+    """Yield what puts the firmware's patience back as it was before the request."""
+    if request is None:
+        return
+    yield FileChange(ENROLMENT_REQUEST, request, None)
+    seconds = _read_seconds(request)
+    if key.timeout_s == _FOR_EVER and seconds != _FOR_EVER:
+        yield CommandChange(("mokutil", "--timeout", str(seconds)), "as it was before the key was enrolled")
+
+
+def describe_kept_key(facts: Facts) -> Iterator[str]:
+    """Yield what an undo leaves of the key and of its enrolment, each with the command that removes it."""
+    if not isinstance(facts.module_key, Known):
+        return
+    key, request = facts.module_key.value, known(facts.file(ENROLMENT_REQUEST), None)
+    if key.has_key and not key.key.startswith(HARDWARE_KEY):
+        remove = command("sudo", "rm", key.key, key.certificate)
+        yield (
+            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it, and the next module "
+            "that DKMS builds gets a new one, which has to be enrolled again"
+        )
+    if key.queued:
+        yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
+    if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_seconds(request)) != _FOR_EVER:
+        yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
+
+
+def _read_seconds(request: FileState) -> int:
+    before = request.content.decode("utf-8", "replace").strip()
+    return int(before) if before.lstrip("-").isdecimal() else DEFAULT_TIMEOUT_S
+
+
+def refuse_rejected_modules(facts: Facts) -> Refusal | None:
+    """Return the refusal of modules that the kernel would reject: unsigned ones, and those of another key."""
+    if not isinstance(facts.module_key, Known):
+        return None
+    key = facts.module_key.value
+    kernels = need(facts.kernels, "which kernels are installed")
+    loaded = kernels.running if known(facts.loaded_driver, None) else None
+    for kernel in kernels.wanted:
+        signature = key.signatures.get(kernel)
+        if signature is None or kernel == loaded or signature.serial == read_serial(key.der):
+            continue
+        state = f"is signed with another key, of {signature.signer}" if signature.serial else "has no signature"
+        return Refusal(
+            what=f"the NVIDIA module for kernel {kernel} {state}",
+            why=f"Secure Boot is on, and {_describe(key)} signs what DKMS builds: the kernel would reject this module, "
+            "and the next boot would have no driver. DKMS leaves a module unsigned where the kernel's sign-file is "
+            "missing, and says so in its build log alone",
+            hint="\n".join(_rebuild(kernel, facts)),
+        )
+    return None
+
+
+def _rebuild(kernel: str, facts: Facts) -> Iterator[str]:
+    yield f"sudo {system(facts).install((f'linux-headers-{kernel}',))}"
+    if build := known(facts.dkms, {}).get(kernel):
+        which = f"{build.module}/{build.version}"
+        yield command("sudo", "dkms", "unbuild", which, "-k", kernel)
+        yield command("sudo", "dkms", "install", "--force", which, "-k", kernel)
+    yield "then run the same command again"
+
+
+def refuse_replaced_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | None) -> None:
+    """Stop if the certificate was replaced between two looks, as DKMS does where half of a pair is gone.
+
+    Raises:
+        ChangeFailed: if it was.
+    """
+    if not isinstance(before, Known) or not isinstance(after, Known):
+        return
+    old, new = before.value, after.value
+    if not old.der or (old.certificate, old.der) == (new.certificate, new.der):
+        return
+    raise ChangeFailed(
+        f"the key that signs kernel modules was replaced during this run: {new.certificate} is another certificate",
+        why=f"SHA-256 {fingerprint(old)} before, {fingerprint(new) or 'none'} now; the firmware does not have the new "
+        "one, so modules that it signs do not load under Secure Boot. Do not reboot yet",
+        hint="restore both files from a backup, or run the same command again: it enrols the new key",
+    )

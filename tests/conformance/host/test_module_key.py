@@ -1,0 +1,211 @@
+"""The machine's key made by the real openssl, which hashes its password, too; a stand-in mokutil takes the request."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pty
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import CommandChange
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Found, Probe, encode_found
+from gpunode.facts.model import Known
+from gpunode.facts.module_key import ModuleSignature, read_serial
+from gpunode.host import mok
+from gpunode.host.local import LocalHost
+from gpunode.host.process import Runner
+from gpunode.steps.secure_boot import SECURE_BOOT
+from tests.fakes.firmware import Firmware
+from tests.unit.steps.machines import planned, recipe
+from tests.unit.steps.test_secure_boot_steps import node
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl (apt-get install openssl)")
+
+# Keeps the hash that it was given, and refuses a hash file that others may read.
+MOKUTIL = """#!/bin/sh
+[ "$(stat -c %a "$4")" = 600 ] || { echo "others can read the hash" >&2; exit 1; }
+cat "$4" > "@FOLDER@/hash"
+cp "$2" "@FOLDER@/queued"
+echo "$@" > "@FOLDER@/argv"
+"""
+
+
+def make_key(key: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command that the plan has for a new key, with these paths."""
+    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
+    (command,) = [one for one in changes if isinstance(one, CommandChange) and one.argv[0] == "sh"]
+    argv = [*command.argv[:-2], str(key), str(certificate)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def openssl(*arguments: str) -> str:
+    return subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    key, certificate = tmp_path / "dkms" / "mok.key", tmp_path / "dkms" / "mok.pub"
+    done = make_key(key, certificate)
+    assert done.returncode == 0, done.stderr
+    return key, certificate
+
+
+def test_new_key_is_as_dkms_makes_it(pair: tuple[Path, Path]) -> None:
+    key, certificate = pair
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(certificate.stat().st_mode) == 0o644
+    shown = openssl("x509", "-inform", "DER", "-in", str(certificate), "-noout", "-text")
+    assert "CN = DKMS module signing key" in shown
+    assert "Code Signing" in shown
+    assert "Public-Key: (2048 bit)" in shown
+    of_key = openssl("pkey", "-in", str(key), "-pubout")
+    assert of_key == openssl("x509", "-inform", "DER", "-in", str(certificate), "-noout", "-pubkey")
+    assert sorted(path.name for path in key.parent.iterdir()) == ["mok.key", "mok.pub"]
+
+
+def test_serial_number_is_the_one_that_openssl_shows(pair: tuple[Path, Path]) -> None:
+    shown = openssl("x509", "-inform", "DER", "-in", str(pair[1]), "-noout", "-serial")
+    assert read_serial(pair[1].read_bytes()) == int(shown.strip().partition("=")[2], 16)
+
+
+def test_pair_that_is_there_stays_as_it_is(pair: tuple[Path, Path]) -> None:
+    before = [hashlib.sha256(path.read_bytes()).digest() for path in pair]
+    assert make_key(*pair).returncode == 0
+    assert [hashlib.sha256(path.read_bytes()).digest() for path in pair] == before
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_half_a_pair_is_never_completed(pair: tuple[Path, Path], gone: int) -> None:
+    pair[gone].unlink()
+    kept = pair[1 - gone].read_bytes()
+    assert make_key(*pair).returncode != 0
+    assert not pair[gone].exists()
+    assert pair[1 - gone].read_bytes() == kept
+
+
+def test_key_cut_short_by_a_kill_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "mok.key.new").write_text("half")
+    (tmp_path / "mok.pub.new").write_text("half")
+    assert make_key(tmp_path / "mok.key", tmp_path / "mok.pub").returncode == 0
+    assert (tmp_path / "mok.key").stat().st_size > 1000
+
+
+@pytest.fixture
+def request_change(tmp_path: Path) -> CommandChange:
+    program, certificate = tmp_path / "mokutil", tmp_path / "mok.pub"
+    program.write_text(MOKUTIL.replace("@FOLDER@", str(tmp_path)))
+    program.chmod(0o755)
+    certificate.write_bytes(b"certificate")
+    argv = (str(program), "--import", str(certificate), "--hash-file", str(tmp_path / "password"))
+    return CommandChange(argv, "test")
+
+
+def read_password(screen: str) -> str:
+    return screen.partition("next boot: ")[2].partition("\n")[0].strip()
+
+
+def test_password_is_on_the_terminal_alone_and_its_hash_fits(tmp_path: Path, request_change: CommandChange) -> None:
+    leader, follower = pty.openpty()
+    try:
+        mok.queue_enrolment(Runner(), request_change, os.ttyname(follower))
+        password = read_password(os.read(leader, 4096).decode())
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert 8 <= len(password) <= 12
+    assert not set(password) - set("bcdefghijklnoprstuvx23456789")
+    kept = (tmp_path / "hash").read_text().strip()
+    salt = kept.split("$")[2]
+    assert kept == openssl("passwd", "-6", "-salt", salt, password).strip()
+    assert not (tmp_path / "password").exists()
+    assert (tmp_path / "queued").read_bytes() == b"certificate"
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or password.encode() not in path.read_bytes(), path
+
+
+def test_refused_request_says_why_and_leaves_no_hash(tmp_path: Path, request_change: CommandChange) -> None:
+    program = Path(request_change.argv[0])
+    program.write_text("#!/bin/sh\necho 'Failed to enroll new keys' >&2\nexit 255\n")
+    screen = tmp_path / "screen"
+    screen.touch()
+    with pytest.raises(ChangeFailed, match="did not queue") as caught:
+        mok.queue_enrolment(Runner(), request_change, str(screen))
+    assert "Failed to enroll new keys" in caught.value.why
+    assert not (tmp_path / "password").exists()
+
+
+def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, request_change: CommandChange) -> None:
+    with pytest.raises(ChangeFailed):
+        mok.queue_enrolment(Runner(), request_change, str(tmp_path / "no-terminal"))
+    assert not (tmp_path / "queued").exists()
+    assert not (tmp_path / "password").exists()
+
+
+def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
+    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
+    with pytest.raises(Refused, match="no terminal") as caught:
+        mok.refuse_without_terminal(changes, str(tmp_path / "no-terminal"))
+    assert "ssh -t" in caught.value.hint
+    (tmp_path / "screen").touch()
+    mok.refuse_without_terminal(changes, str(tmp_path / "screen"))
+    mok.refuse_without_terminal((), str(tmp_path / "no-terminal"))
+
+
+def test_passwords_differ() -> None:
+    assert len({mok.make_password() for _ in range(50)}) == 50
+
+
+def find_sign_file() -> str | None:
+    """Return the kernel's program that signs modules."""
+    found = sorted(Path("/usr/lib").glob("linux-kbuild-*/scripts/sign-file"))
+    return shutil.which("sign-file") or (str(found[-1]) if found else None)
+
+
+MODULE = """
+#define INFO(name, text) static const char name[] __attribute__((section(".modinfo"), used)) = text
+INFO(license, "license=GPL");
+INFO(vermagic, "vermagic=6.1.0-37-amd64 SMP");
+"""
+
+
+@pytest.mark.skipif(find_sign_file() is None, reason="needs the kernel's sign-file (apt-get install linux-kbuild-6.1)")
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("modinfo")), reason="needs gcc and modinfo (kmod)")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_signature_of_a_real_module_is_the_one_of_its_key(
+    tmp_path: Path, pair: tuple[Path, Path], *, compressed: bool
+) -> None:
+    kernel = "6.1.0-37-amd64"
+    module = tmp_path / "lib/modules" / kernel / "updates/dkms/nvidia.ko"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "module.c").write_text(MODULE)
+    subprocess.run(["gcc", "-c", "-o", str(module), str(tmp_path / "module.c")], check=True)
+    unsigned = module.read_bytes()
+
+    def read(content: bytes) -> ModuleSignature:
+        module.write_bytes(content)
+        if compressed:
+            subprocess.run(["xz", "-kf", str(module)], check=True)
+        shown = module.with_suffix(".ko.xz") if compressed else module
+        host = LocalHost()
+        seen = {"modules-dkms": Capture("m", "ok", encode_found(iter([Found(str(shown))])))}
+        # The kernel's name stands in the path, below the root.
+        asked = host.look(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
+        evidence = Firmware().evidence({**seen, f"module-signature:{kernel}": asked})
+        fact = derive(evidence).module_key
+        assert isinstance(fact, Known), fact
+        return fact.value.signatures[kernel]
+
+    assert read(unsigned) == ModuleSignature("", 0)
+    sign_file = find_sign_file()
+    assert sign_file is not None
+    module.write_bytes(unsigned)
+    subprocess.run([sign_file, "sha256", str(pair[0]), str(pair[1]), str(module)], check=True)
+    signed = read(module.read_bytes())
+    assert signed == ModuleSignature("DKMS module signing key", read_serial(pair[1].read_bytes()))

@@ -1,0 +1,228 @@
+"""Under Secure Boot the key comes first, is confirmed at the console, and only then comes the driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import CommandChange, FileChange
+from gpunode.errors import ChangeFailed
+from gpunode.facts.derive import derive
+from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.module_key import CONFIG, DKMS_KEY, ModuleKey, ModuleSignature
+from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
+from gpunode.outcome import Blocked
+from gpunode.steps.daemons import PERSISTENCE
+from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
+from gpunode.steps.enrolment import describe_kept_key, refuse_replaced_key
+from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
+from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.table import STEPS
+from gpunode.workflow.converge import state_notes
+from gpunode.workflow.recovery import Backlog
+from gpunode.workflow.setup import SetupOptions
+from gpunode.workflow.status import SecureBootStatus, status
+from tests.fakes.firmware import SIGNERS_SERIAL, Firmware, make_certificate
+from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
+from tests.unit.workflow.nodes import Node
+
+ASKED = SetupOptions(version="test")
+SIGNED = "signer: DKMS module signing key\nsig_key: 5E:C0:DE\n"
+TOOLS = {"mokutil": "0.6.0-2", "openssl": "3.0.17-1~deb12u1"}
+
+
+def key_of(firmware: Firmware) -> Known[ModuleKey]:
+    fact = derive(firmware.evidence()).module_key
+    assert isinstance(fact, Known), fact
+    return fact
+
+
+def node(firmware: Firmware, facts: Facts | None = None, **more: object) -> Facts:
+    """Return a machine that has the firmware."""
+    there = facts or machine(packages=TOOLS, **more)  # type: ignore[arg-type]
+    return replace(there, secure_boot=Known(True, "v"), module_key=key_of(firmware))
+
+
+def commands(facts: Facts) -> list[tuple[str, ...]]:
+    changes = planned(SECURE_BOOT.plan(recipe(), facts)).changes
+    return [change.argv for change in changes if isinstance(change, CommandChange)]
+
+
+def test_present_key_is_enrolled_as_it_is() -> None:
+    shown = commands(node(Firmware().with_key()))
+    assert [argv[:2] for argv in shown] == [("mokutil", "--timeout"), ("mokutil", "--import")]
+    assert shown[-1][2] == DKMS_KEY[1]
+
+
+def test_new_key_is_made_before_its_import() -> None:
+    shown = commands(node(Firmware()))
+    assert [argv[0] for argv in shown] == ["sh", "mokutil", "mokutil"]
+    assert shown[0][-2:] == DKMS_KEY
+
+
+def test_timeout_that_is_endless_already_is_left_alone() -> None:
+    assert [argv[1] for argv in commands(node(Firmware(timeout_s=-1).with_key()))] == ["--import"]
+    firmware = Firmware(timeout_s=-1, enrolled=[make_certificate()]).with_key()
+    assert commands(node(firmware, files={ENROLMENT_REQUEST: b"-1\n"})) == []
+
+
+def test_request_of_somebody_else_is_not_queued_twice() -> None:
+    outcome = SECURE_BOOT.plan(recipe(), node(Firmware(queued=[make_certificate()]).with_key()))
+    assert isinstance(outcome, Blocked)
+    assert outcome.for_ == "console"
+
+
+def test_missing_tools_come_first() -> None:
+    facts = node(Firmware(), machine())
+    assert {"mokutil", "openssl"} <= {change.subject for change in planned(SECURE_BOOT.plan(recipe(), facts)).changes}
+
+
+@pytest.mark.parametrize("gone", DKMS_KEY)
+@pytest.mark.parametrize("empty", [False, True])
+def test_half_a_key_is_refused(gone: str, *, empty: bool) -> None:
+    firmware = Firmware().with_key()
+    if empty:
+        firmware.files[gone] = b""
+    else:
+        del firmware.files[gone]
+    refused = refusal(SECURE_BOOT.plan(recipe(), node(firmware)))
+    assert gone in refused.what
+    assert "restore" in refused.hint
+
+
+def test_hardware_key_without_its_certificate_is_refused() -> None:
+    firmware = Firmware(files={CONFIG: b"mok_signing_key=pkcs11:token=x\nmok_certificate=/c\n"})
+    assert "/c is missing" in refusal(SECURE_BOOT.plan(recipe(), node(firmware))).what
+
+
+def test_certificate_in_pem_is_refused_with_the_conversion() -> None:
+    pem = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+    assert "-outform DER" in refusal(SECURE_BOOT.plan(recipe(), node(Firmware().with_key(certificate=pem)))).hint
+
+
+@pytest.mark.parametrize(
+    "step", [DRIVER_PIN, CONFLICTS, HEADERS, NOUVEAU, DRIVER, MODULE_BUILD, MODULE_LOAD, PERSISTENCE]
+)
+def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> None:
+    outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
+    assert outcome.changes == ()
+    assert outcome.later
+
+
+def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:
+    """A kernel may trust a key by other ways than the firmware's lists."""
+    signed = {f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko": SIGNED}
+    key = replace(
+        key_of(Firmware(modinfo=signed).with_key()).value,
+        signatures={KERNEL: ModuleSignature("x", SIGNERS_SERIAL)},
+    )
+    facts = replace(with_driver(), secure_boot=Known(True, "v"), module_key=Known(key, "k"))
+    assert [step.id for step in STEPS if planned(step.plan(recipe(), facts)).changes and step is SECURE_BOOT] == []
+    assert planned(DRIVER.plan(recipe(), facts)).changes == ()
+    other = replace(key, signatures={KERNEL: ModuleSignature("x", 7)})
+    assert planned(SECURE_BOOT.plan(recipe(), replace(facts, module_key=Known(other, "k")))).changes
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        (ModuleSignature("", 0), "has no signature"),
+        (ModuleSignature("another", 7), "signed with another key, of another"),
+    ],
+)
+def test_modules_that_the_kernel_would_reject_stop_the_run(signature: ModuleSignature, words: str) -> None:
+    key = replace(key_of(Firmware(enrolled=[make_certificate()]).with_key()).value, signatures={KERNEL: signature})
+    facts = replace(with_driver(loaded_driver=None), secure_boot=Known(True, "v"), module_key=Known(key, "k"))
+    refused = refusal(MODULE_BUILD.plan(recipe(), facts))
+    assert words in refused.what
+    assert KERNEL in refused.what
+    good = replace(key, signatures={KERNEL: ModuleSignature("x", SIGNERS_SERIAL)})
+    assert planned(MODULE_BUILD.plan(recipe(), replace(facts, module_key=Known(good, "k")))).changes == ()
+
+
+def test_certificate_replaced_by_a_transaction_stops_the_run() -> None:
+    before = key_of(Firmware(enrolled=[make_certificate()]).with_key())
+    after = key_of(Firmware(enrolled=[make_certificate()]).with_key(certificate=make_certificate(7)))
+    with pytest.raises(ChangeFailed, match="was replaced during this run") as caught:
+        refuse_replaced_key(before, after)
+    assert "Do not reboot yet" in caught.value.why
+    refuse_replaced_key(before, before)
+    refuse_replaced_key(None, after)
+    refuse_replaced_key(key_of(Firmware()), after)
+
+
+def test_secure_boot_that_is_off_asks_for_nothing() -> None:
+    off = planned(SECURE_BOOT.plan(recipe(), machine(secure_boot=False)))
+    assert (off.changes, off.notes, off.asked) == ((), (), False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "noted"), [("", False), ("module.sig_enforce", True), ("module.sig_enforce=1", True)]
+)
+def test_signatures_demanded_without_secure_boot_are_noted(argument: str, *, noted: bool) -> None:
+    facts = machine(secure_boot=False, files={KERNEL_ARGUMENTS: f"quiet {argument}".encode()})
+    assert bool(planned(SECURE_BOOT.plan(recipe(), facts)).notes) is noted
+    assert any("module.sig_enforce" in note for note in state_notes(recipe(), facts)) is noted
+
+
+def test_unreadable_key_is_no_missing_key() -> None:
+    facts = replace(machine(), secure_boot=Known(True, "v"), module_key=Unknown("denied", "module-certificate"))
+    with pytest.raises(Exception, match="which key signs kernel modules"):
+        SECURE_BOOT.plan(recipe(), facts)
+
+
+def test_no_driver_needs_no_key() -> None:
+    outcome = planned(SECURE_BOOT.plan(recipe(version="none"), node(Firmware())))
+    assert (outcome.changes, outcome.asked) == ((), False)
+
+
+def test_image_is_told_what_its_first_boot_needs() -> None:
+    from gpunode.facts.model import Platform
+
+    facts = machine(platform=Platform("image"))
+    outcome = planned(SECURE_BOOT.plan(recipe(), facts))
+    assert outcome.changes == ()
+    assert "console" in outcome.notes[0]
+
+
+def test_no_change_of_the_enrolment_has_a_password() -> None:
+    for change in planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes:
+        assert "password" not in repr(change).replace("gpunode-mok-password", "")
+
+
+def test_request_file_keeps_the_former_timeout() -> None:
+    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware(timeout_s=30).with_key()))).changes
+    (request,) = [change for change in changes if isinstance(change, FileChange)]
+    assert request.after is not None
+    assert getattr(request.after, "content", b"") == b"30\n"
+
+
+@pytest.mark.parametrize(
+    ("firmware", "state"),
+    [
+        (Firmware(), "missing"),
+        (Firmware().with_key(), "not enrolled"),
+        (Firmware(queued=[make_certificate()]).with_key(), "queued"),
+        (Firmware(enrolled=[make_certificate()]).with_key(), "enrolled"),
+    ],
+)
+def test_status_shows_what_the_firmware_knows_of_the_key(firmware: Firmware, state: str) -> None:
+    facts = node(firmware)
+    found = status(facts, Node(facts), Backlog()).secure_boot
+    assert found is not None
+    assert (found.on, found.state, found.certificate) == (True, state, DKMS_KEY[1])
+
+
+def test_status_tells_secure_boot_that_is_off_from_an_unknown_one() -> None:
+    assert status(machine(secure_boot=False), Node(machine()), Backlog()).secure_boot == SecureBootStatus(False)
+    assert status(machine(), Node(machine()), Backlog()).secure_boot is None
+
+
+def test_undo_names_the_key_the_request_and_the_timeout_that_stay() -> None:
+    firmware = Firmware(queued=[make_certificate()], timeout_s=-1).with_key()
+    said = "\n".join(describe_kept_key(node(firmware, files={ENROLMENT_REQUEST: b"10\n"})))
+    assert f"rm {DKMS_KEY[0]} {DKMS_KEY[1]}" in said
+    assert "mokutil --revoke-import" in said
+    assert "mokutil --timeout 10" in said
+    assert list(describe_kept_key(machine())) == []
