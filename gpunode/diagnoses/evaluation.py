@@ -73,8 +73,7 @@ def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[st
 
 
 def _onset_of(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
-    messages = snapshot.view(kernel.messages_by_line)
-    found = (messages.get((one.key, one.line_number or 0)) for one in lines)
+    found = (kernel.find_message(snapshot, one) for one in lines)
     times = [message.at for message in found if message and message.at is not None]
     return min(times) if times else None
 
