@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from gpunode.diagnoses import prose
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.word_index import LineIndex
@@ -105,7 +106,8 @@ def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, 
     if all(map(snapshot.lacks_words, patterns)):
         return ()
     found = (message for log in snapshot.view(_kernel_logs) for message in log.candidates(patterns))
-    return tuple(message for message in found if any(pattern.search(message.text) for pattern in patterns))
+    matching = (message for message in found if any(pattern.search(message.text) for pattern in patterns))
+    return tuple(message for message in matching if not prose.cites_prose(snapshot, message.citation))
 
 
 _ELSEWHERE: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
