@@ -1,6 +1,6 @@
 """Tell what people wrote about a node from what its programs wrote.
 
-"We never saw Xid 79" and "is it normal that the GPU falls off the bus?" have a message's words and prove nothing. A line
+"We never saw Xid 79" or "is it normal that the GPU falls off the bus?" have a message's words and prove nothing. A line
 is prose if its author speaks, asks, denies, supposes or quotes, and nothing at its beginning is a log's, a shell's or a
 table's. Prose makes a cause a suspect, never a finding. Whatever is not clearly prose counts as evidence.
 """
@@ -28,8 +28,8 @@ _MACHINE: Final = Pattern(
     r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
 _SPEAKING: Final = Pattern(
-    r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried|want"
-    r"|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
+    r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
+    r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
     r"|hope|suspect|assume|wonder)\b)"
     r"|\b[Ww]e(?:['’](?:ve|re|d|ll)\b| (?:never|have|had|did|didn['’]t|do|don['’]t|are|were|saw|see|got|get|run|ran|use"
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
