@@ -74,7 +74,7 @@ def cost_of(evidence: Evidence) -> Mapping[str, int]:
 
 
 def test_cost_of_a_fixed_capture_does_not_grow() -> None:
-    """Where a limit is passed, look for a pattern without words, or a view that reads every line of every text."""
+    # Where a limit is passed, look for a pattern without words, or a view that reads every line of every text.
     count = cost_of(capture_with_journal(20_000, *[LOADING] * 500))
     assert 0 < count["searches"] <= MAX_SEARCHES
     assert 0 < count["lines parsed"] <= MAX_LINES_PARSED
