@@ -219,10 +219,9 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
 
 def _fault_onsets(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[FaultOnset]:
     """Yield the onset of each proof on the clock of the cited line."""
-    messages = snapshot.view(kernel.messages_by_line)
     for proof in proofs:
         if proof.at is not None:
-            lines = (messages.get((one.key, one.line_number or 0)) for one in proof.citations)
+            lines = (kernel.find_message(snapshot, one) for one in proof.citations)
             clock = next((line.clock for line in lines if line and line.at == proof.at), "")
             yield FaultOnset(proof.gpu, proof.at, clock)
 

@@ -27,7 +27,7 @@ _HOTPLUG: Final = any_of(
         r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
         re.IGNORECASE,
     ),
-    message_line(r"\beG(?:PU|FX)\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
+    message_line(r"\beGPU\b|\beGFX\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
 )
 
 

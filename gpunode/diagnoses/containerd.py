@@ -92,7 +92,7 @@ def _config_sign(pattern: str) -> Sign:
 
 _ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
 _NVIDIAS: Final = (
-    r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{\s*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
+    r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{[\s\n]*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
 _SHOWN: Final = _config_sign(_ANY_HANDLER)
 _DESCRIBED: Final = _config_sign(_NVIDIAS)
@@ -106,7 +106,7 @@ _UNDESCRIBED: Final = any_of(
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
-_NAMED: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
+_NAMED: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
 _PLUGIN_LACKS: Final = unless(
     message_line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",

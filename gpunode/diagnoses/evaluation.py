@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
 from typing import Final
 
+from gpunode.diagnoses import prose
 from gpunode.diagnoses.model import Citation, Finding, Proof, Rule, Suspect
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import Snapshot
@@ -31,14 +32,21 @@ def is_examined(snapshot: Snapshot) -> bool:
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs by the rule's check, else by its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
+    found = tuple(one for one in found if not _rests_on_prose(snapshot, one))
     return found or _evaluate_signs(rule, snapshot)
 
 
+def _rests_on_prose(snapshot: Snapshot, proof: Proof) -> bool:
+    """Return whether all lines that prove it are a person's own sentences."""
+    lines = [one for one in proof.citations if one.line_number is not None]
+    return bool(lines) and all(prose.cites_prose(snapshot, one) for one in lines)
+
+
 def _evaluate_signs(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
-    decisive, typical = snapshot.view(rule.decisive), snapshot.view(rule.typical)
+    decisive, typical = (prose.without_prose(snapshot, snapshot.view(one)) for one in (rule.decisive, rule.typical))
     if not (decisive or typical) or is_ruled_out(rule, snapshot):
         return
-    symptoms = tuple(line for sign in rule.symptoms for line in snapshot.view(sign))
+    symptoms = prose.without_prose(snapshot, (line for sign in rule.symptoms for line in snapshot.view(sign)))
     if rule.symptoms and not symptoms and rule.may_be_normal and is_examined(snapshot):
         return
     summary = rule.summary(snapshot) if callable(rule.summary) else rule.summary
@@ -73,8 +81,7 @@ def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[st
 
 
 def _onset_of(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
-    messages = snapshot.view(kernel.messages_by_line)
-    found = (messages.get((one.key, one.line_number or 0)) for one in lines)
+    found = (kernel.find_message(snapshot, one) for one in lines)
     times = [message.at for message in found if message and message.at is not None]
     return min(times) if times else None
 
@@ -133,9 +140,12 @@ def find_suspects(
             continue
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
+        told = [line for one in (rule.decisive, rule.typical) for line in snapshot.view(one)]
+        told = [line for line in told if prose.cites_prose(snapshot, line)]
         weight = sum(1 / sqrt(cause_counts[sign]) for sign in seen) + (_CONTEXT_WEIGHT if context else 0.0)
+        weight += 1.0 if told else 0.0
         if weight or (similarity.get(cause, 0.0) > _MIN_SIMILARITY and not is_well):
-            lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
+            lines = (*(line for sign in seen for line in snapshot.view(sign)), *told, *context)
             score = _SIGN_WEIGHT * weight * rule.share**_SHARE_EXPONENT + similarity.get(cause, 0.0)
             found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
     found.sort(key=lambda one: -one[0])

@@ -30,7 +30,7 @@ def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 _INSUFFICIENT: Final = message_line(cuda.INSUFFICIENT.pattern)
 _NEWER_CALL: Final = message_line(cuda.NEWER_CALL.pattern)
 _BANNER: Final = message_line(
-    r"built for NVIDIA Driver Release [\d.]+ or later, but\s+version [\d.]+ was detected"
+    r"built for NVIDIA Driver Release [\d.]+ or later, but[\s\n]+version [\d.]+ was detected"
     r"\s+and compatibility mode is UNAVAILABLE"
 )
 _DRIVER_TOO_OLD: Final = any_of(

@@ -254,7 +254,7 @@ def _find_uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
         # From Ampere on it does not tell whether the error was contained; those before count double bits.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
         rows = _volatile_counts(memory)
-        if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.kernel_messages)):
+        if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.has_kernel_messages)):
             yield _make_proof(
                 memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely"
             )

@@ -125,7 +125,7 @@ def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 _DRIVER_IMAGE: Final = r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)"
 _NO_ACCESS: Final = (
-    r"unauthori[sz]ed|\b40[13]\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
+    r"unauthori[sz]ed|\b401\b|\b403\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
 )
 _NO_IMAGE: Final = message_line(

@@ -96,10 +96,9 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         snapshot.view(pcie_links.gpu_bridges),
     )
     found, strangers = list[tuple[str, _BusError]](), set[str]()
-    for message in snapshot.view(kernel.kernel_messages):
+    for message in kernel.matching_messages(snapshot, _UNCORRECTED, _CORRECTED, _MINOR):
         text = message.text
-        is_one = _UNCORRECTED.search(text) or _CORRECTED.search(text) or _MINOR.search(text)
-        if not is_one or faults.is_after_fall(message.citation, gone):
+        if faults.is_after_fall(message.citation, gone):
             continue
         speaker, origin = _SPEAKER.search(text), _FROM.search(text)
         address = pci.normalize_address(speaker["address"]) if speaker else ""

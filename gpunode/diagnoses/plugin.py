@@ -63,7 +63,7 @@ _HANDLER: Final = any_of(
     # In a configuration, and as a runtime class.
     message_line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
     any_line(
-        r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{\s*\"nvidia"
+        r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{[\s\n]*\"nvidia"
         r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
 )
@@ -94,7 +94,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
 _SET_ROOT: Final = message_line(
-    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
+    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?[\s\n]*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
 _PLACES: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
@@ -157,7 +157,7 @@ FAMILY: Final = RuleFamily(
             ),
             typical=any_of(
                 unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
-                message_line(r"NVIDIA_DRIVER_ROOT\W+(?:value: )?/(?!run/nvidia/driver)\w"),
+                message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
             ),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
             context=any_of(_UNDER, _ELSEWHERE),

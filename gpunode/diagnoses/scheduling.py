@@ -40,11 +40,11 @@ _GPU_TAINT: Final = any_of(
     message_line(rf"^(?:Taints:)?\s+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
-         rf"|effect\W+No(?:Schedule|Execute)\W+key\W+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
+         rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
     message_line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
 )  # fmt: skip
 _TOLERATES: Final = message_line(
-    r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?\s+key: nvidia"
+    r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
 )
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Sign
-from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with, searchable_text
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -67,7 +67,8 @@ def file_line(path: str, pattern: str, flags: int = 0) -> Sign:
 
 
 def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
-    return (line for item in snapshot.files(path) for line in lines_with(item, pattern))
+    items = () if snapshot.lacks_words(pattern) else snapshot.files(path)
+    return (line for item in items for line in lines_with(item, pattern))
 
 
 def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
@@ -76,20 +77,14 @@ def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
 
 
 def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
-    if not pattern.may_match(snapshot.view(_searchable_text)):
-        return ()
-    items = (item for item in snapshot.view(_text_items) if item.where == "host" or not on_host)
-    return (line for item in items for line in lines_with(item, pattern))
+    items = snapshot.items_with_words(snapshot.view(_text_items), pattern)
+    return (line for item in items if item.where == "host" or not on_host for line in lines_with(item, pattern))
 
 
 def _text_items(snapshot: Snapshot) -> tuple[Item, ...]:
     """Return messages, files and listings."""
     found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
     return tuple(item for item in found if not item.is_register)
-
-
-def _searchable_text(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(searchable_text) for item in snapshot.view(_text_items))
 
 
 def custom_sign(reader: CitationReader) -> Sign:

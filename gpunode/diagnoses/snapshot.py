@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, Vocabulary, vocabulary_of
 from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -39,12 +40,14 @@ class Snapshot:
         items: without log lines of earlier boots.
         all_items: with those lines.
         current_items: of a snapshot with those lines, the items without them; else None.
+        vocabulary: of all evidence, shared by every snapshot of the node.
     """
 
     items: tuple[Item, ...]
     facts: Facts
     all_items: tuple[Item, ...] = ()
     current_items: tuple[Item, ...] | None = None
+    vocabulary: Vocabulary | None = None
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -59,7 +62,15 @@ class Snapshot:
         same = len(self.items) == len(self.all_items) and all(
             a is b for a, b in zip(self.items, self.all_items, strict=True)
         )
-        return None if same or not self.all_items else Snapshot(self.all_items, self.facts, self.all_items, self.items)
+        if same or not self.all_items:
+            return None
+        return Snapshot(self.all_items, self.facts, self.all_items, self.items, self.vocabulary)
+
+    def with_items(
+        self, items: tuple[Item, ...], all_items: tuple[Item, ...], current_items: tuple[Item, ...] | None
+    ) -> Snapshot:
+        """Return the node with part of its evidence; the items' texts must be parts of this snapshot's."""
+        return Snapshot(items, self.facts, all_items, current_items, self.vocabulary)
 
     def is_of_earlier_boot(self, citation: Citation) -> bool:
         """Return whether the line belongs to an earlier boot."""
@@ -107,10 +118,9 @@ class Snapshot:
     def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
         """Return the first match of ``pattern``; see ``matching_lines``."""
         for item in self._items_to_search(kinds, pattern):
-            if pattern.may_match(item.view(searchable_text)):
-                match = pattern.search(item.text) or pattern.search(item.view(_joined_text))
-                if match is not None:
-                    return match
+            match = next(_matches_by_line(item, pattern), None) or _search_joined(item, pattern)
+            if match is not None:
+                return match
         return None
 
     def text_of(self, citation: Citation) -> str:
@@ -119,10 +129,49 @@ class Snapshot:
 
     def _items_to_search(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
         """Return the items that ``pattern`` may match."""
-        if kinds:
-            return self.items_of(*kinds)
-        # Most patterns have a word that is nowhere in the whole node.
-        return self.view(_message_items) if pattern.may_match(self.view(_message_text)) else ()
+        if not kinds:
+            return self.items_with_words(self.view(_message_items), pattern)
+        return () if self.lacks_words(pattern) else self.items_with_words(self.items_of(*kinds), pattern)
+
+    def lacks_words(self, pattern: Pattern) -> bool:
+        """Return whether every word without which ``pattern`` cannot match is absent from all evidence."""
+        vocabulary = self.view(_vocabulary)
+        for word in pattern.words:  # a loop: this is asked thousands of times of one node
+            if not vocabulary.lacks(word):
+                return False
+        return bool(pattern.words)
+
+    def items_with_words(self, items: tuple[Item, ...], pattern: Pattern) -> tuple[Item, ...]:
+        """Return those of ``items``, which are items of this snapshot, that ``pattern`` may match."""
+        if not pattern.words:
+            return items
+        vocabulary, found = self.view(_vocabulary), set[int]()
+        for word in pattern.words:
+            if not vocabulary.lacks(word):
+                found |= self.view(_ItemsByWord).ids_with(word)
+        return tuple(item for item in items if id(item) in found) if found else ()
+
+
+class _ItemsByWord:
+    """The items in which a word stands, each word looked up once."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._vocabularies = SharedVocabulary(snapshot.items)
+        self._ids: dict[str, frozenset[int]] = {}
+
+    def ids_with(self, word: str) -> frozenset[int]:
+        """Return the identities of the items with the lower-case ``word``, a wrapped line joined."""
+        if word not in self._ids:
+            self._ids[word] = frozenset(
+                id(item)
+                for item in self._vocabularies.items_that_may_have(word)
+                if item.view(LineIndex).line_starts(word) or word in item.view(_joined_lowered)
+            )
+        return self._ids[word]
+
+
+def _vocabulary(snapshot: Snapshot) -> Vocabulary:
+    return snapshot.vocabulary or vocabulary_of(snapshot.items)
 
 
 def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
@@ -130,7 +179,7 @@ def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     # Typed commands are not messages.
     whole = tuple(item for item in split_items(evidence) if item.kind != "shell-history")
     present = tuple(now for item in whole if (now := _without_earlier_boots(item)) is not None)
-    return Snapshot(present, derive(evidence, image=image), whole)
+    return Snapshot(present, derive(evidence, image=image), whole, vocabulary=vocabulary_of(whole))
 
 
 def _without_earlier_boots(item: Item) -> Item | None:
@@ -156,30 +205,42 @@ def _message_items(snapshot: Snapshot) -> tuple[Item, ...]:
     return tuple(item for item in found if not item.is_register)
 
 
-def _message_text(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(searchable_text) for item in snapshot.view(_message_items))
-
-
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     """Yield the first dozen lines of ``item`` that ``pattern`` matches."""
-    if not pattern.may_match(item.view(searchable_text)):
-        return
-    numbers: list[int] = []
-    for match in pattern.finditer(item.text):
+    last = count = 0
+    for match in _matches_by_line(item, pattern):
         number = line_number_at(item, match.start())
-        if number not in numbers[-1:]:
-            numbers.append(number)
+        if number != last:
+            last, count = number, count + 1
             yield cite(item, number)
-        if len(numbers) == _MAX_CITED:
+        if count == _MAX_CITED:
             return
-    wrapped = item.view(_joined_text)
-    if not numbers and (first := pattern.search(wrapped)):
-        yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
+    if not count and (first := _search_joined(item, pattern)):
+        yield cite(item, first.string.count("\n", 0, first.start()) + 1)
+
+
+def _matches_by_line(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
+    """Yield the first match of ``pattern`` in each line that has one of its words; every match if it has no words."""
+    text = item.text
+    if not pattern.words or not pattern.is_line_based:
+        yield from find_all(item, pattern)
+        return
+    for start in item.view(LineIndex).line_starts_of(pattern):
+        end = text.find("\n", start)
+        if match := pattern.search(text, start, len(text) if end < 0 else end):
+            yield match
+
+
+def _search_joined(item: Item, pattern: Pattern) -> re.Match[str] | None:
+    """Return the first match in the lines of a short item, joined as if they had been wrapped."""
+    return pattern.search(item.view(_joined_text)) if pattern.may_match(item.view(_joined_lowered)) else None
 
 
 def find_all(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``."""
-    return pattern.finditer(item.text) if pattern.may_match(item.lowered) else iter(())
+    index = item.view(LineIndex)
+    may_match = not pattern.words or any(index.line_starts(word) for word in pattern.words)
+    return pattern.finditer(item.text) if may_match else iter(())
 
 
 def find_first(item: Item, pattern: Pattern) -> re.Match[str] | None:
@@ -192,9 +253,8 @@ def line_number_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def searchable_text(item: Item) -> str:
-    """Return the text that patterns are searched in, in lower case."""
-    return f"{item.lowered}\n{item.view(_joined_text).lower()}"
+def _joined_lowered(item: Item) -> str:
+    return item.view(_joined_text).lower()
 
 
 def _joined_text(item: Item) -> str:

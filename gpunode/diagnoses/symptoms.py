@@ -279,10 +279,14 @@ OPERATOR_WAITS: Final = message_line(
 
 # What links and the fabric show.
 
-LINKS_DOWN: Final = message_line(
-    r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve|\bNS\b"
-    r"|Link \d+: (?:Down|Off|<)",
-    flags=re.IGNORECASE,
+LINKS_DOWN: Final = any_of(
+    message_line(
+        r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve"
+        r"|Link \d+: (?:Down|Off|<)",
+        flags=re.IGNORECASE,
+    ),
+    # Not supported, in the matrix of ``topo -p2p``.
+    message_line(r"\bNS\b", "nvidia-smi-topo", "text"),
 )
 FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"

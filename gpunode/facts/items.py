@@ -79,8 +79,11 @@ class Item:
 
     @cached_property
     def lowered(self) -> str:
-        """The text in lower case."""
-        return self.text.lower()
+        """The text in lower case, as long as the text: a character whose lower case is longer stays as it is."""
+        lowered = self.text.lower()
+        if len(lowered) == len(self.text):
+            return lowered
+        return "".join(lower if len(lower := one.lower()) == 1 else one for one in self.text)
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 # Plain characters, an escape, a set of characters, what begins a group, what repeats; else one character.
 _TOKEN: Final = re.compile(
-    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
+    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
 _SPECIAL: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
-_UNSUPPORTED: Final = re.compile(r"\\[xuUN\d]|\(\?[^P:<=!]")
+_UNSUPPORTED: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+_NEGATED_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter words are everywhere and save nothing.
 _MIN_LENGTH: Final = 3
 
@@ -79,11 +80,12 @@ def _shortest_length(words: frozenset[str]) -> int:
 class Pattern:
     """A regular expression over text, with the methods of ``re.Pattern``."""
 
-    __slots__ = ("_compiled", "_words", "flags", "pattern")
+    __slots__ = ("_compiled", "_is_line_based", "_words", "flags", "pattern")
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, flags
         self._compiled: re.Pattern[str] | None = None
+        self._is_line_based: bool | None = None
         self._words: frozenset[str] | None = None
 
     def __repr__(self) -> str:
@@ -106,6 +108,16 @@ class Pattern:
         if self._words is None:
             self._words = _required_strings(self.pattern, self.flags)
         return self._words
+
+    @property
+    def is_line_based(self) -> bool:
+        r"""True if no match goes over a line's end, which a pattern says by ``\n`` outside a negated set."""
+        if self._is_line_based is None:
+            rest = _NEGATED_SET.sub("", self.pattern)
+            is_anchored = not self.flags & re.MULTILINE and any(one in rest for one in "^$")
+            may_cross = any(one in rest for one in (r"\n", r"\A", r"\Z"))
+            self._is_line_based = not (is_anchored or may_cross or self.flags & re.DOTALL)
+        return self._is_line_based
 
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""

@@ -109,7 +109,8 @@ class _DisplayOptions:
 
     def message_text(self, citation: Citation) -> str:
         """Return the cited line, or the whole kernel message that it begins."""
-        wrapped = self.snapshot.view(kernel.wrapped_messages).get((citation.key, citation.line_number or 0))
+        message = kernel.find_message(self.snapshot, citation)
+        wrapped = message if message and message.lines > 1 else None
         return f"{'NVRM: ' if wrapped.is_nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 

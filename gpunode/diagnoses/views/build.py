@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, find_first, lines_with
 from gpunode.diagnoses.views import driver, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -90,10 +90,10 @@ def _is_build_log(item: Item) -> bool:
     if item.kind == "make-log":
         header = _OF.search(item.text[:2000])
         return header is None or header["module"].startswith("nvidia")
-    if item.kind not in _BUILDERS and not _BUILDS.search(item.text):
+    if item.kind not in _BUILDERS and find_first(item, _BUILDS) is None:
         return False
     # DKMS names no module where headers are missing or its tree is damaged.
-    return "nvidia" in f"{item.written}{item.lowered}".lower() or not _MODULES.search(item.text[:200_000])
+    return "nvidia" in item.written.lower() or "nvidia" in item.lowered or not _MODULES.search(item.text[:200_000])
 
 
 def _is_outdated(snapshot: Snapshot, item: Item) -> bool:

@@ -17,7 +17,7 @@ from gpunode.facts.patterns import Pattern
 TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
 # What NVIDIA's images say when they start.
 BANNER: Final = Pattern(
-    r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but\s+version (?P<has>[\d.]+) was detected"
+    r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but[\s\n]+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
 # CUDA's error 35: the driver is older than the program's CUDA, or there is none.

@@ -76,4 +76,4 @@ def _filter_items(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapsh
     if all(map(is_kept, snapshot.items)):
         return snapshot
     items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.all_items))
-    return Snapshot(items, snapshot.facts, whole, snapshot.current_items)
+    return snapshot.with_items(items, whole, snapshot.current_items)

@@ -124,11 +124,7 @@ def is_incident_past(snapshot: Snapshot, incident: Incident) -> bool:
     known = [at for at in times if at is not None]
     if len(known) < len(times):
         return False
-    later = (
-        m.at
-        for m in snapshot.view(kernel.kernel_messages)
-        if m.at is not None and _clock_kind_of(m.at) == _clock_kind_of(known[0])
-    )
+    later = (at for at in kernel.last_times(snapshot) if _clock_kind_of(at) == _clock_kind_of(known[0]))
     return max(later, default=known[0]) - max(known) > _DAY_S
 
 
@@ -214,8 +210,8 @@ def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 
 
 def _kernel_faults(snapshot: Snapshot) -> Iterator[Fault]:
-    for message in snapshot.view(kernel.kernel_messages):
-        said = xid.parse_xid(message.text) if _ABOUT_FAULTS.search(message.text) else None
+    for message in kernel.matching_messages(snapshot, _ABOUT_FAULTS):
+        said = xid.parse_xid(message.text)
         if isinstance(said, XidMessage):
             yield from _xid_faults(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):

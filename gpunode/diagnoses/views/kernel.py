@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import lru_cache
-from itertools import accumulate
-from typing import Final, Literal, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from gpunode.diagnoses import prose
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -72,50 +73,41 @@ _LONGEST: Final = 2000
 
 
 def kernel_messages(snapshot: Snapshot) -> tuple[Message, ...]:
-    """Return the messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
-    return tuple(message for item in snapshot.items for message in _parse_item(item))
+    """Return every message of the kernel's, in the order of the evidence; a rule asks for those that it matches."""
+    return tuple(message for log in snapshot.view(_kernel_logs) for message in log.messages())
 
 
-def messages_by_line(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
-    """Return the messages, each by the key of its evidence and the number of its first line."""
-    return {
-        (message.citation.key, message.citation.line_number or 0): message for message in snapshot.view(kernel_messages)
-    }
+def has_kernel_messages(snapshot: Snapshot) -> bool:
+    """Return whether any log has a message of the kernel's."""
+    return any(True for log in snapshot.view(_kernel_logs) for _ in log.messages())
+
+
+def last_times(snapshot: Snapshot) -> tuple[float, ...]:
+    """Return the latest time of each clock in the kernel's logs."""
+    return tuple(at for log in snapshot.view(_kernel_logs) for at in log.last_times)
+
+
+def find_message(snapshot: Snapshot, citation: Citation) -> Message | None:
+    """Return the message that begins in the cited line; None if none does."""
+    for log in reversed(snapshot.view(_kernel_logs)):
+        if log.key == citation.key and (message := log.message_beginning_at(citation.line_number or 0)):
+            return message
+    return None
 
 
 def wrapped_messages(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     """Return the messages of more than one line, each by the key of its evidence and the number of its first line."""
-    found = (message for message in snapshot.view(kernel_messages) if message.lines > 1)
+    found = (message for log in snapshot.view(_kernel_logs) for message in log.unlike_lines if message.lines > 1)
     return {(message.citation.key, message.citation.line_number or 0): message for message in found}
 
 
-def matching_messages(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
-    """Return the messages of the kernel in which ``pattern`` occurs."""
-    every = snapshot.view(kernel_messages)
-    words = pattern.words
-    worth = (every[number] for number in sorted(_message_numbers(snapshot, words))) if words else every
-    return tuple(message for message in worth if pattern.search(message.text))
-
-
-def _message_numbers(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
-    """Return the numbers of the messages in which one of ``words`` stands, in whatever case."""
-    lowered, starts = snapshot.view(_lowercase_text)
-    found: set[int] = set()
-    for word in words:
-        at = lowered.find(word)
-        while at >= 0:
-            number = bisect_right(starts, at) - 1
-            found.add(number)
-            # The rest of this message needs no second look.
-            at = lowered.find(word, starts[number + 1] if number + 1 < len(starts) else len(lowered))
-    return found
-
-
-def _lowercase_text(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
-    """Return all messages in lower case, a line each, and where each begins."""
-    texts = [message.text.lower() for message in snapshot.view(kernel_messages)]
-    starts = accumulate((len(text) + 1 for text in texts), initial=0)
-    return "\n".join(texts), tuple(starts)[:-1]
+def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, ...]:
+    """Return the messages of the kernel in which one of ``patterns`` occurs."""
+    if all(map(snapshot.lacks_words, patterns)):
+        return ()
+    found = (message for log in snapshot.view(_kernel_logs) for message in log.candidates(patterns))
+    matching = (message for message in found if any(pattern.search(message.text) for pattern in patterns))
+    return tuple(message for message in matching if not prose.cites_prose(snapshot, message.citation))
 
 
 _ELSEWHERE: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
@@ -127,33 +119,164 @@ _LOGS: Final = frozenset(
 )
 
 
-def _parse_item(item: Item) -> Iterator[Message]:
+def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
+    return tuple(log for item in snapshot.items if (log := item.view(_read_log)) is not None)
+
+
+def _read_log(item: Item) -> _KernelLog | None:
     if item.kind == "kernel-log":
-        yield from _join_continuations(item)
-    elif item.kind in _LOGS and not item.is_register and find_first(item, _ELSEWHERE):
-        yield from _join_continuations(item, kernel_only=True)
+        return _KernelLog(item, range(1, len(item.lines) + 1))
+    if item.kind in _LOGS and not item.is_register and (numbers := [*_kernel_lines(item)]):
+        return _KernelLog(item, numbers)
+    return None
 
 
-def _join_continuations(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
-    last: Message | None = None
-    clocks = _Clocks(item.key)
-    for number, line in enumerate(item.lines, 1):
-        if kernel_only and not _ELSEWHERE.search(line):
-            continue
-        text, at, form = _split_stamp(line)
-        clock = clocks.clock_of(form, at)
-        nvrm = bool(_NVRM.match(text))
-        # rsyslog writes the line feeds within a message as #012.
-        body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
-        if last is not None and _is_continuation(last, body, nvrm=nvrm, stamped=at is not None):
-            lines = number - (last.citation.line_number or number) + 1
-            last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
-            continue
+def _kernel_lines(item: Item) -> Iterator[int]:
+    """Yield the numbers of the lines of another log that are the kernel's."""
+    for start in item.view(LineIndex).line_starts_of(_ELSEWHERE):
+        number = item.number_at(start)
+        if _ELSEWHERE.search(item.lines[number - 1]):
+            yield number
+
+
+class _Line(NamedTuple):
+    """A line of a log.
+
+    Attributes:
+        body: without its stamp and ``NVRM:``.
+        goes_on: whether it may continue a message of NVRM's.
+    """
+
+    number: int
+    body: str
+    at: float | None
+    form: _Form
+    is_nvrm: bool
+    goes_on: bool
+
+
+class _KernelLog:
+    """The kernel's lines in one item, of which only those are parsed that are asked for."""
+
+    def __init__(self, item: Item, numbers: Sequence[int]) -> None:
+        self._item, self._numbers = item, numbers
+        self._lines: dict[int, _Line] = {}
+        self._blocks: dict[int, tuple[Message, ...]] = {}
+
+    @property
+    def key(self) -> str:
+        """The key of the evidence."""
+        return self._item.key
+
+    def messages(self) -> Iterator[Message]:
+        """Yield every message."""
+        place = 0
+        while place < len(self._numbers):
+            yield from self._block(place)
+            place = self._end_of_block(place)
+
+    def message_beginning_at(self, number: int) -> Message | None:
+        """Return the message whose first line has this number."""
+        found = (one for one in self._messages_around([number]) if one.citation.line_number == number)
+        return next(found, None)
+
+    def candidates(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
+        """Return the messages that have a word of one of ``patterns``, and some others, in their order."""
+        starts = set[int]()
+        for pattern in patterns:
+            if not pattern.words:
+                return self.messages()
+            starts.update(self._item.view(LineIndex).line_starts_of(pattern))
+        words = [word for pattern in patterns for word in pattern.words]
+        found = {*self._messages_around(map(self._item.number_at, starts))}
+        # A word may stand where a message was wrapped.
+        found |= {one for one in self.unlike_lines if any(word in one.text.lower() for word in words)}
+        return sorted(found, key=lambda one: one.citation.line_number or 0)
+
+    @cached_property
+    def unlike_lines(self) -> tuple[Message, ...]:
+        """The messages whose text is no part of one line."""
+        starts = self._item.view(LineIndex).line_starts("nvrm")
+        around = self._messages_around(map(self._item.number_at, starts))
+        return tuple(one for one in around if one.lines > 1 or "#012" in one.citation.line)
+
+    def _messages_around(self, numbers: Iterable[int]) -> Iterator[Message]:
+        """Yield the messages of the blocks in which these lines are."""
+        for first in sorted({self._start_of_block(place) for place in map(self._place_of, numbers) if place >= 0}):
+            yield from self._block(first)
+
+    def _place_of(self, number: int) -> int:
+        """Return the place of the line among the kernel's; -1 if it is none of them."""
+        place = bisect_left(self._numbers, number)
+        return place if place < len(self._numbers) and self._numbers[place] == number else -1
+
+    def _start_of_block(self, place: int) -> int:
+        """Return the place of the last line up to this one that continues no message."""
+        while place > 0 and self._line(place).goes_on:
+            place -= 1
+        return place
+
+    def _end_of_block(self, place: int) -> int:
+        place += 1
+        while place < len(self._numbers) and self._line(place).goes_on:
+            place += 1
+        return place
+
+    def _block(self, first: int) -> tuple[Message, ...]:
+        """Return the messages from a line that continues none up to the next such line."""
+        if first not in self._blocks:
+            lines = map(self._line, range(first, self._end_of_block(first)))
+            self._blocks[first] = tuple(self._join_continuations(lines))
+        return self._blocks[first]
+
+    def _line(self, place: int) -> _Line:
+        number = self._numbers[place]
+        if number not in self._lines:
+            text, at, form = _split_stamp(self._item.lines[number - 1])
+            is_nvrm = bool(_NVRM.match(text))
+            # rsyslog writes the line feeds within a message as #012.
+            body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if is_nvrm else text
+            goes_on = is_nvrm or (at is None and body[:1].isspace())
+            self._lines[number] = _Line(number, body, at, form, is_nvrm, goes_on)
+        return self._lines[number]
+
+    def _join_continuations(self, lines: Iterable[_Line]) -> Iterator[Message]:
+        last: Message | None = None
+        for line in lines:
+            if last is not None and _is_continuation(last, line):
+                count = line.number - (last.citation.line_number or line.number) + 1
+                last = replace(last, text=f"{last.text} {line.body.strip()}", lines=count)
+                continue
+            if last is not None:
+                yield last
+            last = self._begin_message(line) if line.body.strip() else None
         if last is not None:
             yield last
-        last = Message(body.strip(), cite(item, number), at, nvrm, clock=clock) if body.strip() else None
-    if last is not None:
-        yield last
+
+    def _begin_message(self, line: _Line) -> Message:
+        citation = cite(self._item, line.number)
+        return Message(line.body.strip(), citation, line.at, line.is_nvrm, clock=self._clock_of(line))
+
+    def _clock_of(self, line: _Line) -> str:
+        if line.at is None:
+            return ""
+        return line.form if line.form == "zoned" else self._clocks[line.number]
+
+    @cached_property
+    def _clocks(self) -> Mapping[int, str]:
+        """The clock of each line with a time."""
+        clocks = _Clocks(self._item.key)
+        lines = map(self._line, range(len(self._numbers)))
+        return {line.number: clocks.clock_of(line.form, line.at) for line in lines}
+
+    @cached_property
+    def last_times(self) -> tuple[float, ...]:
+        """The latest time of each kind of stamp."""
+        latest: dict[_Form, float] = {}
+        for line in map(self._line, range(len(self._numbers))):
+            if line.at is not None and line.body.strip():
+                latest[line.form] = max(line.at, latest.get(line.form, line.at))
+        return tuple(latest.values())
 
 
 class _Clocks:
@@ -184,12 +307,13 @@ class _Clocks:
 _JITTER_S: Final = 1.0
 
 
-def _is_continuation(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
-    """Return whether ``body`` continues ``last``: NVRM wraps sentences over lines."""
-    if not last.is_nvrm or not body.strip() or len(last.text) > _LONGEST:
+def _is_continuation(last: Message, line: _Line) -> bool:
+    """Return whether ``line`` continues ``last``: NVRM wraps sentences over lines."""
+    body = line.body
+    if not (last.is_nvrm and line.goes_on and body.strip()) or len(last.text) > _LONGEST:
         return False
-    if not nvrm:
-        return not stamped and body[:1].isspace()
+    if not line.is_nvrm:
+        return True
     return not _FRESH.match(body.strip()) and not last.text.rstrip().endswith((".", "!", ")", "again."))
 
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
@@ -100,7 +101,11 @@ def search_folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 def _parse_folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
-    for number, line in enumerate(item.lines, 1):
+    # Of any other text, only lines that name the variable matter.
+    every = range(1, len(item.lines) + 1)
+    named = (item.number_at(start) for start in item.view(LineIndex).line_starts_of(_VARIABLE))
+    for number in every if echoes or is_conf else named:
+        line = item.lines[number - 1]
         set_in, file = _setting_file(item, line), ""
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")

@@ -81,7 +81,7 @@ def nvidia_slots(snapshot: Snapshot) -> frozenset[str]:
     found = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     found |= {gpu.bus for gpu in snapshot.view(smi_query.smi_gpus) if gpu.bus}
     found |= {board.bus for one in snapshot.view(boards.smi_inventories) for board in one.boards if board.bus}
-    for message in snapshot.view(kernel.kernel_messages):
+    for message in kernel.matching_messages(snapshot, _KNOWN_IN_LOG):
         if match := _KNOWN_IN_LOG.search(message.text):
             found.add(pci.normalize_address(next(value for value in match.groups() if value)))
     return frozenset(map(pci_slot, found))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import Item
 
 _DENIED: Final = (
@@ -31,10 +33,18 @@ def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
     return next((one for one in seen if one.is_there), seen[0] if seen else None)
 
 
+def _lines_ending_with(item: Item, end: str) -> Iterator[int]:
+    """Yield the numbers of the lines that are a path with this end, or a link from one."""
+    for start in item.view(LineIndex).line_starts(end.lower()):
+        number = item.number_at(start)
+        if item.lines[number - 1].split(" -> ")[0].rstrip().endswith(end):
+            yield number
+
+
 def _program_presence(item: Item, name: str) -> Presence | None:
     if item.where == "container" or item.is_register or not item.is_seen:
         return None
-    found = [number for number, line in enumerate(item.lines, 1) if line.split(" -> ")[0].rstrip().endswith(f"/{name}")]
+    found = [*_lines_ending_with(item, f"/{name}")]
     if item.kind in {"which", "listing"} and found:
         return Presence(True, cite(item, found[0]))
     is_asked = re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)

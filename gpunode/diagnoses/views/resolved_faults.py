@@ -57,7 +57,7 @@ def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
     if not snapshot.view(ever_working):
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
-    for message in snapshot.view(kernel.kernel_messages):
+    for message in kernel.matching_messages(snapshot, _ENDING):
         first = message.citation.line_number
         if first and _is_resolved(snapshot, message.text):
             place = message.citation.key, message.citation.source
@@ -65,7 +65,7 @@ def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
     every = {id(item): item for item in (*snapshot.items, *snapshot.all_items)}
     made = {number: _blank_lines(item, over.get((item.key, item.written), set())) for number, item in every.items()}
     items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.all_items))
-    return Snapshot(items, snapshot.facts, whole) if over else snapshot
+    return snapshot.with_items(items, whole, None) if over else snapshot
 
 
 def _blank_lines(item: Item, numbers: set[int]) -> Item:

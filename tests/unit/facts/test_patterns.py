@@ -98,6 +98,7 @@ def test_prefilter_rejects_no_real_match() -> None:
         (r"(?i:word)", set()),
         (r"\x41word", set()),
         (r"\101word", set()),
+        (r"(\d) and then \1 again", {" and then "}),
         (r"[^^]word", {"word"}),
     ],
 )

@@ -1,0 +1,141 @@
+"""Tell what people wrote about a node from what its programs wrote.
+
+"We never saw Xid 79" or "is it normal that the GPU falls off the bus?" have a message's words and prove nothing. A line
+is prose if its author speaks, asks, denies, supposes or quotes, and nothing at its beginning is a log's, a shell's or a
+table's. Prose makes a cause a suspect, never a finding. Whatever is not clearly prose counts as evidence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
+
+# What a list or an answer in a forum puts before a sentence.
+_LEAD: Final = Pattern(
+    r"^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
+    r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*",
+    re.IGNORECASE,
+)
+# A time, a level, a tag, a prompt, a row of a table, a setting, a path.
+_MACHINE: Final = Pattern(
+    r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
+    r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
+)
+_SPEAKING: Final = Pattern(
+    r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
+    r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
+    r"|hope|suspect|assume|wonder)\b)"
+    r"|\b[Ww]e(?:['’](?:ve|re|d|ll)\b| (?:never|have|had|did|didn['’]t|do|don['’]t|are|were|saw|see|got|get|run|ran|use"
+    r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
+    r"|\b(?:[Mm]y|[Oo]ur) [a-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
+)
+_ASKING: Final = Pattern(
+    r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
+    r"|May|Might|Shall)\b[^?]*\?"
+)
+_DENYING: Final = Pattern(
+    r"\b(?:never|neither|nor|nobody)\b"
+    r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
+    r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
+    r"|\b(?:there|this) (?:is|was|are|were|has been|have been)(?:n['’]t| no| not| never)\b"
+    r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
+    r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
+    r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b",
+    re.IGNORECASE,
+)
+_SUPPOSING: Final = Pattern(
+    r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
+    r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
+    r"|\b(?:last (?:week|month|year|time)|yesterday|used to (?:see|get|have)|in the past)\b"
+)
+_TELLING: Final = Pattern(
+    r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
+    r"|complains?|complained|claims?|mentions?|states?|stated|prints?|printed|writes|wrote|explains?)\b"
+    r"(?: me| us)?(?: that\b| about\b|:| [\"'“„«`])"
+)
+_QUOTING: Final = Pattern(r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]")
+_SIGNS_OF_AUTHOR: Final = (_SPEAKING, _ASKING, _DENYING, _SUPPOSING, _TELLING)
+_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
+_ENDS_SENTENCE: Final = (".", ":", "!", "?", "```")
+
+
+def is_prose(item: Item, number: int) -> bool:
+    """Return whether line ``number``, counted from 1, is a person's own sentence."""
+    return number in item.view(_prose_lines)
+
+
+def without_prose(snapshot: Snapshot, citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    """Return the citations without those of prose."""
+    return tuple(one for one in citations if not cites_prose(snapshot, one))
+
+
+def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
+    """Return whether the cited line is prose."""
+    number = citation.line_number
+    if number is None:
+        return False
+    items = snapshot.view(_items_by_place).get((citation.key, citation.source), ())
+    cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
+    return any(is_prose(item, number) for item in cited)
+
+
+def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[Item, ...]]:
+    found: dict[tuple[str, str], tuple[Item, ...]] = {}
+    for item in snapshot.items:
+        place = item.key, item.written
+        found[place] = (*found.get(place, ()), item)
+    return found
+
+
+class _ProseLines:
+    """The numbers of the lines that are prose, decided when they are asked for."""
+
+    def __init__(self, item: Item) -> None:
+        self._lines = item.lines
+        self._fenced: frozenset[int] | None = None
+        self._known: dict[int, bool] = {}
+
+    def __contains__(self, number: int) -> bool:
+        if number not in self._known:
+            self._known[number] = self._decide(number)
+        return self._known[number]
+
+    def _decide(self, number: int) -> bool:
+        if not 0 < number <= len(self._lines):
+            return False
+        line = self._lines[number - 1]
+        sentence = _LEAD.sub("", line, 1)
+        if not sentence.strip() or _MACHINE.match(sentence):
+            return False
+        return (has_author(sentence) or self._continues_prose(number)) and number not in self._in_fences()
+
+    def _continues_prose(self, number: int) -> bool:
+        """Return whether the line above is prose whose sentence goes on."""
+        before = self._lines[number - 2].rstrip() if number > 1 else ""
+        return bool(before) and not before.endswith(_ENDS_SENTENCE) and number - 1 in self
+
+    def _in_fences(self) -> frozenset[int]:
+        """Return the numbers of the lines between Markdown's fences: they are pasted."""
+        if self._fenced is None:
+            fences = [number for number, line in enumerate(self._lines, 1) if _FENCE.match(line)]
+            pairs = zip(fences[::2], fences[1::2], strict=False)
+            self._fenced = frozenset(number for first, last in pairs for number in range(first, last))
+        return self._fenced
+
+
+def _prose_lines(item: Item) -> _ProseLines:
+    return _ProseLines(item)
+
+
+def has_author(sentence: str) -> bool:
+    """Return whether a person speaks, asks, denies, supposes, tells or quotes in the sentence."""
+    if any(pattern.search(sentence) for pattern in _SIGNS_OF_AUTHOR):
+        return True
+    match = _QUOTING.search(sentence)
+    return match is not None and match["quoted"].count(" ") > 1

@@ -1,0 +1,93 @@
+"""Negative twins: the messages that prove each cause, denied, asked and quoted, prove nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.facts import pasted
+from tests.scenarios.reports import diagnosis, reports
+
+SENTENCES = (
+    "We never saw {} on this node.",
+    "Is it normal that a friend has read {} in a forum? My own GPU works.",
+    'A colleague got "{}" last year.',
+    "If a node shows {}, what does it mean?",
+    "The article says that {} is a common problem.",
+    "There is no {} in the log.",
+)
+_STAMP = re.compile(r"^[ \t>]*(?:\[[^\]]{1,40}\]|\w{3}\s+\d{1,2} [\d:]{8} \S+|[\dTZ:.+-]{12,40})?\s*(?:kernel:)?\s*")
+# More lines of a cause say the same in other words.
+_MAX_MESSAGES = 3
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Yield the causes of all reports, each with messages that prove it."""
+    found: dict[str, list[str]] = {}
+    for report in reports():
+        for finding in diagnosis(report.evidence).roots:
+            seen = found.setdefault(finding.cause, [])
+            for citation in finding.citations:
+                message = _STAMP.sub("", citation.line, count=1).strip().rstrip(".?!:")
+                is_sentence = citation.line_number and message.count(" ") > 1 and 12 < len(message) < 200
+                if is_sentence and '"' not in message and message not in seen and len(seen) < _MAX_MESSAGES:
+                    seen.append(message)
+    return ((cause, message) for cause, of_cause in found.items() for message in of_cause)
+
+
+def read(text: str) -> Diagnosis:
+    """Return the diagnosis of a pasted text."""
+    return diagnose(take_snapshot(pasted.parse_text_report(text)))
+
+
+def test_message_that_is_denied_asked_or_quoted_proves_no_cause() -> None:
+    proving = list(messages())
+    assert len({cause for cause, _ in proving}) > 120
+    wrong = {
+        message: [(one.cause, one.confidence) for one in found.findings]
+        for _, message in proving
+        if (found := read("\n\n".join(sentence.format(message) for sentence in SENTENCES))).findings
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_prose_makes_a_suspect_with_its_line(sentence: str) -> None:
+    text = sentence.format("GPU has fallen off the bus")
+    found = read(text)
+    assert not found.findings
+    suspect = next(one for one in found.suspects if one.cause == "gpu-fallen-off-bus")
+    assert text in {one.line for one in suspect.citations}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU has fallen off the bus",
+        "NVRM: GPU at PCI:0000:01:00: GPU has fallen off the bus.",
+        "> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        "I see this:\n\n```\nGPU has fallen off the bus\n```",
+        "My GPU is gone. It says:\nUnable to determine the device handle for GPU 0000:01:00.0: GPU is lost",
+    ],
+)
+def test_message_that_is_pasted_is_evidence(text: str) -> None:
+    assert [one.cause for one in read(text).roots] == ["gpu-fallen-off-bus"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We never saw\nGPU has fallen off the bus on this node.",
+        "- Question: is it bad?\n- Is a GPU that has fallen off the bus broken for good?",
+        "The kernel says that the GPU has fallen off the bus:",
+        "Note: we never had Xid (PCI:0000:01:00): 79, GPU has fallen off the bus, on this node.",
+        "Nobody here has a GPU that has fallen off the bus.",
+    ],
+)
+def test_summary_never_reports_what_only_prose_says(text: str) -> None:
+    assert read(text).findings == ()

@@ -1,0 +1,87 @@
+"""The cost of a diagnosis in things that can be counted: patterns searched, lines parsed; never a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.views import kernel
+from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.patterns import Pattern
+from gpunode.host.reports import read_report
+
+SAMPLE = Path(__file__).parents[3] / "gpunode/samples/debian12-gtx1080"
+JOURNAL = "journalctl -b -q --no-pager -o short-iso-precise -k -n 20000"
+ELSEWHERE = "kernel: br-0: port 2(veth1) entered forwarding state"
+LOADING = "kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module  545.23.08"
+# When this was written: 7 573, 502 and 6. Before there was an index of words: 146 520, 20 501 and 15.
+MAX_SEARCHES = 8_500
+MAX_LINES_PARSED = 600
+MAX_WHOLE_TEXTS = 8
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the searches of patterns, the whole texts among them, and the kernel's lines that are parsed."""
+    count = Counter[str]()
+
+    def counting(name: str, key: str) -> Any:
+        method = getattr(Pattern, name)
+
+        def call(self: Pattern, text: str, *place: int) -> Any:
+            count[key] += 1
+            count["whole texts"] += not place and len(text) > 100_000
+            return method(self, text, *place)
+
+        return patch.object(Pattern, name, call)
+
+    split_stamp = kernel._split_stamp
+
+    def counting_split(line: str) -> Any:
+        count["lines parsed"] += 1
+        return split_stamp(line)
+
+    with (
+        counting("search", "searches"),
+        counting("finditer", "searches"),
+        patch.object(kernel, "_split_stamp", counting_split),
+    ):
+        yield count
+
+
+def capture_with_journal(messages: int, *more: str) -> Evidence:
+    """Return the shipped sample with a kernel journal of this many lines that concern no GPU."""
+    lines = [
+        f"2026-11-28T{n // 3600 % 24:02}:{n // 60 % 60:02}:{n % 60:02}+00:00 node {ELSEWHERE}" for n in range(messages)
+    ]
+    lines += [f"2026-11-29T00:00:00+00:00 node {one}" for one in more]
+    return {
+        **read_report(str(SAMPLE)), "kernel-journal": Capture(JOURNAL, "ok", "\n".join(lines).encode())
+    }  # fmt: skip
+
+
+def cost_of(evidence: Evidence) -> Mapping[str, int]:
+    """Return what a diagnosis of ``evidence`` takes."""
+    with counted() as count:
+        diagnose(take_snapshot(evidence))
+    return count
+
+
+def test_cost_of_a_fixed_capture_does_not_grow() -> None:
+    # Where a limit is passed, look for a pattern without words, or a view that reads every line of every text.
+    count = cost_of(capture_with_journal(20_000, *[LOADING] * 500))
+    assert 0 < count["searches"] <= MAX_SEARCHES
+    assert 0 < count["lines parsed"] <= MAX_LINES_PARSED
+    assert count["whole texts"] <= MAX_WHOLE_TEXTS
+
+
+def test_lines_without_any_word_of_a_pattern_cost_no_search() -> None:
+    few, many = (cost_of(capture_with_journal(lines, LOADING)) for lines in (20, 20_000))
+    assert many["searches"] <= few["searches"]
+    assert many["lines parsed"] == few["lines parsed"]
