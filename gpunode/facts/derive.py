@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, os_release, pci, platform, systemd
@@ -23,6 +23,7 @@ from gpunode.facts.model import (
     LoadedDriver,
     MigGpu,
     ModuleFile,
+    ModuleKey,
     PciDevice,
     Platform,
     Provider,
@@ -34,9 +35,6 @@ from gpunode.facts.numbers import parse_int
 from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
-
-if TYPE_CHECKING:
-    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 _IMAGE = "image"

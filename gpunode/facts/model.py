@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -14,9 +14,6 @@ from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
-
-if TYPE_CHECKING:
-    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 
@@ -302,6 +299,50 @@ class MigGpu:
     layout: MigLayout | None
     pending: bool = False
     clients: tuple[int, ...] = ()
+
+
+MOK_TIMEOUT_S: Final = 10
+"""How long MokManager waits for somebody at the console unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSignature:
+    """The signature of a module file, as modinfo shows it: the signer's name and the serial number of its certificate.
+
+    Both are empty, ``""`` and 0, where the module has no signature.
+    """
+
+    signer: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKey:
+    """The key with which DKMS signs the modules that it builds.
+
+    Attributes:
+        key: the path of the private key, or the URI of one in hardware (``pkcs11:…``).
+        certificate: the path of its certificate.
+        has_key: whether the private key is there, and not empty. Its content is never read.
+        der: the certificate; empty where there is none.
+        is_der: whether the file holds it so, as mokutil and shim need it.
+        enrolled: whether the firmware, or shim's own list, has the certificate.
+        queued: whether the next boot asks at the console to enrol it.
+        timeout_s: how long that boot waits for somebody at the console; -1 for ever.
+        signatures: of the modules that DKMS has built, by kernel.
+        is_made: whether a plan makes the key: its certificate is known after that.
+    """
+
+    key: str
+    certificate: str
+    has_key: bool
+    der: bytes = b""
+    is_der: bool = True
+    enrolled: bool = False
+    queued: bool = False
+    timeout_s: int = MOK_TIMEOUT_S
+    signatures: Mapping[str, ModuleSignature] = field(default_factory=dict)
+    is_made: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpunode.facts import kernels
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe
-from gpunode.facts.model import Fact, Known, Unknown, known
+from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
 from gpunode.facts.os_release import parse_distro
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_KEYS
@@ -26,8 +26,6 @@ CONFIG: Final = "/etc/dkms/framework.conf"
 DKMS_KEY: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
 UBUNTU_KEY: Final = ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der")
 HARDWARE_KEY: Final = "pkcs11:"
-DEFAULT_TIMEOUT_S: Final = 10
-"""How long MokManager waits for somebody at the console unless it is told otherwise."""
 
 _SHIM: Final = "605dab50-e046-4300-abb6-3dd810dd8b23"
 _EFIVARS: Final = "/sys/firmware/efi/efivars"
@@ -49,46 +47,6 @@ _SETTING: Final = Pattern(
 )
 _PEM: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
 _FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleSignature:
-    """The signature of a module file, as modinfo shows it: the signer's name and the serial number of its certificate.
-
-    Both are empty, ``""`` and 0, where the module has no signature.
-    """
-
-    signer: str
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleKey:
-    """The key with which DKMS signs the modules that it builds.
-
-    Attributes:
-        key: the path of the private key, or the URI of one in hardware (``pkcs11:…``).
-        certificate: the path of its certificate.
-        has_key: whether the private key is there, and not empty. Its content is never read.
-        der: the certificate; empty where there is none.
-        is_der: whether the file holds it so, as mokutil and shim need it.
-        enrolled: whether the firmware, or shim's own list, has the certificate.
-        queued: whether the next boot asks at the console to enrol it.
-        timeout_s: how long that boot waits for somebody at the console; -1 for ever.
-        signatures: of the modules that DKMS has built, by kernel.
-        is_made: whether a plan makes the key: its certificate is known after that.
-    """
-
-    key: str
-    certificate: str
-    has_key: bool
-    der: bytes = b""
-    is_der: bool = True
-    enrolled: bool = False
-    queued: bool = False
-    timeout_s: int = DEFAULT_TIMEOUT_S
-    signatures: Mapping[str, ModuleSignature] = field(default_factory=dict)
-    is_made: bool = False
 
 
 def probe_module_key(evidence: Evidence, ask: Callable[[Probe], Capture]) -> None:
@@ -171,7 +129,7 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
         enrolled=bool(der) and der in lists,
         queued=bool(der) and der in queued,
         # Four bytes of attributes come first.
-        timeout_s=int.from_bytes(timeout[4:], "little", signed=True) if timeout else DEFAULT_TIMEOUT_S,
+        timeout_s=int.from_bytes(timeout[4:], "little", signed=True) if timeout else MOK_TIMEOUT_S,
         signatures=dict(_read_signatures(evidence)),
     )
 

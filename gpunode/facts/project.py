@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from gpunode.change import (
     Change,
@@ -33,6 +33,7 @@ from gpunode.facts.model import (
     LoadedDriver,
     MigGpu,
     ModuleFile,
+    ModuleKey,
     PackageSource,
     Promised,
     Unit,
@@ -42,9 +43,6 @@ from gpunode.facts.model import (
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-
-if TYPE_CHECKING:
-    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 PLAN: Final = "plan"

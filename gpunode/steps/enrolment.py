@@ -9,8 +9,8 @@ from typing import Final
 from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
-from gpunode.facts.model import Fact, Facts, Kernels, Known, Unknown, known, need
-from gpunode.facts.module_key import DEFAULT_TIMEOUT_S, HARDWARE_KEY, ModuleKey, read_serial
+from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
+from gpunode.facts.module_key import HARDWARE_KEY, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
@@ -159,7 +159,7 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
 
 def _read_seconds(request: FileState) -> int:
     before = request.content.decode("utf-8", "replace").strip()
-    return int(before) if before.lstrip("-").isdecimal() else DEFAULT_TIMEOUT_S
+    return int(before) if before.lstrip("-").isdecimal() else MOK_TIMEOUT_S
 
 
 def refuse_rejected_modules(facts: Facts) -> Refusal | None:

@@ -16,8 +16,8 @@ from gpunode.change import CommandChange
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, Probe, encode_found
-from gpunode.facts.model import Known
-from gpunode.facts.module_key import ModuleSignature, read_serial
+from gpunode.facts.model import Known, ModuleSignature
+from gpunode.facts.module_key import read_serial
 from gpunode.host import mok
 from gpunode.host.local import LocalHost
 from gpunode.host.process import Runner

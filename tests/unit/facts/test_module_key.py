@@ -8,8 +8,8 @@ import pytest
 
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
-from gpunode.facts.model import Known
-from gpunode.facts.module_key import CONFIG, DKMS_KEY, UBUNTU_KEY, ModuleKey, ModuleSignature, read_serial
+from gpunode.facts.model import Known, ModuleKey, ModuleSignature
+from gpunode.facts.module_key import CONFIG, DKMS_KEY, UBUNTU_KEY, read_serial
 from tests.fakes.firmware import Firmware, make_certificate
 
 UBUNTU = {"os-release": Capture("/etc/os-release", "ok", b'ID=ubuntu\nVERSION_ID="24.04"\nNAME=Ubuntu\n')}

@@ -9,8 +9,8 @@ import pytest
 from gpunode.change import CommandChange, FileChange
 from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Known, Unknown
-from gpunode.facts.module_key import CONFIG, DKMS_KEY, ModuleKey, ModuleSignature
+from gpunode.facts.model import Facts, Known, ModuleKey, ModuleSignature, Unknown
+from gpunode.facts.module_key import CONFIG, DKMS_KEY
 from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
 from gpunode.outcome import Blocked
 from gpunode.steps.daemons import PERSISTENCE

@@ -9,8 +9,8 @@ import pytest
 
 from gpunode.errors import ChangeFailed, RebootRequired, Refused
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Known
-from gpunode.facts.module_key import DKMS_KEY, ModuleKey
+from gpunode.facts.model import Facts, Known, ModuleKey
+from gpunode.facts.module_key import DKMS_KEY
 from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
