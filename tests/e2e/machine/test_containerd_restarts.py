@@ -269,8 +269,7 @@ def test_verify_detects_a_containerd_without_the_handler(node: Machine) -> None:
     "drift",
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if one.booted],
 )
-def test_drift_of_units_is_found_named_and_fixed(course: Course, drift: Drift) -> None:
-    node = course.node
+def test_drift_of_units_is_found_named_and_fixed(node: Machine, drift: Drift) -> None:
     setup_ok(node, "containerd")
     node.run("sh", "-c", drift.shell)
 
