@@ -148,7 +148,7 @@ class PackageSystem:
         archives: the archives by a package's name and version, from the answer to it.
         serves: whether an entry of the sources is for an archive.
         trusted_folder: whose keys vouch for an archive that names no key of its own.
-        common_keyring: the one file of such keys, as apt-key filled it.
+        common_keyring: the one file of such keys that older instructions filled.
 
         programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.

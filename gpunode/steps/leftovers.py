@@ -130,10 +130,10 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
     try:
         keys = fingerprints(state.content)
     except ValueError:
-        return  # apt says itself what it cannot read there
+        return  # the package manager itself says what it cannot read there
     if any(one.endswith(_WITHDRAWN_KEY) for one in keys):
         yield (
-            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022, and apt accepts it for every "
-            f"archive: `sudo apt-key del {_WITHDRAWN_KEY.lower()}` removes it; where apt-key is gone, "
-            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}`"
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022. {system(facts).manager} accepts it "
+            f"for every archive: `sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}` "
+            "removes it"
         )

@@ -31,3 +31,6 @@ def test_case_has_exactly_its_cause(family: str, number: int, row: dict[str, Any
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.open_questions
+    # A person's own sentence proves nothing, and still says where to look first.
+    if suspect := row.get("suspect"):
+        assert found.suspects[0].cause == suspect
