@@ -133,7 +133,8 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
         return  # the package manager itself says what it cannot read there
     if any(one.endswith(_WITHDRAWN_KEY) for one in keys):
         yield (
-            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022. {system(facts).manager} accepts it "
-            f"for every archive: `sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}` "
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022. "
+            f"{system(facts).manager} accepts it for every archive: "
+            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}` "
             "removes it"
         )
