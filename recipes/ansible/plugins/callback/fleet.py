@@ -15,7 +15,7 @@ description:
   - The file has the keys of C(gpunode doctor FOLDER --json) that a play can tell, with one row for each host in
     C(result.reports) and each cause with its hosts in C(result.causes). A row also has C(setup), the result of
     M(gpunode.node.gpunode), null where it did not run. Layers, versions, differences and the page take captures, which
-    the playbook P(gpunode.node.doctor#playbook) fetches.
+    the playbook C(gpunode.node.doctor) fetches.
   - A host that was not reached has the status V(unreadable), with the reason in C(error).
 requirements:
   - enabling it with C(callbacks_enabled = gpunode.node.fleet) in ansible.cfg
