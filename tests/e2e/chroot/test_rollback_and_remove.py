@@ -12,6 +12,7 @@ from tests.e2e.chroot.scenario import (
     COMMENTED,
     CONFIG,
     DIRECTORIES,
+    NONINTERACTIVE,
     Lab,
     add_toolkit_repository,
     as_machine,
@@ -186,6 +187,29 @@ def test_remove_restores_the_node_without_gpunode(
 
 
 @pytest.mark.long
+def test_remove_keeps_a_driver_that_came_as_a_dependency_automatic(
+    bases: dict[str, Bases], chroots: Lab, tmp_path: Path
+) -> None:
+    """Setup marks the driver of a metapackage as manual, so that autoremove keeps it; remove takes that back."""
+    with bare_node(bases["bookworm"], chroots) as node:
+        keyring = f"{chroots.repositories.cuda}/debian12/x86_64/cuda-keyring_1.1-1_all.deb"
+        node.run("/usr/lib/apt/apt-helper", "download-file", keyring, "/tmp/cuda-keyring.deb")
+        node.run("dpkg", "-i", "/tmp/cuda-keyring.deb")
+        node.run("apt-get", "update")
+        node.run("apt-get", "-y", "install", "nvidia-driver-pinning-580", env=NONINTERACTIVE)
+        _install_what_needs(node, "nvidia-driver-cuda", "nvidia-kernel-open-dkms", folder=tmp_path)
+        before = snapshot(node)
+        set_up(node)
+        manual = node.run("apt-mark", "showmanual").stdout.split()
+        assert "nvidia-driver-cuda" in manual
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {0, 10}, removed.error
+        assert before.differences(snapshot(node)) == ""
+
+
+@pytest.mark.long
 def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
     """The administrator's list of the same archive names another keyring; apt refuses both at once."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
@@ -209,9 +233,9 @@ def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, B
             assert own in said, removed.envelope
 
 
-def _install_what_needs(node: Chroot, name: str, *, folder: Path) -> None:
-    """Install a package of a user's own that depends on ``name``."""
-    wanted = Package(f"lab-needs-{name}", "1", depends=(name,), architecture="all")
+def _install_what_needs(node: Chroot, *names: str, folder: Path) -> None:
+    """Install a package of a user's own that depends on ``names``, which come along as automatic ones."""
+    wanted = Package(f"lab-needs-{names[0]}", "1", depends=names, architecture="all")
     build_all([wanted], folder)
     node.path("/root/needs.deb").write_bytes((folder / wanted.file_name).read_bytes())
-    node.run("dpkg", "-i", "/root/needs.deb")
+    node.run("apt-get", "-y", "install", "/root/needs.deb", env=NONINTERACTIVE)
