@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ PROGRAM: Final = "/usr/local/bin/gpunode"
 CONTAINERD: Final = "containerd.service"
 DOCKER: Final = "docker.service"
 PERSISTENCED: Final = "nvidia-persistenced.service"
+UNIT_VERBS: Final = ("enable", "disable", "start", "stop", "restart", "reload")
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 DOCKER_CONFIG: Final = "/etc/docker/daemon.json"
 _PROGRAMS: Final = (
@@ -214,9 +215,27 @@ def put_programs(node: Machine, base: Base) -> None:
 
 def kill_at_restart(node: Machine) -> Result:
     """Kill ``gpunode setup`` when it has written the configuration and asks for the daemon's restart."""
-    stand_in = '#!/bin/sh\n[ "$1" != restart ] || { kill -KILL $PPID; exit 1; }\nexec /usr/bin/systemctl "$@"\n'
+    return kill_at_unit_change(node, "setup", "/root/containerd.toml", "--yes", verbs=("restart",))
+
+
+def kill_at_unit_change(node: Machine, *arguments: str, verbs: Sequence[str] = UNIT_VERBS, number: int = 1) -> Result:
+    """Kill ``gpunode ARGUMENTS`` when it asks systemd for change ``number``, counted from 1, of those in ``verbs``.
+
+    The change itself is not made.
+    """
+    count = "/run/lab-unit-changes"
+    stand_in = f"""\
+#!/bin/sh
+case "$1" in
+  {"|".join(verbs)})
+    echo "$*" >> {count}
+    [ "$(wc -l < {count})" -lt {number} ] || {{ kill -KILL $PPID; exit 1; }}
+esac
+exec /usr/bin/systemctl "$@"
+"""
     path = node.write("/usr/local/sbin/systemctl", stand_in, 0o755)
     try:
-        return node.finish("gpunode", "setup", "/root/containerd.toml", "--yes")
+        return node.finish("gpunode", *arguments)
     finally:
         path.unlink()
+        node.path(count).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.snapshot import snapshot
-from tests.e2e.machine.scenario import CONTAINERD, PERSISTENCED, Machines, ask, is_up, setup_ok
+from tests.e2e.machine.scenario import CONTAINERD, PERSISTENCED, Machines, ask, is_up, kill_at_unit_change, setup_ok
 
 pytestmark = pytest.mark.e2e
 
@@ -48,6 +49,24 @@ def test_units_files_and_packages_are_restored(node: Machine, recipe: str) -> No
     assert removed.exit_code == 10, removed.error
     assert before.differences(snapshot(node)) == ""
     assert _enabled_units(node) == units
+
+
+@pytest.mark.long
+def test_remove_killed_at_its_unit_changes_is_finished_by_the_next(node: Machine) -> None:
+    before, units = snapshot(node), _enabled_units(node)
+    setup_ok(node, "containerd")
+    assert _enabled_units(node) != units
+
+    killed = [kill_at_unit_change(node, "remove", "--yes", number=number) for number in (1, 2, 3)]
+
+    assert -signal.SIGKILL in [one.returncode for one in killed], [one.stdout for one in killed]
+    removed = ask(node, "remove", "--yes")
+    assert removed.exit_code in {0, 10}, removed.error
+    assert before.differences(snapshot(node)) == ""
+    assert _enabled_units(node) == units
+    assert is_up(node, CONTAINERD)
+    again = ask(node, "remove", "--yes")
+    assert (again.exit_code, again.envelope["changed"]) == (0, False), again.error
 
 
 def _enabled_units(node: Machine) -> set[str]:
