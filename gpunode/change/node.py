@@ -208,6 +208,12 @@ class MigLayout:
         return {"enabled": self.enabled, "instances": [{**asdict(one), "compute": list(one.compute)}
                                                        for one in self.instances]}  # fmt: skip
 
+    def is_part_of(self, other: MigLayout) -> bool:
+        """Return whether each instance is one of ``other``'s, with no more compute instances than there."""
+        others = {(one.profile, one.start): one for one in other.instances}
+        pairs = [(one, others.get((one.profile, one.start))) for one in self.instances]
+        return all(it and one.size == it.size and one.compute == it.compute[: len(one.compute)] for one, it in pairs)
+
     def __str__(self) -> str:
         counts = Counter(one.profile for one in self.instances)
         parts = ", ".join(f"{count} × {profile}" for profile, count in counts.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from gpunode.change import Change, MigChange
+from gpunode.change import Change, MigChange, MigLayout
 from gpunode.errors import Conflict, DrainRequired
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.evidence import Probe
@@ -55,12 +55,17 @@ def plan_restore(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = span.left(gpu.layout) or gpu.layout == back.after
+            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_cut_short(span, gpu.layout)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise _changed_since(uuid, back, gpu)
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
+
+
+def _is_cut_short(span: ChangeSpan[MigChange], layout: MigLayout) -> bool:
+    """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
+    return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
 
 
 def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 import subprocess
@@ -147,6 +148,32 @@ def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: S
         plan_rollback(store, node, done.run)
     node.rollback(store, done.run, force=True)
     assert node.layout() == OFF
+
+
+@pytest.mark.parametrize("made", [MigLayout(True, BALANCED.instances[1:]), MigLayout(True, SEVEN.instances[:3]), EMPTY])
+def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, store: Store, made: MigLayout) -> None:
+    """The kill leaves the GPU without some instances of the old layout, or with the first ones of the new."""
+    node = Machine(tmp_path)
+    node.apply([MigChange(UUID, OFF, SEVEN)])
+    done = node.setup(store)
+
+    def die(changes: Sequence[Change]) -> None:
+        cut = [replace(change, after=made) if isinstance(change, MigChange) else change for change in changes]
+        Machine.apply(node, cut)
+        if cut != list(changes):
+            os._exit(9)
+
+    if (child := os.fork()) == 0:
+        node.apply = die  # type: ignore[method-assign]
+        node.rollback(store, done.run)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert node.layout() == made
+
+    back = plan_removal(store, node, node.facts())
+    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None, verb="remove", whole=True)
+
+    assert node.layout() == SEVEN
+    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
 
 
 def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, store: Store) -> None:
