@@ -1,0 +1,45 @@
+"""The reports of ``field``: written from what threads tell, by somebody who had read no rule.
+
+Doctor is measured on them, and no rule is written from them. So no other test reads this folder, and the words by
+which suspects are ordered do not have theirs. ``kind`` is "fault", "healthy", or "none" where the catalogue has no
+such cause, so that doctor must not name one. ``also`` are causes that are as right as ``cause``; ``fits`` are
+patterns of ids that would be right if the catalogue had them. ``text`` is the report as one post.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gpunode.diagnoses import rule_families
+from tests.scenarios.reports import FOLDER, reports
+
+FIELD: Final = Path(__file__).parent / "field"
+KEYS: Final = {"id", "url", "title", "cause", "also", "fits", "strength", "evidence", "text", "why", "kind"}
+CAUSES: Final = {rule.cause for family in rule_families() for rule in family.rules}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(path.read_text())
+    return row
+
+
+@pytest.mark.parametrize("path", sorted(FIELD.glob("*.json")), ids=lambda path: path.stem)
+def test_field_report_is_complete_and_its_label_is_of_the_catalogue(path: Path) -> None:
+    row = _read(path)
+    assert row.keys() == KEYS
+    assert row["id"] == path.stem
+    assert row["kind"] in {"fault", "none", "healthy"}
+    assert bool(row["cause"]) is (row["kind"] == "fault")
+    assert {row["cause"], *row["also"]} - {""} <= CAUSES
+    assert row["cause"] not in row["also"]
+    assert all(piece["source"] and piece["text"] for piece in row["evidence"])
+    assert all(row[key].strip() for key in ("title", "text", "why"))
+
+
+def test_field_reports_are_not_among_those_that_rules_are_from() -> None:
+    assert not FIELD.is_relative_to(FOLDER)
+    assert not {path.stem for path in FIELD.glob("*.json")} & {report.name for report in reports()}
