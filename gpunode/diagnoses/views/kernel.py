@@ -161,6 +161,7 @@ class _KernelLog:
     def __init__(self, item: Item, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
         self._lines: dict[int, _Line] = {}
+        self._starts: dict[int, int] = {}
         self._blocks: dict[int, tuple[Message, ...]] = {}
 
     @property
@@ -212,9 +213,14 @@ class _KernelLog:
 
     def _start_of_block(self, place: int) -> int:
         """Return the place of the last line up to this one that continues no message."""
-        while place > 0 and self._line(place).goes_on:
+        walked: list[int] = []
+        while place > 0 and place not in self._starts and self._line(place).goes_on:
+            walked.append(place)
             place -= 1
-        return place
+        start = self._starts.get(place, place)
+        # A block may be a whole log: ten thousand lines of one Xid. No place is walked over twice.
+        self._starts.update(dict.fromkeys(walked, start))
+        return start
 
     def _end_of_block(self, place: int) -> int:
         place += 1

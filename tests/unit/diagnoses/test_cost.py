@@ -12,6 +12,7 @@ from unittest.mock import patch
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
+from gpunode.diagnoses.views.faults import fault_timeline
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.patterns import Pattern
 from gpunode.host.reports import read_report
@@ -85,3 +86,19 @@ def test_lines_without_any_word_of_a_pattern_cost_no_search() -> None:
     few, many = (cost_of(capture_with_journal(lines, LOADING)) for lines in (20, 20_000))
     assert many["searches"] <= few["searches"]
     assert many["lines parsed"] == few["lines parsed"]
+
+
+def test_lines_of_one_endless_message_are_each_visited_a_few_times() -> None:
+    def visits(lines: int) -> int:
+        count, visit = Counter[str](), kernel._KernelLog._line
+
+        def counting(log: Any, place: int) -> Any:
+            count["visits"] += 1
+            return visit(log, place)
+
+        snapshot = take_snapshot(capture_with_journal(20, *["kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=1"] * lines))
+        with patch.object(kernel._KernelLog, "_line", counting):
+            assert len(snapshot.view(fault_timeline)) >= lines
+        return count["visits"]
+
+    assert visits(2_000) < 12 * visits(200)
