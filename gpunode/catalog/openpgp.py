@@ -279,7 +279,7 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
             why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
             hint="if NVIDIA has a new key, its installation guide shows the fingerprint and a newer gpunode pins it;\n"
-            "if your mirror signs with its own key, name that key in the recipe ([repositories] cuda_key_fingerprint or "
-            "toolkit_key_fingerprint), and take the fingerprint from the operator of the mirror, not from this message",
+            "if your mirror signs with its own key, name that key in the recipe ([repositories] cuda_key_fingerprint "
+            "or toolkit_key_fingerprint), and take the fingerprint from the mirror's operator, not from this message",
         )
     return belonging(data)

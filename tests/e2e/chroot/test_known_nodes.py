@@ -77,7 +77,8 @@ def test_recipe_of_a_hand_built_node_plans_nothing_on_it(built: Chroot) -> None:
     assert ask(built, "recipe", "check", "/root/mine.toml").exit_code == 0
 
 
-@pytest.mark.parametrize("codename", [pytest.param("bookworm", marks=pytest.mark.long), "trixie"])
+@pytest.mark.long
+@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
 def test_capture_has_the_same_plan_as_its_node(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_setup_started_by_cloud_init_does_not_wait_for_it(node: Machine) -> None
     assert node.path("/run/cloud-init/result.json").exists(), "cloud-init itself came to its end"
 
 
+@pytest.mark.long
 def test_systemd_journal_records_a_run(node: Machine) -> None:
     node.run("mkdir", "-p", "/run/cloud-init")
     done = setup_ok(node, "containerd")

@@ -77,7 +77,13 @@ def containerd(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot
     return tell(make_node, "containerd", *request.param)
 
 
-@pytest.fixture(scope="module", params=EXTENTS[: len(SUITES)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((suite, "core"), id=suite, marks=() if suite == "bookworm" else pytest.mark.long)
+        for suite in SUITES
+    ],
+)
 def docker(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Told:
     """Return the answers of a suite's dockerd; a mode makes no difference to it."""
     return tell(make_node, "docker", *request.param)
