@@ -140,10 +140,12 @@ def test_former_mig_layout_is_restored_exactly(tmp_path: Path, store: Store) -> 
     assert node.layout() == SEVEN
 
 
-def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: Store) -> None:
+@pytest.mark.parametrize("changed", [SEVEN, MigLayout(True, BALANCED.instances[1:])])
+def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: Store, changed: MigLayout) -> None:
+    """A part of gpunode's layout was left by somebody else where the run was not killed."""
     node = Machine(tmp_path)
     done = node.setup(store)
-    node.apply([MigChange(UUID, BALANCED, SEVEN)])
+    node.apply([MigChange(UUID, BALANCED, changed)])
     with pytest.raises(Conflict, match="no longer has the MIG layout"):
         plan_rollback(store, node, done.run)
     node.rollback(store, done.run, force=True)
