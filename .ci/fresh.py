@@ -3,7 +3,7 @@
 
     .ci/fresh.py bookworm trixie sid                 what a net install gives, each as root and as an ordinary user
     .ci/fresh.py bookworm --as user --results DIR    and keeps skipped (the tests' names) and fresh.xml (JUnit)
-    .ci/fresh.py bookworm --bare                     no more than apt needs: `make demo` and a few unit tests
+    .ci/fresh.py bookworm --bare                     no more than apt needs: `make demo` and tests/unit alone
 
 The clone is of this checkout's last commit. Network, archive and package index are this machine's, as its apt and pip
 are configured. Needs root, mmdebstrap and the Debian archive.
@@ -41,7 +41,6 @@ _INSTALL: Final = (
     "(cd / && gpunode --version && gpunode plan --help >/dev/null) && make -C /tmp/i uninstall && "
     "[ ! -e /opt/gpunode ] && ! command -v gpunode && ! find /usr/local -name '*gpunode*' | grep ."
 )
-_BARE_TESTS: Final = "tests/unit/cli tests/unit/host tests/unit/packages"
 _INSIDE: Final = """
 set -e
 # A machine's root is a mount point; without that the tests of images as root could not enter theirs by pivot_root.
@@ -150,11 +149,11 @@ def timed(machine: Machine, user: str, command: str) -> bool:
 def try_readme(machine: Machine, users: list[str], results: Path | None) -> bool:
     """Return whether the README's commands pass on ``machine`` for each of ``users``.
 
-    A bare one runs only the unit tests of what asks something of the machine, and no property.
+    A bare one runs only tests/unit of the tests, and no property: what those need is no package.
     """
     apt, commands = readme()
     if machine.variant == "minbase":
-        tests = f"make test TESTS='{_BARE_TESTS}' PYTEST_ARGS='-n 1 -m \"not hypothesis and not long\"'"
+        tests = "make test TESTS=tests/unit PYTEST_ARGS='-n 1 -m \"not hypothesis and not long\"'"
         commands = [tests if command == "make test" else command for command in commands]
     machine.make()
     passed = timed(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")
@@ -176,7 +175,7 @@ def main() -> None:
     """Ends with 1 where a command failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", metavar="SUITE")
-    parser.add_argument("--bare", action="store_true", help="a minbase system, make demo and a few unit tests")
+    parser.add_argument("--bare", action="store_true", help="a minbase system, make demo and tests/unit")
     parser.add_argument("--as", dest="users", choices=("root", "user"), action="append")
     parser.add_argument("--results", type=Path, metavar="DIR", help="a folder for what make test leaves")
     given = parser.parse_args()
