@@ -278,8 +278,8 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
             f"{key.url} is not the expected key",
             why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
-            hint="if NVIDIA has a new key, its installation guide shows the fingerprint and a newer gpunode pins it;\n"
-            "if your mirror signs with its own key, name that key in the recipe ([repositories] cuda_key_fingerprint "
-            "or toolkit_key_fingerprint), and take the fingerprint from the mirror's operator, not from this message",
+            hint="a newer gpunode may pin a new key of NVIDIA's; until then, or for a mirror with its own key, name "
+            "every key of the file in the recipe ([repositories] cuda_key_fingerprint or toolkit_key_fingerprint).\n"
+            "Take the fingerprints from NVIDIA's installation guide or the mirror's operator, not from this message",
         )
     return belonging(data)

@@ -33,7 +33,7 @@ class CudaRepository:
         dir: its folder, NVIDIA's name for the release (``debian12``).
         arch: NVIDIA's name for the architecture (``x86_64``, ``sbsa``).
         base_url: the repository itself, with a slash at the end, as in NVIDIA's own list file.
-        fingerprint: the only primary key that may sign it; 40 upper-case hex digits.
+        fingerprints: the primary keys that may sign it, all of which the key file holds; 40 upper-case hex digits each.
     """
 
     dir: str
@@ -42,7 +42,7 @@ class CudaRepository:
     list_file: str
     keyring: str
     key_url: str
-    fingerprint: str
+    fingerprints: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,25 @@ class ToolkitRepository:
 
     Attributes:
         url: as written in the list file; apt replaces ``$(ARCH)``.
-        fingerprint: the only primary key that may sign it; 40 upper-case hex digits.
+        fingerprints: the primary keys that may sign it, all of which the key file holds; 40 upper-case hex digits each.
     """
 
     url: str
     list_file: str
     keyring: str
     key_url: str
-    fingerprint: str
+    fingerprints: frozenset[str]
 
 
-def cuda_repository(distro: Distro, dpkg_arch: str, base: str = "", fingerprint: str = "") -> CudaRepository | None:
+def cuda_repository(
+    distro: Distro, dpkg_arch: str, base: str = "", fingerprints: str = "", key_file: str = ""
+) -> CudaRepository | None:
     """NVIDIA's CUDA repository for this release, or None where NVIDIA has none.
 
     Interim Ubuntu releases, testing and unstable and Debian on arm64 have none; a derivative has that of its base.
 
-    ``base`` is a mirror's address, above the release's folder; ``fingerprint`` its own key's.
+    ``base`` is a mirror's address, above the release's folder; ``fingerprints`` are its own keys', separated by blanks,
+    and ``key_file`` is the name of the file beside the index that holds them.
     """
     known, arch = release(distro), _ARCHITECTURES.get(dpkg_arch, "")
     folder = known.repository if known else ""
@@ -80,28 +83,25 @@ def cuda_repository(distro: Distro, dpkg_arch: str, base: str = "", fingerprint:
         base_url=url,
         list_file=f"/etc/apt/sources.list.d/cuda-{folder}-{arch}.list",
         keyring=CUDA_KEYRING,
-        key_url=url + row["key_file"],
-        fingerprint=_normal(fingerprint) or row["fingerprint"],
+        key_url=url + (key_file or row["key_file"]),
+        fingerprints=frozenset((fingerprints or row["fingerprint"]).split()),
     )
 
 
-def toolkit_repository(base: str = "", fingerprint: str = "") -> ToolkitRepository:
+def toolkit_repository(base: str = "", fingerprints: str = "", key_file: str = "") -> ToolkitRepository:
     """The container toolkit's repository.
 
-    ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprint`` its own key's.
+    ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprints`` are its own keys',
+    separated by blanks, and ``key_file`` is the name of the file in ``gpgkey``'s place that holds them.
     """
     root = (base or TOOLKIT_BASE).rstrip("/")
     return ToolkitRepository(
         url=f"{root}/stable/deb/$(ARCH)",
         list_file="/etc/apt/sources.list.d/nvidia-container-toolkit.list",
         keyring=TOOLKIT_KEYRING,
-        key_url=f"{root}/gpgkey",
-        fingerprint=_normal(fingerprint) or "C95B321B61E88C1809C4F759DDCAE044F796ECB0",
+        key_url=f"{root}/{key_file or 'gpgkey'}",
+        fingerprints=frozenset((fingerprints or "C95B321B61E88C1809C4F759DDCAE044F796ECB0").split()),
     )
-
-
-def _normal(fingerprint: str) -> str:
-    return fingerprint.replace(" ", "").replace(":", "").upper()
 
 
 TOOLKIT = toolkit_repository()

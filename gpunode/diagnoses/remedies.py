@@ -383,7 +383,7 @@ _PINNED_KEY: Final = join_commands(
     Shell("k=$(mktemp -d);"),
     command("curl", "-fsSL", TOOLKIT.key_url),
     Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
-    command(TOOLKIT.fingerprint),
+    command(*sorted(TOOLKIT.fingerprints)),
     Shell("|"),
     command("sudo", "tee", TOOLKIT.keyring),
     Shell(">/dev/null"),

@@ -65,8 +65,10 @@ _ADDRESS_WORDS = (
     ),
     '"" for NVIDIA\'s own',
 )
-_KEY = r"|[0-9A-F]{40}"
-_KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
+_KEY = r"|[0-9A-F]{40}( [0-9A-F]{40})*"
+_KEY_WORDS = ("40 upper-case hex digits; several keys with a blank between them", '"" for NVIDIA\'s own key')
+_KEY_FILE = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
+_KEY_FILE_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,20 @@ class Repositories:
         ),
     ] = ""
     cuda_key_fingerprint: Annotated[
-        str, Says("fingerprint of the key of a CUDA mirror that signs with its own", _KEY, _KEY_WORDS)
+        str,
+        Says("every key in the key file of the CUDA repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS),
+    ] = ""
+    cuda_key_file: Annotated[
+        str, Says("name of the key file beside the CUDA repository's index", _KEY_FILE, _KEY_FILE_WORDS)
     ] = ""
     toolkit_key_fingerprint: Annotated[
-        str, Says("fingerprint of the key of a toolkit mirror that signs with its own", _KEY, _KEY_WORDS)
+        str,
+        Says(
+            "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS
+        ),
+    ] = ""
+    toolkit_key_file: Annotated[
+        str, Says("name of the key file at the base of the toolkit's repository", _KEY_FILE, _KEY_FILE_WORDS)
     ] = ""
 
 

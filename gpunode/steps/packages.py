@@ -52,7 +52,8 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
         return found if wants_driver(recipe, facts) else replace(found, hint=_hint_without_toolkit(facts))
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
-    row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key_fingerprint)
+    asked = recipe.repositories
+    row = cuda_repository(distro, architecture, asked.cuda, asked.cuda_key_fingerprint, asked.cuda_key_file)
     if row is None:
         return Refusal(
             what=f"NVIDIA has no repository of drivers and CUDA for {distro.name} on {architecture}",
@@ -61,7 +62,7 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             if wants_driver(recipe, facts)
             else _hint_without_toolkit(facts),
         )
-    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    key = SigningKey(row.key_url, row.fingerprints)
     alias = partial(other_cuda_folder, row)
     repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     outcome = system(facts).plan_repository(repository, facts)
@@ -85,8 +86,9 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     if not wants_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
-    row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key_fingerprint)
-    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    asked = recipe.repositories
+    row = toolkit_repository(asked.toolkit, asked.toolkit_key_fingerprint, asked.toolkit_key_file)
+    key = SigningKey(row.key_url, row.fingerprints)
     repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
     return system(facts).plan_repository(repository, facts)
 

@@ -51,7 +51,8 @@ def test_every_key_is_parsed() -> None:
         cuda = "https://mirror.example/cuda"
         toolkit = "file:/srv/toolkit"
         cuda_key_fingerprint = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-        toolkit_key_fingerprint = "0123456789ABCDEF0123456789ABCDEF01234567"
+        cuda_key_file = "new.pub"
+        toolkit_key_fingerprint = "0123456789ABCDEF0123456789ABCDEF01234567 BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB"
         [cuda]
         version = "12.9"
         parts = ["nvcc", "cublas"]
@@ -77,7 +78,13 @@ def test_every_key_is_parsed() -> None:
         "rack 7",
         ("kernel-headers",),
         Driver("580.178.04", "open", "media", persistence=False),
-        Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
+        Repositories(
+            "https://mirror.example/cuda",
+            "file:/srv/toolkit",
+            "A" * 40,
+            "new.pub",
+            f"{'0123456789ABCDEF' * 2}01234567 {'B' * 40}",
+        ),
         Toolkit("1.18.1-1"),
         CudaToolkit("12.9", ("nvcc", "cublas")),
         RuntimeSettings("docker", "never", set_as_default=True, cgroup_driver="systemd", cdi=True),

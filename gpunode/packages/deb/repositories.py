@@ -79,7 +79,8 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         *_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
-    signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
+    keys = [f"…{one[-16:]}" for one in sorted(repository.key.fingerprints)]
+    signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
     notes = (

@@ -29,7 +29,7 @@ def test_debian_12_repository_is_that_of_the_nvidia_keyring_package() -> None:
     assert repository.list_file == "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     assert repository.keyring == "/usr/share/keyrings/cuda-archive-keyring.gpg"
     assert repository.key_url == f"{base}3bf863cc.pub"
-    assert repository.fingerprint == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    assert repository.fingerprints == {"EB693B3035CD5710E231E123A4B469963BF863CC"}
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,16 @@ def test_distribution_without_an_nvidia_repository_has_none(id_: str, version: s
 
 def test_mirror_changes_addresses_and_its_own_key() -> None:
     mirror = cuda_repository(distro("debian", "13"), "amd64", base="http://mirror.example/cuda/")
-    signed = cuda_repository(distro("debian", "13"), "amd64", "http://mirror.example", "aaaa bbbb cccc dddd eeee " * 2)
+    keys = ("AAAABBBBCCCCDDDDEEEE" * 2, "0" * 40)
+    signed = cuda_repository(distro("debian", "13"), "amd64", "http://mirror.example", " ".join(keys), "new.pub")
 
     assert mirror is not None
     assert mirror.base_url == "http://mirror.example/cuda/debian13/x86_64/"
     assert mirror.key_url == "http://mirror.example/cuda/debian13/x86_64/8793F200.pub"
-    assert mirror.fingerprint == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert mirror.fingerprints == {"02182E60104FCDC26EAE1B8597A5D4CB8793F200"}
     assert signed is not None
-    assert signed.fingerprint == "AAAABBBBCCCCDDDDEEEE" * 2
+    assert signed.fingerprints == set(keys)
+    assert signed.key_url == "http://mirror.example/debian13/x86_64/new.pub"
     assert mirror.list_file == signed.list_file == "/etc/apt/sources.list.d/cuda-debian13-x86_64.list"
 
 
@@ -84,12 +86,12 @@ def test_toolkit_repository_and_its_mirror() -> None:
     assert TOOLKIT.key_url == "https://nvidia.github.io/libnvidia-container/gpgkey"
     assert mirror.url == "http://mirror.example/ctk/stable/deb/$(ARCH)"
     assert mirror.key_url == "http://mirror.example/ctk/gpgkey"
-    assert mirror.fingerprint == TOOLKIT.fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+    assert mirror.fingerprints == TOOLKIT.fingerprints == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
 
 
 def test_every_pinned_key_is_a_full_fingerprint_and_not_retired() -> None:
     retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
-    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | {TOOLKIT.fingerprint}
+    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | TOOLKIT.fingerprints
 
     assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned)
     assert retired not in pinned

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog import openpgp
 from gpunode.change import FileChange, FileState, SigningKey
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
@@ -155,6 +158,21 @@ def test_file_with_other_archives_is_refused_and_not_removed() -> None:
 def test_disabled_conflicting_entry_is_kept() -> None:
     rival = f"# deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
     assert planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes == ()
+
+
+def test_key_file_of_a_rotation_needs_both_keys_named() -> None:
+    """A transition file holds the old key and the new one; a keyring with one of them is not enough."""
+    other = openpgp.fingerprints(EXTRA)[0]
+    both = replace(
+        MINE, repositories=Repositories(cuda_key_fingerprint=f"{FINGERPRINT} {other}", cuda_key_file="new.pub")
+    )
+    assert planned(CUDA_REPOSITORY.plan(both, cuda(keyring=KEY + EXTRA))).changes == ()
+    change = files(planned(CUDA_REPOSITORY.plan(both, cuda())).changes)[CUDA_KEYRING]
+    assert isinstance(change.after, SigningKey)
+    assert change.after == SigningKey(f"{CUDA_URI.rstrip('/')}/new.pub", frozenset({FINGERPRINT, other}))
+    assert openpgp.keyring(KEY + EXTRA, change.after) == KEY + EXTRA
+    with pytest.raises(Refused, match="not the expected key"):
+        openpgp.keyring(KEY, change.after)
 
 
 def test_mirror_replaces_the_nvidia_address() -> None:
