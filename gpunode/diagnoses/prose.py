@@ -102,23 +102,27 @@ class _ProseLines:
         self._known: dict[int, bool] = {}
 
     def __contains__(self, number: int) -> bool:
-        if number not in self._known:
-            self._known[number] = self._decide(number)
-        return self._known[number]
+        walked = [number]
+        # Not by recursion: a sentence without an end may be ten thousand lines of a paste.
+        while (answer := self._decide(walked[-1])) is None:
+            walked.append(walked[-1] - 1)
+        self._known.update(dict.fromkeys(walked, answer))
+        return answer
 
-    def _decide(self, number: int) -> bool:
+    def _decide(self, number: int) -> bool | None:
+        """Return whether the line is prose; None if it is whenever the line above is, whose sentence goes on."""
+        if number in self._known:
+            return self._known[number]
         if not 0 < number <= len(self._lines):
             return False
         line = self._lines[number - 1]
         sentence = _LEAD.sub("", line, 1)
-        if not sentence.strip() or _MACHINE.match(sentence):
+        if not sentence.strip() or _MACHINE.match(sentence) or number in self._in_fences():
             return False
-        return (has_author(sentence) or self._continues_prose(number)) and number not in self._in_fences()
-
-    def _continues_prose(self, number: int) -> bool:
-        """Return whether the line above is prose whose sentence goes on."""
+        if has_author(sentence):
+            return True
         before = self._lines[number - 2].rstrip() if number > 1 else ""
-        return bool(before) and not before.endswith(_ENDS_SENTENCE) and number - 1 in self
+        return None if before and not before.endswith(_ENDS_SENTENCE) else False
 
     def _in_fences(self) -> frozenset[int]:
         """Return the numbers of the lines between Markdown's fences: they are pasted."""

@@ -55,3 +55,10 @@ def test_integers_and_versions_are_parsed_with_limits() -> None:
     assert [parse_int(text) for text in ("0", "12", "²", "", "-1", "1" * 5000)] == [0, 12, None, None, None, None]
     assert parse_version("1.2.3") == (1, 2, 3)
     assert parse_version("1" * 5000 + ".2") == (int("1" * 18), 2)
+
+
+def test_nvidia_smi_q_of_many_gpus_crashes_no_rule() -> None:
+    """Whether a line continues a sentence depends on the line above: a thousand of them recursed too deeply."""
+    (path,) = SCENARIOS.rglob("pending-query-section.json")
+    pieces = [(one["source"], f"{one['text']}\n" * 120) for one in json.loads(path.read_text())["evidence"]]
+    assert diagnose(take_snapshot(pasted.collect_pieces(pieces)), guarded=True).bugs == ()
