@@ -58,7 +58,7 @@ def test_integers_and_versions_are_parsed_with_limits() -> None:
 
 
 def test_nvidia_smi_q_of_many_gpus_crashes_no_rule() -> None:
-    """Whether a line continues a sentence depends on the line above: a thousand of them recursed too deeply."""
+    """A line continues a sentence if the line above does: a thousand of them recursed too deeply."""
     (path,) = SCENARIOS.rglob("pending-query-section.json")
     pieces = [(one["source"], f"{one['text']}\n" * 120) for one in json.loads(path.read_text())["evidence"]]
     assert diagnose(take_snapshot(pasted.collect_pieces(pieces)), guarded=True).bugs == ()

@@ -23,7 +23,7 @@ verb=$1
 case $verb in
 show)
   cat $T/unit 2>/dev/null || echo LoadState=not-found
-  if [ -e $T/next ]; then mv $T/next $T/unit; fi;;
+  if [ -e $T/after-show ]; then mv $T/after-show $T/unit; fi;;
 *) if [ -e $T/on-$verb ]; then . $T/on-$verb; fi;;
 esac
 """
@@ -86,7 +86,7 @@ def test_hanging_unit_fails_after_the_timeout(systemd: Tools, monkeypatch: pytes
 @pytest.mark.parametrize("later", [unit("failed", 0), unit("active", 99), unit("activating", 0)])
 def test_unit_that_dies_shortly_after_its_start_fails(systemd: Tools, later: str) -> None:
     (systemd.folder / "later").write_text(later)
-    (systemd.folder / "on-restart").write_text("cp $T/later $T/next")
+    (systemd.folder / "on-restart").write_text("cp $T/later $T/after-show")
     with pytest.raises(ChangeFailed, match="did not stay up"):
         settle(RESTART, settle_s=60)
 
