@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from gpunode.change import GPU_SERVICES
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import kernels, kubelet, platform, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
@@ -14,15 +15,12 @@ from gpunode.packages import SYSTEMS
 DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
 UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvidia-imex.service",
+    *GPU_SERVICES,
     "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
     DEVICE_PLUGIN,
     "nvidia-mig-manager.service",
-    "gpunode-mps.service",
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"

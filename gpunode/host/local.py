@@ -326,7 +326,7 @@ class LocalHost:
                     settled += self._refresh(same)
                 case "initramfs":
                     settled += self._initramfs(same)
-                case "daemon-reload" | "cdi" | "reload" | "restart":
+                case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
                     settled += self.services.settle(same)
                 case _:
                     assert_never(kind)

@@ -20,6 +20,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Unsettled,
+    is_pause,
 )
 from gpunode.journal.history import collect_changes, find_standing_undos
 from gpunode.journal.record import Begin, Commit, Entry, Intent
@@ -216,7 +217,7 @@ def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSp
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, ChangeSpan[StatefulT]] = {}
     for made in changes:
-        if not isinstance(change := made.change, kind) or not change.is_settled:
+        if not isinstance(change := made.change, kind) or not change.is_settled or is_pause(change):
             continue
         former = found.get(change.subject)
         span = _begin_span(made, change)

@@ -28,6 +28,7 @@ from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
 from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.detect import DETECT
+from gpunode.steps.gpu_services import GPU_RELEASE, plan_release
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
@@ -262,11 +263,18 @@ def walk(
         only: ids of the steps to take; empty takes all.
     """
     for stage in STAGES:
-        plan = exact(facts, plan_stage(recipe, facts, stage, only))
+        plan = with_release(exact(facts, plan_stage(recipe, facts, stage, only)), facts)
         yield plan
         if plan.refusal:
             return
         facts = advance(facts, plan)
+
+
+def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
+    """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
+    release = plan_release(plan.changes, facts)
+    steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
+    return replace(plan, steps=(*steps, *plan.steps))
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:

@@ -212,11 +212,4 @@ def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
 
 def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
     """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and _is_replaced(change) for change in packages)
-
-
-def _is_replaced(change: PackageChange) -> bool:
-    if change.before is None or change.before.config_files_only:
-        return False
-    state = change.settled
-    return state is None or state.config_files_only or state.version != change.before.version
+    return any(change.id in those and change.ends_version for change in packages)

@@ -29,7 +29,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.host.port import Workloads
+from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import inverse_intents, made_changes
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
@@ -237,7 +237,7 @@ class TestWholeRollback:
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
         self, host: Machine, store: Store, verb: str
     ) -> None:
-        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
 
         def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
@@ -471,7 +471,7 @@ class TestWholeRollback:
         run.done(run.intend("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
-        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
         with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), disrupt=True)
