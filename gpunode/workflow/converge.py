@@ -28,7 +28,6 @@ from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
 from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.detect import DETECT
-from gpunode.steps.gpu_services import GPU_RELEASE, plan_release
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
@@ -272,9 +271,17 @@ def walk(
 
 def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
+    if not any(_may_take_gpus(change) for change in plan.changes):
+        return plan
+    from gpunode.steps.gpu_services import GPU_RELEASE, plan_release  # a first setup has nothing to take
+
     release = plan_release(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
+
+
+def _may_take_gpus(change: Change) -> bool:
+    return not isinstance(change, FileChange) and not (isinstance(change, PackageChange) and not change.ends_version)
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:
