@@ -122,7 +122,8 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
     kept = {*driver.packages(recipe), *driver_dependencies(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
-    kept.update(fabric_packages(recipe, facts))
+    of_fabric = fabric_packages(recipe, facts)
+    kept.update(of_fabric)
     # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
     kept.add(driver.rival)
     old = {
@@ -133,9 +134,16 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     foreign = built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one not in kept and one.name not in BY_THEMSELVES]
     old |= {package: installed[package] for package in rebuilt}
-    if not old:
+    moves: tuple[PackageChange, ...] = ()
+    if of_fabric:
+        from gpunode.steps import fabric_moves  # only on a machine with a fabric
+
+        old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
+        moves = fabric_moves.plan_moves(recipe, facts, driver)
+    if not old and not moves:
         return Planned((), "no package of another driver is installed", notes)
-    if held := [package for package, state in old.items() if state.held]:
+    moving = {change.id: change.before for change in moves if change.before}
+    if held := [package for package, state in {**old, **moving}.items() if state.held]:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
@@ -143,8 +151,11 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
             held=tuple(held),
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
-    changes = tuple(PackageChange(package, state, None) for package, state in old.items())
-    reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
+    changes = (*(PackageChange(package, state, None) for package, state in old.items()), *moves)
+    reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}" if old else ""
+    if moves:
+        needs = f"{', '.join(change.subject for change in moves)} must have the driver's version"
+        reason = f"{reason}; {needs}" if reason else needs
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""

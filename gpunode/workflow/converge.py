@@ -191,6 +191,8 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     """Return the plans of a stage's steps, each of which sees what the steps before it will have changed."""
     plans: list[StepPlan] = []
     recipe = without_unneeded_driver(recipe, only)
+    # A step that a run leaves out is as one that the recipe skips: others may have to do a part of its work.
+    recipe = replace(recipe, skip=(*recipe.skip, *(step.id for step in STEPS if only and step.id not in only)))
     steps = iter(_selected_steps(recipe, stage, only))
     for step in steps:
         outcome = step.plan(recipe, facts)
