@@ -9,7 +9,7 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, pinned_names,
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, Unknown, known, need
-from gpunode.facts.probes import LOADER_FOLDER
+from gpunode.facts.probes import LOADER_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -94,9 +94,9 @@ RUN_DRIVER = Step("run-driver", ".run driver", "sources", plan_run_driver, for_d
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
-    why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places do not work",
-    hint="setup runs that uninstaller first with --remove-runfile-driver; or run it yourself:\n"
-    "sudo nvidia-uninstall\nthen run the same command again (if only that file is left of it, remove the file)",
+    why="it is in /usr/bin (nvidia-installer, nvidia-uninstall); two drivers in the same places do not work",
+    hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
+    "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
 )
 
 
@@ -176,11 +176,11 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
     """Return the notes on leftovers; most nodes have no sign of any, so what knows them is loaded on use."""
     installed = known(facts.packages, {})
     versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
-    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FOLDER))
+    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FILE))
     signs = (
         any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
         any(not file.dkms for file in known(facts.module_files, ())),
-        any(state is not None and b"/stubs" in state.content for state in loader),
+        any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
         PackageId("nvidia-docker2") in installed,
         known(facts.file(system(facts).common_keyring), None) is not None,
     )
