@@ -34,10 +34,13 @@ Action: TypeAlias = Literal[
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
 CONFIGURATION = "runtime"
-# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them, and
-# under which those are deleted that only an undone version shipped.
+# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
+# those are deleted that only an undone version shipped; and files of no package are backed up that a package may
+# overwrite.
 CONFFILES = "conffiles"
 OBSOLETE = "obsolete"
+OVERWRITTEN = "overwritten"
+OF_PACKAGES: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
 
 
 @dataclass(frozen=True, slots=True)

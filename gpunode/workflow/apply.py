@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES,
+    OVERWRITTEN,
     Change,
     FileChange,
     FileState,
@@ -266,11 +268,11 @@ class Applier:
     def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
-        """Make package changes in one transaction, with a backup of the configuration files that it purges."""
+        """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
         self.on_event(Applying(stage, "packages", batch))
         started = time.monotonic()
-        kept = tuple(self._find_conffiles(batch))
-        seqs = [*self.run.intend_all(stage, CONFFILES, kept, "removed by the purge")] if kept else []
+        seqs = [*self.run.intend_all(stage, CONFFILES, self._find_conffiles(batch), "removed by the purge")]
+        seqs += self.run.intend_all(stage, OVERWRITTEN, self._find_foreign(batch), "a package may overwrite it")
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
         self._make_and_record(batch, tuple(seqs), find_untouched=lambda: self._untouched_packages(batch))
@@ -281,6 +283,16 @@ class Applier:
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := live_state.read_file_state(self.host, path)) is not None:
+                yield self.host.realize(FileChange(path, state, None))
+
+    def _find_foreign(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+        """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
+        if not driver_packages(change.id for change in batch if change.before is None):
+            return
+        from gpunode.workflow.foreign_files import find_foreign_files  # only where a driver comes
+
+        for path in find_foreign_files(self.host):
+            if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _untouched_packages(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:

@@ -10,6 +10,7 @@ from itertools import groupby
 from gpunode.change import (
     CONFFILES,
     OBSOLETE,
+    OVERWRITTEN,
     Change,
     FileChange,
     PackageChange,
@@ -191,6 +192,8 @@ class UndoExecutor:
                 change = replace(change, before=live_state.read_file_state(self.host, change.path))
             if step.step_id == CONFFILES and change.before is None:
                 return  # its package did not come back
+            if step.step_id == OVERWRITTEN and change.before is not None:
+                return  # a package that stays has the place
             if step.expectation is not None:
                 note = self.host.check(step.expectation, (change,))
         self.applier.apply_change(step.stage, step.step_id, change, self.reason, note)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
-    CONFFILES,
     CONFIGURATION,
-    OBSOLETE,
+    OF_PACKAGES,
+    OVERWRITTEN,
     CommandChange,
     FileChange,
     FileState,
@@ -238,7 +238,7 @@ def _taken_on_reload(change: FileChange) -> bool:
 
 
 def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
-    """Yield what restores the configuration files of purged packages.
+    """Yield what restores the configuration files of purged packages, and files that packages overwrote.
 
     Raises:
         Conflict: somebody has written or edited one since.
@@ -251,11 +251,23 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
             continue
         trail = footprint.files.get(back.path)
         is_nobodys = (
-            now is None or conffile_sum(now.content) == shipped.get(back.path) or (trail and trail.spans[-1].left(now))
+            now is None
+            or _is_overwritten(span, host)
+            or conffile_sum(now.content) == shipped.get(back.path)
+            or (trail and trail.spans[-1].left(now))
         )
         if not is_nobodys and not force:
             raise edit_conflict(back, now)
         yield UndoStep(span.stage, span.step, back)
+
+
+def _is_overwritten(span: ChangeSpan[FileChange], host: Host) -> bool:
+    """Return whether a package has its file in the place of one that was backed up before."""
+    if span.step != OVERWRITTEN:
+        return False
+    from gpunode.workflow.foreign_files import find_unowned  # few undos meet one
+
+    return not find_unowned(host, [span.change.path])
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
@@ -379,7 +391,7 @@ def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence
 def _serves_packages(step: UndoStep) -> bool:
     match step.change:
         case FileChange(after=None):
-            return step.stage != CONFIGURATION and step.step_id not in (CONFFILES, OBSOLETE)
+            return step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
         case ServiceChange(after=after):
             return not after.active or not after.enabled
         case _:
