@@ -27,8 +27,7 @@ Taking: TypeAlias = Literal["driver", "layout", "mps"]
 # Of a layout only DCGM keeps hold (NVIDIA/DCGM issue 276; NVIDIA's MIG guide stops it before MIG is switched on). The
 # fabric manager must run for the GPU's reset.
 _HOLDS_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
-_REASON: Final = "NVIDIA's services let go of the GPUs first, and are started again at the end, in their order"
-_NOTE: Final = "setup refuses while programs use a GPU, without --allow-disruption"
+_REASON: Final = "they stop first and start again at the end; setup refuses while programs use a GPU"
 
 
 def find_taking(changes: Collection[Change]) -> Taking | None:
@@ -70,8 +69,7 @@ def plan_pauses(changes: Collection[Change], facts: Facts) -> tuple[ServiceChang
 
 def plan_release(changes: Collection[Change], facts: Facts) -> Planned:
     """Return the plan of the pauses that the other changes of a stage need."""
-    pauses = plan_pauses(changes, facts)
-    return Planned(pauses, _REASON, change_notes=(_NOTE,) if pauses else ())
+    return Planned(plan_pauses(changes, facts), _REASON)
 
 
 GPU_RELEASE: Final = Step("gpu-services", "GPU services", "packages", lambda _, __: Planned((), _REASON, asked=False))
