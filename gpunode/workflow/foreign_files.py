@@ -7,6 +7,7 @@ from typing import Final
 
 from gpunode.facts.evidence import Probe, decode_found
 from gpunode.host.port import HostView
+from gpunode.packages import SYSTEMS
 
 # Where the packages of drivers have files, other than those with a version in their name of a firmware or a module.
 _PLACES: Final = (
@@ -30,7 +31,7 @@ def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
     """Return those of ``paths`` that are no package's; none where nobody can tell."""
     # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
     both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
-    asked = Probe("file-owners", argv=("dpkg-query", "--search", *both), content_kind="table")
+    asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
     # Its exit status is 1 where one of them is not found.
     answer = host.look(asked) if paths else None
     if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
