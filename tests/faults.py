@@ -149,8 +149,8 @@ FAULTS: Final = (
     Fault("dpkg-lock", "another program holds dpkg's lock", "lab-hold-lock", "dpkg-lock-held"),
     Fault("run-leftover", "NVIDIA's .run installer wrote its driver over the packages",
           "modprobe -r nvidia; rm /lib/modules/$(uname -r)/updates/dkms/nvidia.ko*; depmod; "
-          "printf '#!/bin/sh\\nrm -f /usr/bin/nvidia-uninstall\\n' > /usr/bin/nvidia-uninstall; "
-          "chmod +x /usr/bin/nvidia-uninstall", "runfile-leftover"),
+          "printf '#!/bin/sh\\nrm -f /usr/bin/nvidia-installer\\n' > /usr/bin/nvidia-installer; "
+          "chmod +x /usr/bin/nvidia-installer", "runfile-leftover"),
     Fault("device-modes", "the device files' mode was written as a decimal number",
           "echo 'options nvidia NVreg_DeviceFileMode=666' > /etc/modprobe.d/site.conf; chmod 1232 /dev/nvidia0 "
           "/dev/nvidiactl", "device-node-permissions"),

@@ -16,6 +16,12 @@ FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
 MANAGER_UNIT: Final = "nvidia-fabricmanager.service"
 IMEX_UNIT: Final = "nvidia-imex.service"
 IMEX_NODES: Final = "/etc/nvidia-imex/nodes_config.cfg"
+# DGX-2's switches, which the drivers in NVIDIA's repositories do not bind.
+UNSUPPORTED_SWITCHES: Final = frozenset({"1ac2", "1ae8"})
+UNSUPPORTED_NOTE: Final = (
+    "the NVSwitches of DGX-2 and HGX-2 are of a generation that current drivers do not bind: no fabric manager is "
+    "installed for them"
+)
 # The modules through which the fabric manager reaches switches behind a ConnectX bridge.
 BRIDGE_MODULE: Final = "ib_umad"
 # NVIDIA dropped the branch from these names at 580, on all distributions.
@@ -50,11 +56,15 @@ def find_packages(kind: FabricKind, branch: int, architecture: str) -> FabricPac
     return FabricPackages(tuple(locked), _FREE[kind])
 
 
+def package_stem(name: str) -> str:
+    """Return a fabric's package without the branch at its end."""
+    stem, _, branch = name.rpartition("-")
+    return stem if stem and branch.isdigit() else name
+
+
 def is_fabric_package(name: str) -> bool:
     """Return whether it is one of ``find_packages``, for any fabric and branch."""
-    stem, _, branch = name.rpartition("-")
-    names = {*chain(*_LOCKED.values(), *_FREE.values())}
-    return name in names or (stem in names and branch.isdigit())
+    return package_stem(name) in {*chain(*_LOCKED.values(), *_FREE.values())}
 
 
 def is_version_locked(name: str) -> bool:

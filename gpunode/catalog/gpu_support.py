@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.branches import Branch, ModuleFlavour
 from gpunode.catalog.driver import LAST_NOT_OFFERED, Choice, Impossible, choose
+from gpunode.catalog.fabric import UNSUPPORTED_NOTE
 from gpunode.catalog.gpus import GpuModel, explain_guess
 from gpunode.recipe import Driver
 
@@ -91,7 +92,9 @@ def _find_newest_cuda(model: GpuModel, choice: Choice | Impossible) -> tuple[cud
 
 def _list_extra_packages(model: GpuModel) -> Iterator[str]:
     """Yield what boards of this GPU need beside the driver. Source: NVIDIA's fabric manager and IMEX guides."""
-    if model.nvswitch_board == "possible":
+    if model.has_old_switches:
+        yield UNSUPPORTED_NOTE
+    elif model.nvswitch_board == "possible":
         nvlsm = ", and nvlsm," if model.architecture == "Blackwell" else ""
         yield (
             f"nvidia-fabricmanager of the driver's exact version{nvlsm} on a board with NVSwitches (HGX, DGX); "

@@ -74,6 +74,11 @@ class GpuModel:
     listed: bool
 
     @property
+    def has_old_switches(self) -> bool:
+        """True if the NVSwitches on its boards are of the generation that current drivers do not bind (DGX-2)."""
+        return self.nvswitch_board == "possible" and self.architecture == "Volta"
+
+    @property
     def label(self) -> str:
         """The GPU as people call it, with its architecture: ``GeForce GTX 1080 (Pascal)``."""
         return f"{self.name.removeprefix('NVIDIA ')} ({self.architecture})"

@@ -9,7 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gpunode.change.base import CONFFILES, CONFIGURATION, OBSOLETE, Action, ChangeKind, Trigger, bare_unit, settle_order
+from gpunode.change.base import (
+    CONFFILES,
+    CONFIGURATION,
+    GPU_SERVICES,
+    OBSOLETE,
+    OF_PACKAGES,
+    OVERWRITTEN,
+    Action,
+    ChangeKind,
+    Trigger,
+    bare_unit,
+    settle_order,
+)
 from gpunode.change.cluster import ObjectChange
 from gpunode.change.files import Deferred, FileChange, FileState, SigningKey, Unsettled, digest, without_foreign_writers
 from gpunode.change.node import (
@@ -27,7 +39,10 @@ from gpunode.change.packages import KnownAfter, PackageChange, PackageState
 __all__ = [
     "CONFFILES",
     "CONFIGURATION",
+    "GPU_SERVICES",
     "OBSOLETE",
+    "OF_PACKAGES",
+    "OVERWRITTEN",
     "Action",
     "Change",
     "ChangeKind",
@@ -52,6 +67,7 @@ __all__ = [
     "bare_unit",
     "digest",
     "display_command",
+    "is_pause",
     "ordered",
     "settle_order",
     "triggers",
@@ -62,8 +78,16 @@ Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | 
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Return ``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, units."""
-    return tuple(sorted(changes, key=lambda change: change.rank))
+    """Return ``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, units.
+
+    A unit that stops for the others' sake, and that a trigger starts again, comes first of all.
+    """
+    return tuple(sorted(changes, key=lambda change: (not is_pause(change), change.rank)))
+
+
+def is_pause(change: Change) -> bool:
+    """Return whether a change stops a unit only until its trigger starts it again."""
+    return isinstance(change, ServiceChange) and Trigger("start", change.unit) in change.triggers
 
 
 def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"]
-_ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart")
+TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "start", "cdi", "reload", "restart"]
+_ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "start", "cdi", "reload", "restart")
+GPU_SERVICES: Final = (
+    "nvidia-persistenced.service",
+    "nvlsm.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "gpunode-mps.service",
+)
+"""The services that hold GPUs open and do no work on them, in the order in which they start."""
 # What later changes of the same run read: packages need the index, units need systemd to have read them.
 _SETTLED_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
 
@@ -25,10 +34,13 @@ Action: TypeAlias = Literal[
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
 CONFIGURATION = "runtime"
-# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them, and
-# under which those are deleted that only an undone version shipped.
+# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
+# those are deleted that only an undone version shipped; and files of no package are backed up that a package may
+# overwrite.
 CONFFILES = "conffiles"
 OBSOLETE = "obsolete"
+OVERWRITTEN = "overwritten"
+OF_PACKAGES: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +48,8 @@ class Trigger:
     """Follow-up work that a change requires, done once however many changes require it.
 
     Attributes:
-        target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
-            that was not requested, so that a run does not fail without it; else empty.
+        target: the unit for start, reload and restart, the list file for an index refresh; ``if-possible`` for a
+            specification that was not requested, so that a run does not fail without it; else empty.
     """
 
     kind: TriggerKind
@@ -51,7 +63,7 @@ class Trigger:
     @property
     def needs_services(self) -> bool:
         """True if only a running system can settle it; an image's daemons read their files when it boots."""
-        return self.kind in {"daemon-reload", "cdi", "reload", "restart"}
+        return self.kind in {"daemon-reload", "start", "cdi", "reload", "restart"}
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target}".strip()
@@ -59,7 +71,12 @@ class Trigger:
 
 def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:
     """Return ``owed``, once each, in the order in which it is settled: a trigger after those whose work it reads."""
-    return tuple(sorted(set(owed), key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
+
+    def rank(trigger: Trigger) -> tuple[int, int, str]:
+        place = GPU_SERVICES.index(trigger.target) if trigger.target in GPU_SERVICES else len(GPU_SERVICES)
+        return _ORDER.index(trigger.kind), place if trigger.kind == "start" else 0, trigger.target
+
+    return tuple(sorted(set(owed), key=rank))
 
 
 class ChangeKind(ABC):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import CONFFILES, CONFIGURATION, OBSOLETE, Action, ChangeKind, Trigger
+from gpunode.change.base import CONFIGURATION, OF_PACKAGES, Action, ChangeKind, Trigger
 
 
 def digest(content: bytes) -> str:
@@ -163,10 +163,10 @@ class FileChange(ChangeKind):
         return replace(self, before=self.after, after=self.before)
 
     def undo_rank(self, stage: str, step: str) -> int:
-        return 1 if stage == CONFIGURATION and step != CONFFILES else 4
+        return 1 if stage == CONFIGURATION and step not in OF_PACKAGES else 4
 
     def redo_rank(self, stage: str, step: str) -> int:
-        if step in (CONFFILES, OBSOLETE):
+        if step in OF_PACKAGES:
             return 3
         return {"sources": 0, CONFIGURATION: 5}.get(stage, 1)
 

@@ -93,6 +93,11 @@ class PackageChange(ChangeKind):
         )
 
     @property
+    def ends_version(self) -> bool:
+        """True if the installed version goes: the package is removed, or gets another one."""
+        return self.before is not None and not self.before.config_files_only and not self.is_mark
+
+    @property
     def action(self) -> Action:
         if self.after is None:
             return "purge"

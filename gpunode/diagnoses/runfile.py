@@ -43,7 +43,7 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
-    uninstall = Shell("sudo nvidia-uninstall --silent")
+    uninstall = Shell("sudo nvidia-installer --uninstall --silent")
     yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
     there = _installed_packages(snapshot)
     seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))

@@ -303,7 +303,9 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.unhold(snapshot, "release the held packages", *locked)
     else:
         text = "remove a driver of NVIDIA's .run installer, if there is one beside the packages"
-        yield run_step("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
+        yield run_step(
+            "remove", text, Shell("[ ! -x /usr/bin/nvidia-installer ] || sudo nvidia-installer --uninstall --silent")
+        )
     text = "reinstall the remaining one completely"
     if is_supported(snapshot):
         text += "; gpunode names each package of another one before it removes it"

@@ -32,7 +32,7 @@ from gpunode.facts.model import (
     known,
 )
 from gpunode.facts.numbers import parse_int
-from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, UNITS
+from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, RUN_INSTALLER, UNITS
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
 
@@ -81,7 +81,9 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
             "toolkit-programs", lambda: _find_replaced_programs(reader, installed.toolkit_checksums)
         ),
         rootless_docker=derive_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
-        run_installer=derive_fact("run-installer", lambda: bool(reader.found("run-installer"))),
+        run_installer=derive_fact(
+            "run-installer", lambda: any(one.path in RUN_INSTALLER for one in reader.found("run-installer"))
+        ),
         driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARIES, links=False)),
         leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
         secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),

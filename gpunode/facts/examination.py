@@ -56,7 +56,6 @@ _FILES: Final[Mapping[ContentKind, tuple[str, ...]]] = {
         "/etc/dkms/framework.conf",
         "/etc/dnf/plugins/versionlock.list",
         "/etc/dnf/versionlock.toml",
-        "/etc/ld.so.conf",
         "/etc/ld.so.preload",
         "/etc/modules",
         "/etc/pacman.conf",

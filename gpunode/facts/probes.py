@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from gpunode.change import GPU_SERVICES
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import kernels, kubelet, platform, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
@@ -14,15 +15,12 @@ from gpunode.packages import SYSTEMS
 DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
 UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvidia-imex.service",
+    *GPU_SERVICES,
     "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
     DEVICE_PLUGIN,
     "nvidia-mig-manager.service",
-    "gpunode-mps.service",
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
@@ -33,6 +31,9 @@ KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
 # While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
 ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
+# A folder a line, in which ld.so looks for libraries.
+LOADER_FILE: Final = "/etc/ld.so.conf"
+LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
@@ -59,6 +60,7 @@ FILES: Final = (
     *STEP_FILES,
     RESUME_UNIT,
     TOOLKIT_LIST,
+    LOADER_FILE,
     *(path for system in SYSTEMS for path in system.files),
     *kernels.MODULE_LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
@@ -68,8 +70,6 @@ FILES: Final = (
 CDI_KIND: Final = "nvidia.com/gpu"
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
-# A folder a line, in which ld.so looks for libraries.
-LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
@@ -96,6 +96,8 @@ DRIVER_LIBRARIES: Final = {
     "libcuda-files-local": "/usr/local/lib/libcuda.so*",
     "nvml-files-local": "/usr/local/lib/libnvidia-ml.so*",
 }
+# NVIDIA's .run installer leaves itself, and a link to it.
+RUN_INSTALLER: Final = ("/usr/bin/nvidia-installer", "/usr/bin/nvidia-uninstall")
 # What toolkits of a .run installer and drivers that are gone may have left: packages of today bring the same places.
 LEFTOVERS: Final = {
     "cuda-compilers": "/usr/local/cuda-*/bin/nvcc",
@@ -121,7 +123,7 @@ _STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     "/etc/modprobe.d",
-    LOADER_FOLDER,
+    LOADER_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",
     KERNEL_ARGUMENTS,
@@ -161,7 +163,7 @@ _COMMON_PROBES: Final = (
     _list_glob("boot-images", "/boot/vmlinuz-*"),
     _list_glob("kernel-builds", "/lib/modules/*/build"),
     *(_list_glob(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
-    _list_glob("run-installer", "/usr/bin/nvidia-uninstall"),
+    _list_glob("run-installer", "/usr/bin/nvidia-*install*"),
     *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
     *(_list_glob(key, place) for key, place in LEFTOVERS.items()),
     _list_glob("initramfs-images", "/boot/init*"),

@@ -46,12 +46,13 @@ from gpunode.packages import system
 
 T = TypeVar("T")
 PLAN: Final = "plan"
-# NVIDIA's uninstaller: its exit status says little, so success is that its programs are gone.
+# NVIDIA's installer, also where its link nvidia-uninstall is gone: its exit status says little, so success is that its
+# programs are gone.
 UNINSTALL_RUN_DRIVER: Final = (
     "sh",
     "-c",
-    "nvidia-uninstall --silent; test ! -e /usr/bin/nvidia-installer -a ! -e /usr/bin/nvidia-uninstall",
-    "nvidia-uninstall --silent",
+    "nvidia-installer --uninstall --silent; test ! -e /usr/bin/nvidia-installer -a ! -e /usr/bin/nvidia-uninstall",
+    "nvidia-installer --uninstall --silent",
 )
 VERSION_AFTER_INDEX: Final = "known after the index is read"
 _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)

@@ -183,11 +183,12 @@ class LocalHost:
         return runtime.read_effective(self.runner, name)
 
     def vet(self, changes: Sequence[Change], /) -> None:
-        """Refuse unless every file can be changed, nothing else is lost by it, and there is room for an initramfs."""
+        """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
         from gpunode.host.mok import refuse_without_terminal  # a node with nothing to do never gets here
-        from gpunode.host.room import refuse_full_boot
+        from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
 
         refuse_full_boot(changes, self.root)
+        refuse_removal_without_room(changes, self.root)
         refuse_without_terminal(changes)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
@@ -326,7 +327,7 @@ class LocalHost:
                     settled += self._refresh(same)
                 case "initramfs":
                     settled += self._initramfs(same)
-                case "daemon-reload" | "cdi" | "reload" | "restart":
+                case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
                     settled += self.services.settle(same)
                 case _:
                     assert_never(kind)

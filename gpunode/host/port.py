@@ -51,15 +51,38 @@ class TriggerResult:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuClient:
+    """A process that has a GPU's device open.
+
+    Attributes:
+        command: shortened, without secrets; empty for a process that only NVML shows.
+        unit: the system's unit that started it; empty for a process of a user or a container.
+        container: the beginning of its id.
+        pod: ``namespace/name``, or its UID where the kubelet keeps no log of it.
+    """
+
+    pid: int
+    command: str = ""
+    unit: str = ""
+    container: str = ""
+    pod: str = ""
+
+    def __str__(self) -> str:
+        owner = f" in pod {self.pod}" if self.pod else f" in container {self.container}" if self.container else ""
+        owner = f" of {self.unit}" if self.unit else owner
+        return f"{self.pid} ({self.command}){owner}" if self.command else f"{self.pid}{owner}"
+
+
+@dataclass(frozen=True, slots=True)
 class Workloads:
     """Running workloads that a change could disturb.
 
     Attributes:
-        gpu: processes that have a GPU's device open, as ``pid (command)``.
+        gpu: the processes that have a GPU's device open.
         containers: running containers of containerd, as ``namespace/id``.
     """
 
-    gpu: tuple[str, ...] = ()
+    gpu: tuple[GpuClient, ...] = ()
     containers: tuple[str, ...] = ()
 
 

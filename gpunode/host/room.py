@@ -1,4 +1,4 @@
-"""Disk space for a run's triggers, checked before anything is changed."""
+"""Disk space for what a run does beside its files, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from gpunode.change import Change, triggers
+from gpunode.change import Change, CommandChange, triggers
 from gpunode.errors import Refused
+from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.packages import SYSTEMS
 
 _MIB = 1 << 20
+# Driver 550.163.01 of Debian 13 unpacks to 625 MiB below /usr (Installed-Size in its index); below /var are 255 MB of
+# archives, and the module is built there. Later branches are larger.
+_DRIVER_FOLDERS: Final = ("usr", "var")
+_DRIVER_BYTES: Final = 1 << 30
 
 
 def _free_bytes(folder: Path) -> int:
@@ -48,4 +54,30 @@ def refuse_full_boot(
                 why=f"the largest existing one has {needed / _MIB:.0f} MiB, and a new one is written beside it; "
                 "nothing was changed",
                 hint="remove kernels that this node no longer needs, or enlarge /boot; then run the same command again",
+            )
+
+
+def refuse_removal_without_room(
+    changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
+) -> None:
+    """Refuse to remove a .run driver where its successor may not fit: no rollback brings it back.
+
+    Raises:
+        Refused: a file system has less room than the packages and the build of the module take.
+    """
+    if not any(change.argv == UNINSTALL_RUN_DRIVER for change in CommandChange.among(changes)):
+        return
+    by_device: dict[int, list[Path]] = {}
+    for folder in (Path(root, name) for name in _DRIVER_FOLDERS):
+        by_device.setdefault(folder.stat().st_dev, []).append(folder)
+    for folders in by_device.values():
+        free, needed = free_bytes(folders[0]), len(folders) * _DRIVER_BYTES
+        if free < needed:
+            named = " and ".join(f"/{folder.name}" for folder in folders)
+            raise Refused(
+                f"{named} {'have' if folders[1:] else 'has'} too little room for the next driver: "
+                f"{free / _MIB:.0f} MiB are free",
+                why=f"packages and the build of the kernel module may take {needed // _MIB} MiB, and no rollback "
+                "brings a removed .run driver back; nothing was changed",
+                hint="free some space, then run the same command again",
             )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
+from gpunode.facts.kernels import parse_nvrm_version
 from gpunode.facts.probes import CDI_KIND, CDI_SPEC
 from gpunode.facts.systemd import has_unit_failed
 from gpunode.host.port import TriggerResult
@@ -24,7 +26,7 @@ _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
 # How long dockerd may take from saying that it reads its file again to what came of it.
 _REJECTION_WAIT_S = 10.0
-_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
+_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _TRANSITIONAL = frozenset({"activating", "deactivating", "reloading"})
 _NOT_RUNNING = "systemd is not running here"
 
@@ -33,11 +35,13 @@ class Services:
     """Control of the units of the runner's system.
 
     Attributes:
+        root: where the driver is looked for.
         settle_s: how long a unit is watched after its start; one with a bad configuration may take seconds to fail.
     """
 
     def __init__(self, runner: Runner, *, settle_s: float = 5.0) -> None:
         self._runner = runner
+        self.root = Path(runner.root)
         self.settle_s = settle_s
 
     @property
@@ -84,6 +88,8 @@ class Services:
         match trigger.kind:
             case "restart":
                 return self._restart(trigger)
+            case "start":
+                return self._start(trigger)
             case "reload":
                 return self._reload(trigger)
             case "daemon-reload":
@@ -104,6 +110,36 @@ class Services:
         down = time.monotonic() - started
         self._watch(unit, since, self.settle_s)
         return TriggerResult(trigger, down, had_failed=has_unit_failed(before))
+
+    def _start(self, trigger: Trigger) -> TriggerResult:
+        """Start a service that let go of the GPUs, unless no driver that it can work with is loaded."""
+        unit, shown = trigger.target, self._show(trigger.target)
+        if shown.get("LoadState") != "loaded":
+            return TriggerResult(trigger, 0.0, f"{unit} is {shown.get('LoadState') or 'unknown'} here")
+        if shown.get("ActiveState") == "active":
+            return TriggerResult(trigger, 0.0, f"{unit} runs already")
+        if why := self._explain_unfit_driver():
+            is_enabled = shown.get("UnitFileState") == "enabled"
+            later = "it starts with the next boot" if is_enabled else f"then systemctl start {unit}"
+            return TriggerResult(trigger, 0.0, f"{why}; {later}")
+        self._forget_failures(unit)
+        since, started = time.time(), time.monotonic()
+        done = self._systemctl("start", unit, timeout_s=_START_TIMEOUT_S)
+        if not done.ok:
+            raise self._failed(unit, "did not start again", _explain_failure(done), since)
+        self._watch(unit, since, min(1.0, self.settle_s))
+        return TriggerResult(trigger, time.monotonic() - started)
+
+    def _explain_unfit_driver(self) -> str:
+        """Explain why nothing can use the GPUs yet; empty if the loaded driver is one whose libraries are there."""
+        libraries = [path.name for path in self.root.glob("usr/lib/*-linux-gnu/libnvidia-ml.so.*")]
+        if not libraries:
+            return "no driver is installed"
+        with suppress(OSError, ValueError):
+            loaded = parse_nvrm_version((self.root / "proc/driver/nvidia/version").read_text(errors="replace"))
+            if not any(name.endswith(f".so.{loaded.version}") for name in libraries):
+                return f"driver {loaded.version} stays loaded until the reboot"
+        return ""
 
     def _forget_failures(self, unit: str) -> None:
         """Reset the unit's failure count, so that failed starts with the old configuration do not block this one."""

@@ -2,54 +2,90 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from gpunode.host.port import Workloads
+from gpunode.facts.patterns import Pattern
+from gpunode.host.port import GpuClient, Workloads
 from gpunode.redaction.secrets import redact_text as redact
 
-_GPU = "/dev/nvidia"
-# NVIDIA's own daemons hold the devices open and do no work on them.
-_DAEMONS = frozenset({"nvidia-persiste", "nv-fabricmanage", "nv-hostengine", "dcgm-exporter"})
-_SHIM = "containerd-shim"
-_MAX_SHOWN = 80
+# Of /dev/nvidia0 and /dev/nvidiactl (Linux, Documentation/admin-guide/devices.txt); other numbers are drawn at boot.
+_MAJOR: Final = 195
+_SHIM: Final = "containerd-shim"
+_MAX_SHOWN: Final = 80
+# In /proc/PID/cgroup, of systemd's driver and of cgroupfs': systemd writes a pod's UID with underscores.
+_CONTAINER: Final = Pattern(r"[0-9a-f]{64}")
+_POD: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
+_UNIT: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
+# A folder for each pod: namespace, name and UID (kubernetes, pkg/kubelet/kuberuntime, BuildPodLogsDirectory).
+_POD_LOGS: Final = "var/log/pods"
 
 
-def find_workloads(proc: Path = Path("/proc")) -> Workloads:
+def find_workloads(root: Path = Path("/")) -> Workloads:
     """Return the workloads of this machine that this process may see."""
-    gpu: list[str] = []
+    gpu: list[GpuClient] = []
     containers: list[str] = []
+    proc, majors = root / "proc", _read_majors(root / "proc/devices")
     for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        words = _read_command_line(folder)
-        if not words:
+        words = _read_text(folder / "cmdline").rstrip("\0").split("\0")
+        if not words[0]:
             continue  # a kernel thread, or it has ended meanwhile
         if Path(words[0]).name.startswith(_SHIM):
             containers += _container_of_shim(words)
-        if _read_name(folder) not in _DAEMONS and any(target.startswith(_GPU) for target in _list_open_files(folder)):
-            gpu.append(f"{folder.name} ({redact(' '.join(words))[:_MAX_SHOWN]})")
+        if any(_is_gpu(descriptor, majors) for descriptor in _list_descriptors(folder)):
+            gpu.append(_describe_client(folder, words, root))
     return Workloads(tuple(gpu), tuple(containers))
 
 
-def _read_command_line(folder: Path) -> list[str]:
-    try:
-        return (folder / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
-    except OSError:
-        return []
+def _read_majors(path: Path) -> frozenset[int]:
+    """Return the numbers of the character devices that NVIDIA's modules have registered."""
+    pairs = (line.split() for line in _read_text(path).partition("Block devices")[0].splitlines())
+    return frozenset({_MAJOR, *(int(pair[0]) for pair in pairs if len(pair) == 2 and pair[1].startswith("nvidia"))})
 
 
-def _read_name(folder: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
-        return (folder / "comm").read_text().strip()
+        return path.read_bytes().decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _list_open_files(folder: Path) -> Iterator[str]:
+def _list_descriptors(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
-        for name in (folder / "fd").iterdir():
-            with suppress(OSError):  # it has been closed meanwhile
-                yield str(name.readlink())
+        yield from (folder / "fd").iterdir()
+
+
+def _is_gpu(descriptor: Path, majors: frozenset[int]) -> bool:
+    """Return whether an open file is a device of NVIDIA's, wherever a container has its node."""
+    with suppress(OSError):  # it has been closed meanwhile
+        target = str(descriptor.readlink())
+        if target.startswith("/dev/nvidia"):
+            return True
+        # Only what has the name is looked at: the file system of another file may not answer.
+        if target.rpartition("/")[2].startswith("nvidia"):
+            found = descriptor.stat()
+            return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in majors
+    return False
+
+
+def _describe_client(folder: Path, words: list[str], root: Path) -> GpuClient:
+    pid, command = int(folder.name), redact(" ".join(words))[:_MAX_SHOWN]
+    cgroup = _read_text(folder / "cgroup")
+    if container := _CONTAINER.search(cgroup):
+        pod = _POD.search(cgroup)
+        name = _name_pod(pod["uid"].replace("_", "-"), root / _POD_LOGS) if pod else ""
+        return GpuClient(pid, command, container=container[0][:12], pod=name)
+    unit = _UNIT.search(cgroup)
+    return GpuClient(pid, command, unit=unit["unit"] if unit else "")
+
+
+def _name_pod(uid: str, logs: Path) -> str:
+    found = next(logs.glob(f"*_*_{uid}"), None)
+    return "/".join(found.name.split("_")[:2]) if found else uid
 
 
 def _container_of_shim(words: list[str]) -> Iterator[str]:

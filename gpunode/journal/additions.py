@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import (
-    CONFFILES,
-    OBSOLETE,
+    OF_PACKAGES,
     FileChange,
     FileState,
     ModuleChange,
@@ -19,7 +18,6 @@ from gpunode.journal.history import collect_changes
 from gpunode.journal.record import Entry, Verb
 from gpunode.package_id import PackageId
 
-_OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 # The verbs whose runs add something to a node.
 _ADDING: frozenset[Verb] = frozenset({"setup", "configure"})
 
@@ -54,7 +52,7 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     takes a handler out, is the user's own, and no addition.
     """
     records = (one for one in collect_changes(entries) if one.outcome != "failed")
-    made = [one for one in records if one.intent.step not in _OF_PACKAGES]
+    made = [one for one in records if one.intent.step not in OF_PACKAGES]
     changed = [change for change in FileChange.among(one.change for one in made) if not change.is_generated]
     found = {change.path: _object_name(change.before) for change in reversed(changed)}
     services = ServiceChange.among(one.change for one in made)

@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 from gpunode.change import (
     CONFFILES,
-    OBSOLETE,
+    OF_PACKAGES,
+    OVERWRITTEN,
     Change,
     CommandChange,
     FileChange,
@@ -20,12 +21,13 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Unsettled,
+    is_pause,
 )
 from gpunode.journal.history import collect_changes, find_standing_undos
 from gpunode.journal.record import Begin, Commit, Entry, Intent
 from gpunode.package_id import PackageId
 
-_OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
+_BACKUPS = frozenset({CONFFILES, OVERWRITTEN})
 
 FoundT = TypeVar("FoundT")
 StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
@@ -77,7 +79,7 @@ class Footprint:
     Attributes:
         packages: from the state of each before the first run to the state in which the last one left it.
         units: the same for units, and ``layouts`` by GPU; unchanged ones are left out.
-        conffiles: the backups of packages' own configuration files that a purge deleted; of one run alone.
+        conffiles: the backups of what a transaction deleted or overwrote beside packages; of one run alone.
         commands: those that nothing takes back; of one run alone.
     """
 
@@ -130,7 +132,7 @@ def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
         )
         for one in collect_changes(known)
         # A package's own configuration files go and come with it.
-        if one.begin and one.outcome != "failed" and one.intent.step not in _OF_PACKAGES
+        if one.begin and one.outcome != "failed" and one.intent.step not in OF_PACKAGES
     ]
     return Footprint(
         _trails(changes),
@@ -151,10 +153,10 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
     changes = [
         _Made(one.intent, is_known=one.outcome == "done", is_run_alone=True)
         for one in known
-        if one.intent.step != CONFFILES and not (one.outcome == "failed" and isinstance(one.change, PackageChange))
+        if one.intent.step not in _BACKUPS and not (one.outcome == "failed" and isinstance(one.change, PackageChange))
     ]
     # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    purged = ((one.intent, one.change) for one in known if one.intent.step == CONFFILES)
+    purged = ((one.intent, one.change) for one in known if one.intent.step in _BACKUPS)
     return Footprint(
         {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
         {span.change.id: span for span in _join_all(changes, PackageChange)},
@@ -216,7 +218,7 @@ def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSp
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, ChangeSpan[StatefulT]] = {}
     for made in changes:
-        if not isinstance(change := made.change, kind) or not change.is_settled:
+        if not isinstance(change := made.change, kind) or not change.is_settled or is_pause(change):
             continue
         former = found.get(change.subject)
         span = _begin_span(made, change)

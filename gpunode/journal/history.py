@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
+from gpunode.change import (
+    CONFIGURATION,
+    Change,
+    FileChange,
+    MigChange,
+    PackageChange,
+    Trigger,
+    is_pause,
+    settle_order,
+    triggers,
+)
 from gpunode.journal.record import (
     MAKING,
     Begin,
@@ -99,7 +109,10 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """Return ``inverse_intents`` without files only read again; unless ``whole``, the configuration files alone."""
+    """Return ``inverse_intents`` that change something; unless ``whole``, those of configuration files alone.
+
+    A file that was only read again is left out, and a unit that stopped for the sake of other changes.
+    """
     return tuple(
         intent
         for intent in inverse_intents(entries)
@@ -113,7 +126,8 @@ def is_configuration(intent: Intent) -> bool:
 
 
 def _changes_something(intent: Intent) -> bool:
-    return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
+    is_reread = isinstance(intent.change, FileChange) and intent.change.before == intent.change.after
+    return not is_reread and not is_pause(intent.change)
 
 
 @dataclass(slots=True)

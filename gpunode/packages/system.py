@@ -119,6 +119,7 @@ class PackageSystem:
 
         read: the facts that the answers to ``probes`` give.
         database: what the content of ``database_file`` says.
+        owners: the command that tells whose the files after it are, a line ``package: path`` each.
         file_list: the file that is as old as the last installation of a package.
         sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
@@ -179,6 +180,7 @@ class PackageSystem:
 
     read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
+    owners: tuple[str, ...]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
     contradict: Callable[[PackageSource, PackageSource, str], bool]

@@ -31,9 +31,9 @@ def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
 
 
 def _owns_package(package: PackageId) -> bool:
-    from gpunode.catalog.cuda import release_of_package
+    from gpunode.catalog.cuda import release_of_component
 
-    return release_of_package(package.name) is not None
+    return release_of_component(package.name) is not None
 
 
 CUDA_TOOLKIT = Step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.catalog import branches, cuda
@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, Known, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Recipe
+from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.steps.cuda import PROFILE
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
@@ -30,6 +30,7 @@ from gpunode.steps.installed_driver import (
 from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
+PARTS: Final = ("nvcc", "cudart", "cublas")
 # No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
 _PROFILE_TEXT: Final = """\
 # Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
@@ -68,13 +69,16 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
         return refuse_unlocked(recipe.lock, unlocked[0])
     absent = [name for name in names if recipe.upgrade or not matches(packages.get(name), "")]
-    wanted = tuple(dict.fromkeys((*absent, *unlocked_versions(recipe, packages, names))))
+    along = [one for one in (recipe.lock.packages if recipe.lock else ()) if _is_component(one, version)]
+    strays = [one for one in unlocked_versions(recipe, packages, along) if one not in names]
+    wanted = tuple(dict.fromkeys((*absent, *unlocked_versions(recipe, packages, names), *strays)))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return refusal_of_hold(facts, held, f"CUDA {show_version(version)}")
     marked = set_manual(packages, [name for name in names if name not in wanted])
+    states = ((name, wanted_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
-        PackageChange(name, packages.get(name), wanted_state(recipe, name, KnownAfter(why="CUDA toolkit")))
-        for name in wanted
+        PackageChange(name, packages.get(name), replace(state, auto=name in strays and packages[name].auto))
+        for name, state in states
     ]
     changes += [*marked, *_plan_profile(version, facts), *_plan_pin(version, facts)]
     reason = _explain(version, facts, driver)
@@ -86,6 +90,32 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
         *_side_by_side_notes(version, facts),
     )
     return Planned(tuple(changes), reason, notes)
+
+
+def find_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return what came along with the toolkit that the recipe asks for, as far as it is installed."""
+    releases = {cuda.release_of_package(one.name) for one in find_packages(recipe, facts)}
+    packages = known(facts.packages, {})
+    return tuple(
+        one for one, state in packages.items() if state.auto and any(_is_component(one, of) for of in releases if of)
+    )
+
+
+def _is_component(package: PackageId, version: Version) -> bool:
+    return cuda.release_of_component(package.name) == version
+
+
+def find_installed_toolkit(facts: Facts) -> CudaToolkit:
+    """Return the newest toolkit on the node, or the parts of it, as a recipe names them."""
+    there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    whole = [one.name for one in there if one.name.startswith("cuda-toolkit-")]
+    if releases := sorted(version for name in whole if (version := cuda.release_of_package(name))):
+        return CudaToolkit(show_version(releases[-1]))
+    for version in sorted({of for one in there if (of := cuda.release_of_package(one.name))}, reverse=True):
+        complete = (part for part in PARTS if {*map(PackageId, toolkit_packages(version, [part]))} <= {*there})
+        if parts := tuple(complete):
+            return CudaToolkit(show_version(version), parts)
+    return CudaToolkit()
 
 
 def _refuse_jetson(facts: Facts) -> Refusal | None:
@@ -153,7 +183,7 @@ def _find_first_release(facts: Facts) -> Version:
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
     asked = recipe.cuda.version
     if asked != "auto":
-        return _check_release(cuda.parts(asked), facts, driver)
+        return _check_release(cuda.parts(asked), facts, driver, recipe.cuda.parts)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
@@ -171,9 +201,17 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     return _check_release(max([min(limits), *working]), facts, driver)
 
 
-def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
+def _check_release(
+    version: Version, facts: Facts, driver: _DriverLimit, parts: Collection[str] = ()
+) -> Version | Refusal:
     """Return ``version`` if it compiles for every GPU and its programs run on the driver, else why not."""
     release = cuda.find(version)
+    if shared := [part for part in parts if cuda.lacks_own_package(version, part)]:
+        return Refusal(
+            what=f"CUDA {show_version(version)} has no package of {shared[0]} alone",
+            why="its name is that of other releases, too, and the newest of them would come",
+            hint="leave cuda.parts out of the recipe, or choose CUDA 10.0, or 11.0 and newer",
+        )
     if release is None:
         # A release newer than the table is taken at its word; the note says so.
         return version if version > cuda.releases()[-1].version else _refuse_unknown_release(version)
@@ -214,7 +252,11 @@ def installed_releases(facts: Facts) -> list[Version]:
     """Return the releases of which the whole toolkit or a compiler is installed as a package, oldest first."""
     packages = known(facts.packages, {})
     names = (package.name for package, state in packages.items() if not state.config_files_only)
-    found = (cuda.release_of_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-")))
+    found = (
+        cuda.release_of_package(name)
+        for name in names
+        if name.startswith(("cuda-toolkit-", "cuda-nvcc-", "cuda-core-"))
+    )
     return sorted({version for version in found if version})
 
 

@@ -9,7 +9,7 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, pinned_names,
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, Unknown, known, need
-from gpunode.facts.probes import LOADER_FOLDER
+from gpunode.facts.probes import LOADER_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -94,9 +94,9 @@ RUN_DRIVER = Step("run-driver", ".run driver", "sources", plan_run_driver, for_d
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
-    why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places do not work",
-    hint="setup runs that uninstaller first with --remove-runfile-driver; or run it yourself:\n"
-    "sudo nvidia-uninstall\nthen run the same command again (if only that file is left of it, remove the file)",
+    why="it is in /usr/bin (nvidia-installer, nvidia-uninstall); two drivers in the same places do not work",
+    hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
+    "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
 )
 
 
@@ -122,7 +122,8 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
     kept = {*driver.packages(recipe), *driver_dependencies(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
-    kept.update(fabric_packages(recipe, facts))
+    of_fabric = fabric_packages(recipe, facts)
+    kept.update(of_fabric)
     # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
     kept.add(driver.rival)
     old = {
@@ -133,9 +134,16 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     foreign = built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one not in kept and one.name not in BY_THEMSELVES]
     old |= {package: installed[package] for package in rebuilt}
-    if not old:
+    moves: tuple[PackageChange, ...] = ()
+    if of_fabric:
+        from gpunode.steps import fabric_moves  # only on a machine with a fabric
+
+        old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
+        moves = fabric_moves.plan_moves(recipe, facts, driver)
+    if not old and not moves:
         return Planned((), "no package of another driver is installed", notes)
-    if held := [package for package, state in old.items() if state.held]:
+    moving = {change.id: change.before for change in moves if change.before}
+    if held := [package for package, state in {**old, **moving}.items() if state.held]:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
@@ -143,8 +151,11 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
             held=tuple(held),
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
-    changes = tuple(PackageChange(package, state, None) for package, state in old.items())
-    reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
+    changes = (*(PackageChange(package, state, None) for package, state in old.items()), *moves)
+    reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}" if old else ""
+    if moves:
+        needs = f"{', '.join(change.subject for change in moves)} must have the driver's version"
+        reason = f"{reason}; {needs}" if reason else needs
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
@@ -165,11 +176,11 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
     """Return the notes on leftovers; most nodes have no sign of any, so what knows them is loaded on use."""
     installed = known(facts.packages, {})
     versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
-    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FOLDER))
+    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FILE))
     signs = (
         any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
         any(not file.dkms for file in known(facts.module_files, ())),
-        any(state is not None and b"/stubs" in state.content for state in loader),
+        any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
         PackageId("nvidia-docker2") in installed,
         known(facts.file(system(facts).common_keyring), None) is not None,
     )

@@ -14,6 +14,8 @@ from gpunode.catalog.fabric import (
     IMEX_NODES,
     IMEX_UNIT,
     MANAGER_UNIT,
+    UNSUPPORTED_NOTE,
+    UNSUPPORTED_SWITCHES,
     FabricKind,
     FabricPackages,
     find_packages,
@@ -45,8 +47,6 @@ MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
 # The maker of the bridge, by PCI vendor.
 _MELLANOX: Final = "15b3"
-# DGX-2's switches, which the drivers in NVIDIA's repositories do not bind.
-_UNSUPPORTED_SWITCHES: Final = frozenset({"1ac2", "1ae8"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
     switches = [
         one
         for one in find_nvswitches(devices)
-        if one.device not in _UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH  # its virtual machine programs it
+        if one.device not in UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH  # its virtual machine programs it
     ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
@@ -100,7 +100,7 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     fabric = find_fabric(facts)
     if fabric is None:
-        notes = (*_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
+        notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
         return Planned((), "no NVSwitch joins the GPUs of this machine", notes, asked=False)
     packages = need(facts.packages, "which packages are installed")
     needed = _fabric_packages(fabric, driver, facts)
@@ -142,6 +142,13 @@ def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     return tuple(map(PackageId, (*found.locked, *found.free)))
 
 
+def _old_switch_notes(facts: Facts) -> Iterator[str]:
+    """Yield that switches are there which no driver of today binds."""
+    devices = find_nvswitches(known(facts.devices, ()))
+    if any(one.device in UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH for one in devices):
+        yield UNSUPPORTED_NOTE
+
+
 def _needless_manager_notes(facts: Facts) -> Iterator[str]:
     """Yield that a fabric manager is enabled where there is nothing for it to do."""
     unit = facts.unit(MANAGER_UNIT)
@@ -158,7 +165,7 @@ def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
     if facts.devices.probe != GPU_OPTION:
         return
     models = (lookup(one.device) for one in find_own_gpus(known(facts.devices, ())))
-    if names := sorted({model.name for model in models if model.nvswitch_board == "possible"}):
+    if names := sorted({one.name for one in models if one.nvswitch_board == "possible" and not one.has_old_switches}):
         yield (
             f"{', '.join(names)}: sold on boards with NVSwitches and without; for a board with them name one, too, as "
             f"`lspci -nn -d 10de::0680` shows it there ({GPU_OPTION} 10de:…,10de:22a3)"

@@ -12,7 +12,7 @@ from gpunode.catalog.conflicts import upstream
 from gpunode.command import command
 from gpunode.facts.model import Facts, known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import LOADER_FOLDER
+from gpunode.facts.probes import LOADER_FILE, LOADER_FOLDER
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 
@@ -23,6 +23,10 @@ _DKMS_TREE: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<versio
 _MODULE_FOLDERS: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/nvidia[^/]*")
 # By release from 9.0 on: the package with the compiler.
 _COMPILER_PACKAGES: Final = ("cuda-nvcc-", "cuda-compiler-", "cuda-core-")
+# In ld.so's configuration: the linker's stand-ins, CUDA's compatibility package, a driver's own folder of old packages.
+_STUBS: Final = Pattern(r".*/stubs")
+_COMPATIBILITY: Final = Pattern(r".*/cuda[^/]*/compat")
+_DRIVER_FOLDER: Final = Pattern(r"(?:/usr/lib(?:32|64)?|/usr/local|/opt)/nvidia(?:-\d+)?(?:/lib(?:64)?)?")
 _DOCKER_WRAPPER: Final = PackageId("nvidia-docker2")
 # NVIDIA withdrew it in April 2022 (https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/).
 _WITHDRAWN_KEY: Final = "7FA2AF80"
@@ -33,7 +37,7 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
     yield from _note_toolkits(facts)
     yield from _note_dkms(facts)
     yield from _note_modules(facts)
-    yield from _note_stubs(facts)
+    yield from _note_loader_folders(facts)
     yield from _note_docker_wrapper(facts)
     yield from _note_withdrawn_key(facts)
 
@@ -95,18 +99,44 @@ def _note_modules(facts: Facts) -> Iterator[str]:
         )
 
 
-def _note_stubs(facts: Facts) -> Iterator[str]:
-    for path in sorted(path for path in facts.files if path.startswith(f"{LOADER_FOLDER}/")):
-        state = known(facts.file(path), None)
-        lines = state.content.decode("utf-8", "replace").splitlines() if state and path.endswith(".conf") else ()
-        for number, line in enumerate(lines, 1):
-            folder = line.split("#")[0].strip().rstrip("/")
-            if folder.endswith("/stubs"):
-                yield (
-                    f"line {number} of {path} has ld.so look in {folder}: the libcuda.so and libnvidia-ml.so there are "
-                    "for linkers alone, and every program that loads one fails with a stub library error; remove the "
-                    "line, then run ldconfig"
-                )
+def _note_loader_folders(facts: Facts) -> Iterator[str]:
+    """Yield a note for each line of ld.so's configuration whose folder shadows the driver's libraries."""
+    for path, number, folder in _list_loader_folders(facts, LOADER_FILE):
+        if path.endswith("-linux-gnu.conf"):
+            return  # the system's own folders: the first one with a library wins
+        if breaks := _explain_shadowing(folder):
+            yield f"line {number} of {path} has ld.so look in {folder}: {breaks}; remove the line, then run ldconfig"
+
+
+def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the lines of a file and of those that it includes, in the order in which ldconfig reads them."""
+    state = known(facts.file(path), None)
+    # Unread, it is taken to be as distributions have it.
+    text = state.content.decode("utf-8", "replace") if state else "include" if path == LOADER_FILE else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        folder = line.split("#")[0].strip()
+        if not folder.startswith("include"):
+            yield path, number, folder.rstrip("/")
+        elif path == LOADER_FILE:
+            for other in sorted(one for one in facts.files if one.startswith(f"{LOADER_FOLDER}/")):
+                yield from _list_loader_folders(facts, other) if other.endswith(".conf") else ()
+
+
+def _explain_shadowing(folder: str) -> str:
+    """Return what breaks where ld.so looks in ``folder`` first; empty for a folder without the driver's libraries."""
+    if _STUBS.fullmatch(folder):
+        return (
+            "the libcuda.so and libnvidia-ml.so there are for linkers alone, and every program that loads one fails "
+            "with a stub library error"
+        )
+    if _COMPATIBILITY.fullmatch(folder):
+        return (
+            "every program gets libcuda.so of CUDA's compatibility package in place of the driver's, and with a newer "
+            "driver it ends in error 803 (system has unsupported display driver / cuda driver combination)"
+        )
+    if _DRIVER_FOLDER.fullmatch(folder):
+        return "libraries of another driver there are loaded before the installed ones, which ends in a mismatch"
+    return ""
 
 
 def _note_docker_wrapper(facts: Facts) -> Iterator[str]:

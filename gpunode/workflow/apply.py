@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES,
+    OVERWRITTEN,
     Change,
     FileChange,
     FileState,
@@ -22,7 +24,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, TriggerResult
-from gpunode.journal.history import triggers_settled_by
+from gpunode.journal.history import pending_triggers, triggers_settled_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
@@ -56,6 +58,7 @@ class Applier:
     owed: Collection[Trigger] = ()
     checked: dict[str, str] = field(default_factory=dict)
     _expectations: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
+    _tried: set[Trigger] = field(default_factory=set)
 
     def apply_stage(self, plan: StagePlan) -> None:
         """Make the changes of a stage, and settle the triggers that later stages need.
@@ -71,16 +74,36 @@ class Applier:
         """Settle ``owed``; a daemon that does not come back first gets its former configuration back.
 
         Raises:
-            ChangeFailed: one of them failed.
+            ChangeFailed: one of them failed. Services that let go of the GPUs are all started before that.
         """
         done: list[TriggerResult] = []
+        failures: list[ChangeFailed] = []
         for _, same in groupby(owed, key=_batch_key):
             batch = tuple(same)
+            if failures and batch[0].kind != "start":
+                break
             self.on_event(Triggering(batch))
-            done += self._settle_batch(batch)
+            try:
+                done += self._settle_batch(batch)
+            except ChangeFailed as failure:
+                if batch[0].kind != "start":
+                    raise
+                failures.append(failure)
+        if failures:
+            raise failures[0]
         return tuple(done)
 
+    def restart_paused(self) -> None:
+        """Start what this run has stopped for the sake of its changes, as far as it was not tried yet.
+
+        Raises:
+            ChangeFailed: one did not start.
+        """
+        paused = [trigger for trigger in pending_triggers(self.run.entries()) if trigger.kind == "start"]
+        self.settle([trigger for trigger in paused if trigger not in self._tried])
+
     def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
+        self._tried.update(batch)
         try:
             settled = self.host.trigger(batch)
             for one in settled:
@@ -245,11 +268,11 @@ class Applier:
     def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
-        """Make package changes in one transaction, with a backup of the configuration files that it purges."""
+        """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
         self.on_event(Applying(stage, "packages", batch))
         started = time.monotonic()
-        kept = tuple(self._find_conffiles(batch))
-        seqs = [*self.run.intend_all(stage, CONFFILES, kept, "removed by the purge")] if kept else []
+        seqs = [*self.run.intend_all(stage, CONFFILES, self._find_conffiles(batch), "removed by the purge")]
+        seqs += self.run.intend_all(stage, OVERWRITTEN, self._find_foreign(batch), "a package may overwrite it")
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
         self._make_and_record(batch, tuple(seqs), find_untouched=lambda: self._untouched_packages(batch))
@@ -260,6 +283,16 @@ class Applier:
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := live_state.read_file_state(self.host, path)) is not None:
+                yield self.host.realize(FileChange(path, state, None))
+
+    def _find_foreign(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+        """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
+        if not driver_packages(change.id for change in batch if change.before is None):
+            return
+        from gpunode.workflow.foreign_files import find_foreign_files  # only where a driver comes
+
+        for path in find_foreign_files(self.host):
+            if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _untouched_packages(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
@@ -299,17 +332,19 @@ class Applier:
 
 
 @contextmanager
-def recording_failure(run: Run) -> Iterator[None]:
-    """Record what ends the work early as the end of ``run``, too."""
+def recording_failure(applier: Applier) -> Iterator[None]:
+    """Record what ends the work early as the end of the run, too; what it stopped for its work is started again."""
     try:
         yield
     except GpunodeError as error:
         with _appending_errors(error):
-            run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+            applier.restart_paused()
+        with _appending_errors(error):
+            applier.run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
     except BaseException as error:
         with suppress(GpunodeError):
-            run.commit("failed", f"a bug: {type(error).__name__}")
+            applier.run.commit("failed", f"a bug: {type(error).__name__}")
         raise
 
 
@@ -333,7 +368,7 @@ def _installed_version(state: PackageState | None) -> str:
 
 def _batch_key(trigger: Trigger) -> Trigger | str:
     """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
-    return trigger if trigger.kind in _UNITS else trigger.kind
+    return trigger if trigger.kind in {*_UNITS, "start"} else trigger.kind
 
 
 def _split_batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:

@@ -191,6 +191,8 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     """Return the plans of a stage's steps, each of which sees what the steps before it will have changed."""
     plans: list[StepPlan] = []
     recipe = without_unneeded_driver(recipe, only)
+    # A step that a run leaves out is as one that the recipe skips: others may have to do a part of its work.
+    recipe = replace(recipe, skip=(*recipe.skip, *(step.id for step in STEPS if only and step.id not in only)))
     steps = iter(_selected_steps(recipe, stage, only))
     for step in steps:
         outcome = step.plan(recipe, facts)
@@ -262,11 +264,26 @@ def walk(
         only: ids of the steps to take; empty takes all.
     """
     for stage in STAGES:
-        plan = exact(facts, plan_stage(recipe, facts, stage, only))
+        plan = with_release(exact(facts, plan_stage(recipe, facts, stage, only)), facts)
         yield plan
         if plan.refusal:
             return
         facts = advance(facts, plan)
+
+
+def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
+    """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
+    if not any(_may_take_gpus(change) for change in plan.changes):
+        return plan
+    from gpunode.steps.gpu_services import GPU_RELEASE, plan_release  # a first setup has nothing to take
+
+    release = plan_release(plan.changes, facts)
+    steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
+    return replace(plan, steps=(*steps, *plan.steps))
+
+
+def _may_take_gpus(change: Change) -> bool:
+    return not isinstance(change, FileChange) and not (isinstance(change, PackageChange) and not change.ends_version)
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:

@@ -127,7 +127,7 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
     unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(stage.triggers))
     run = store.begin(options.verb, version=options.version, argv=options.argv)
     applier = Applier(host, run, on_event, lambda: None, unsettled, earlier)
-    with recording_failure(run):
+    with recording_failure(applier):
         applier.apply_stage(stage)
         due = tuple(one for one in stage.triggers if options.restart or one.kind == "cdi")
         settled = applier.settle(due)

@@ -1,48 +1,92 @@
-"""Refuse changes that would stop running workloads, unless --allow-disruption was given."""
+"""Refuse changes that would stop running workloads, unless --allow-disruption was given.
+
+There is one way to take a GPU from its users: they are counted, services that suffice are stopped, the others named.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, CommandChange, PackageChange, ServiceChange, Trigger, triggers
+from gpunode.change import (
+    GPU_SERVICES,
+    Change,
+    FileChange,
+    MigChange,
+    PackageChange,
+    ServiceChange,
+    Trigger,
+    triggers,
+)
+from gpunode.command import command
 from gpunode.errors import DrainRequired, Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit
-from gpunode.facts.project import UNINSTALL_RUN_DRIVER
-from gpunode.host.port import Host, HostView
+from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.daemons import MPS_SERVICE
+from gpunode.steps.gpu_services import Taking, find_taking
 from gpunode.workflow import mig_layouts
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.undo import any_replaced
 
-_RESTART: Final = Trigger("restart", MPS_SERVICE)
+_DOING: Final[dict[Taking, str]] = {
+    "driver": "take the driver away from",
+    "layout": "change the MIG layout under",
+    "mps": "stop the MPS daemon, and so perhaps end",
+}
 _MPS_DAEMON: Final = "nvidia-cuda-mps"
+_DISPLAYS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "sway", "weston"})
+_DISPLAY_UNITS: Final = frozenset(
+    {"display-manager.service", "gdm.service", "gdm3.service", "lightdm.service", "sddm.service"}
+)
 _MAX_NAMED: Final = 20
 
 
-def refuse_mps_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
-    """Refuse if the daemon would be stopped or restarted while a process has a GPU open.
+def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
+    """Refuse if a program uses what ``changes`` take away, and does not end with a service that they stop.
 
     Raises:
-        DrainRequired: they are named; which of them are clients, nobody tells without asking the daemon.
+        DrainRequired: such programs are counted and named, with what ends each kind.
     """
-    services = [change for change in ServiceChange.among(changes) if change.unit == MPS_SERVICE]
-    stops = any(change.before.active and not change.after.active for change in services)
-    if not stops and _RESTART not in (*triggers(changes), *owed):
+    taking = find_taking(changes) or find_taking([FileChange("", None, None, frozenset(owed))])
+    if taking is None:
         return
-    named = [words for words in host.workloads().gpu if _MPS_DAEMON not in words]
-    if named:
-        number = "1 process" if len(named) == 1 else f"{len(named)} processes"
+    divided = [change.gpu for change in MigChange.among(changes)] if taking == "layout" else []
+    pids, pods = (frozenset(), ()) if taking == "mps" else mig_layouts.find_gpu_users(host, divided)
+    found = {client.pid: client for client in host.workloads().gpu}
+    # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
+    users = pids if taking == "layout" else {*pids, *found}
+    stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
+    every = (found.get(pid, GpuClient(pid)) for pid in sorted(users))
+    clients = [client for client in every if not _is_expected(client, taking, stopped)]
+    if clients:
+        raise drain_error(_DOING[taking], "process", clients, dict.fromkeys(map(_advise, clients)))
+    if pods:
         raise DrainRequired(
-            f"stopping the MPS daemon would end what computes through it: {number} on the GPUs",
-            why=f"running: {', '.join(named[:_MAX_NAMED])}" + (" …" if len(named) > _MAX_NAMED else ""),
-            hint="end them first, or continue with --allow-disruption",
+            "continuing would take the GPU from pods that hold it",
+            why=f"the kubelet gave GPUs to {_list_named(pods)}",
+            hint=f"{_DRAIN}, or {_OVERRIDE_HINT}",
         )
+
+
+def _is_expected(client: GpuClient, taking: Taking, stopped: Collection[str]) -> bool:
+    """Return whether a client ends with the units ``stopped``, or takes no part in what ends."""
+    is_no_work = client.unit in GPU_SERVICES or _MPS_DAEMON in client.command
+    return client.unit in stopped or (taking == "mps" and is_no_work)
+
+
+def _advise(client: GpuClient) -> str:
+    """Return what ends a client."""
+    program = client.command.partition(" ")[0].rpartition("/")[2]
+    if client.pod:
+        return _DRAIN
+    if client.container:
+        return "stop their containers first"
+    if client.unit in _DISPLAY_UNITS or program in _DISPLAYS:
+        return "end the display first: systemctl isolate multi-user.target"
+    return str(command("systemctl", "stop", client.unit)) if client.unit else "end them first"
 
 
 DOCKER: Final = "docker.service"
@@ -53,6 +97,7 @@ _CONTAINERD_PACKAGES: Final = frozenset(map(PackageId, ("containerd", "container
 NO_DAEMON: Final = re.compile(r"daemon (?:is )?running")
 _RUNNING_CONTAINERS: Final = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 _OVERRIDE_HINT: Final = "continue with --allow-disruption"
+_DRAIN: Final = "drain the node first (kubectl drain NODE --ignore-daemonsets)"
 
 
 def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
@@ -63,12 +108,7 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
         Undetermined: docker runs and does not say what.
     """
     changes = [change for stage in preview for change in stage.changes]
-    mig_layouts.refuse_gpu_clients(host, changes)
-    refuse_mps_clients(host, changes, owed)
-    if any(change.argv == UNINSTALL_RUN_DRIVER for change in CommandChange.among(changes)) and (
-        clients := host.workloads().gpu
-    ):
-        raise _drain_error("take the driver away from", "process", clients)
+    refuse_gpu_clients(host, changes, owed)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
         refuse_while_running(facts.unit(DOCKER), host)
@@ -86,22 +126,24 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
     if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
         refuse_while_running(docker, host)
-    workloads = host.workloads()
-    if any_replaced(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
-        raise _drain_error("take the driver away from", "process", workloads.gpu)
-    if any_replaced(packages, _CONTAINERD_PACKAGES) and workloads.containers:
-        raise _drain_error("take containerd away from", "container", workloads.containers)
-    mig_layouts.refuse_gpu_clients(host, changes)
-    refuse_mps_clients(host, changes, owed)
+    refuse_gpu_clients(host, changes, owed)
+    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.workloads().containers):
+        raise drain_error("take containerd away from", "container", containers, ["end them first"])
 
 
-def _drain_error(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
+def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable[str]) -> DrainRequired:
+    """Return the error for ``what`` is running, with all of them counted and some named."""
     number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
     return DrainRequired(
         f"continuing would {doing} {number}",
-        why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
-        hint="end them first, or continue with --allow-disruption",
+        why=f"running: {_list_named(named)}",
+        hint="\n".join((*advice, f"or {_OVERRIDE_HINT}")),
     )
+
+
+def _list_named(those: Sequence[object]) -> str:
+    more = len(those) - _MAX_NAMED
+    return ", ".join(map(str, those[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:

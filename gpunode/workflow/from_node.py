@@ -21,6 +21,7 @@ from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import place_row
 from gpunode.steps import cdi
+from gpunode.steps.cuda_release import find_installed_toolkit
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.installed_driver import family_of, installed_branches, is_installed
@@ -47,6 +48,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         description="written from a node as it was found",
         driver=_detect_driver(facts),
         toolkit=_detect_toolkit(facts),
+        cuda=find_installed_toolkit(facts),
         runtime=_detect_runtime(facts),
     )
     is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel

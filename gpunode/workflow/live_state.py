@@ -14,13 +14,13 @@ from gpunode.packages import SYSTEMS, Database
 _LIMIT = 64 << 20
 
 
-def read_file_state(host: HostView, path: str) -> FileState | None:
+def read_file_state(host: HostView, path: str, limit_bytes: int = _LIMIT) -> FileState | None:
     """Return the file as it is; None if there is none.
 
     Raises:
         Undetermined: it cannot be read.
     """
-    capture = host.look(Probe(path, path=path, limit_bytes=_LIMIT))
+    capture = host.look(Probe(path, path=path, limit_bytes=limit_bytes))
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:

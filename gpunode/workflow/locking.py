@@ -10,8 +10,10 @@ from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.installed_driver import branch_of, matches
+from gpunode.steps.packages import wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
@@ -21,7 +23,7 @@ _OPEN_SOURCE_PARTS = "libnvidia-egl-"
 
 
 def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
-    """Return the versions after ``plans``: those of requested packages, and of the driver's dependencies.
+    """Return the versions after ``plans``: those of requested packages, and of what came along with driver and toolkit.
 
     Kernel headers are not among them: they follow the kernel of each node.
 
@@ -38,7 +40,9 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    wanted = sorted({*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages)})
+    wanted = sorted(
+        {*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages), *_components(recipe, facts)}
+    )
     return VersionLock(
         file=file,
         recipe=recipe.name,
@@ -60,6 +64,15 @@ def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     for step in STEPS:
         if step.packages and step.id not in recipe.skip:
             yield from step.packages.wanted(recipe, facts)
+
+
+def _components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
+    """Return what came along with the CUDA toolkit."""
+    if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT.id in recipe.skip:
+        return ()
+    from gpunode.steps.cuda_release import find_components  # loaded on use
+
+    return find_components(recipe, facts)
 
 
 def _recipe_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:

@@ -6,19 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gpunode.change import Change, MigChange, MigLayout
-from gpunode.errors import Conflict, DrainRequired
+from gpunode.errors import Conflict
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import MigGpu
-from gpunode.facts.patterns import Pattern
 from gpunode.host import nvml
-from gpunode.host.port import Host, HostView
+from gpunode.host.port import HostView
 from gpunode.journal.footprint import ChangeSpan
 from gpunode.workflow.undo import UndoStep
 
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
-_CONTAINER = Pattern(r"[0-9a-f]{64}")
-_SHOWN = 20
 
 
 def _gpus_by_uuid(host: HostView) -> dict[str, MigGpu]:
@@ -76,37 +73,19 @@ def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
     )
 
 
-def refuse_gpu_clients(host: Host, changes: Collection[Change]) -> None:
-    """Refuse if a process uses a GPU whose layout changes, or a pod holds one.
+def find_gpu_users(host: HostView, gpus: Collection[str] = ()) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Return the processes that NVML shows on ``gpus``, by number, and a phrase for each pod that holds one of them.
 
-    Raises:
-        DrainRequired: naming them, with the container of each.
+    Without ``gpus``, of all. None where NVML does not answer: whoever makes the change hears of it from the driver.
     """
-    divided = [change.gpu for change in MigChange.among(changes)]
-    if not divided:
-        return
     try:
         present = _gpus_by_uuid(host)
     except ValueError:
-        return  # whoever makes the change hears of it from the driver
-    clients = sorted({pid for uuid in divided if uuid in present for pid in present[uuid].clients})
-    if clients:
-        commands = {words.partition(" ")[0]: words for words in host.workloads().gpu}
-        named = [f"{commands.get(str(pid), str(pid))}{_describe_container(host, pid)}" for pid in clients[:_SHOWN]]
-        number = "1 process" if len(clients) == 1 else f"{len(clients)} processes"
-        raise DrainRequired(
-            f"changing the MIG layout would end {number} on the GPU",
-            why=f"running: {', '.join(named)}" + (" …" if len(clients) > _SHOWN else ""),
-            hint="end them first, or continue with --allow-disruption",
-        )
-    from gpunode.workflow.pod_devices import find_gpu_pods  # loaded on use: few runs divide a GPU
+        return frozenset(), ()
+    from gpunode.workflow.pod_devices import find_gpu_pods  # loaded on use: few runs take a GPU away
 
-    if pods := find_gpu_pods(host, divided):
-        raise DrainRequired(
-            "changing the MIG layout would take the GPU from pods that hold it",
-            why=f"the kubelet gave GPUs to {', '.join(pods[:_SHOWN])}" + (" …" if len(pods) > _SHOWN else ""),
-            hint="drain the node first (kubectl drain NODE --ignore-daemonsets), or continue with --allow-disruption",
-        )
+    pids = (pid for uuid, gpu in present.items() if not gpus or uuid in gpus for pid in gpu.clients)
+    return frozenset(pids), find_gpu_pods(host, gpus or present)
 
 
 def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
@@ -125,8 +104,3 @@ def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
 
 def _is_late(gpu: MigGpu, on: bool) -> bool:
     return gpu.layout is not None and gpu.layout.enabled != on
-
-
-def _describe_container(host: Host, pid: int) -> str:
-    found = _CONTAINER.search(host.look(Probe(f"cgroup-{pid}", path=f"/proc/{pid}/cgroup")).text)
-    return f" in container {found[0][:12]}" if found else ""

@@ -168,7 +168,7 @@ def still_pending(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger,
 
 def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
     unit = facts.unit(trigger.target)
-    if trigger.kind not in {"reload", "restart"} or not isinstance(unit, Known):
+    if trigger.kind not in {"start", "reload", "restart"} or not isinstance(unit, Known):
         return False
     return unit.value.started_at is not None and unit.value.started_at > since
 

@@ -146,8 +146,9 @@ def rollback(
     """
     run = store.begin(verb, version=version, argv=argv, undoes=plan.of, with_packages=whole)
     reason = f"as it was before {plan.of or 'gpunode'}"
-    executor = UndoExecutor(Applier(host, run, on_event, pause), host, reason, plan.owed)
-    with recording_failure(run):
+    applier = Applier(host, run, on_event, pause)
+    executor = UndoExecutor(applier, host, reason, plan.owed)
+    with recording_failure(applier):
         executor.carry_out(plan.steps)
     plan = replace(plan, reboot=plan.reboot or mig_layouts.pending_mig_switch(host, plan.changes))
     run.commit("waiting" if plan.reboot else "done", plan.reboot)

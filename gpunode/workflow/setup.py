@@ -150,7 +150,7 @@ def setup(
     )
     applier = Applier(host, run, on_event, options.pause, unsettled, left.owed)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
-    with recording_failure(run):
+    with recording_failure(applier):
         made.execute()
     run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
     seconds = time.monotonic() - started

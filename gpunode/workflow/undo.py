@@ -10,6 +10,7 @@ from itertools import groupby
 from gpunode.change import (
     CONFFILES,
     OBSOLETE,
+    OVERWRITTEN,
     Change,
     FileChange,
     PackageChange,
@@ -191,6 +192,8 @@ class UndoExecutor:
                 change = replace(change, before=live_state.read_file_state(self.host, change.path))
             if step.step_id == CONFFILES and change.before is None:
                 return  # its package did not come back
+            if step.step_id == OVERWRITTEN and change.before is not None:
+                return  # a package that stays has the place
             if step.expectation is not None:
                 note = self.host.check(step.expectation, (change,))
         self.applier.apply_change(step.stage, step.step_id, change, self.reason, note)
@@ -212,11 +215,4 @@ def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
 
 def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
     """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and _is_replaced(change) for change in packages)
-
-
-def _is_replaced(change: PackageChange) -> bool:
-    if change.before is None or change.before.config_files_only:
-        return False
-    state = change.settled
-    return state is None or state.config_files_only or state.version != change.before.version
+    return any(change.id in those and change.ends_version for change in packages)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
-    CONFFILES,
     CONFIGURATION,
-    OBSOLETE,
+    OF_PACKAGES,
+    OVERWRITTEN,
     CommandChange,
     FileChange,
     FileState,
@@ -35,9 +35,10 @@ from gpunode.packages.simulation import is_removal
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.cuda import CUDA_TOOLKIT
+from gpunode.steps.gpu_services import GPU_RELEASE, plan_pauses
 from gpunode.steps.packages import CUDA_REPOSITORY
 from gpunode.workflow import live_state, mig_layouts
-from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.converge import DEPENDENCIES, survey
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.file_restore import ResolveEdit, RestoredFile, restore_file
 from gpunode.workflow.source_lists import keep_sources_readable
@@ -115,6 +116,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
     ordered = redo_order(steps) if request.is_redo else undo_order(steps)
     steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
+    steps = (*_pause_services(steps, facts), *steps)
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
     return UndoPlan(
@@ -148,11 +150,18 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
     files, notes, kept = _restore_files(request, host, trails)
     layouts, unchanged = mig_layouts.plan_restore(host, spans, force=request.force)
-    steps = (*files, *layouts)
+    pauses = tuple(_pause_services(layouts, survey(host))) if layouts else ()
+    steps = (*pauses, *files, *layouts)
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
     return UndoPlan(request.of, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
+
+
+def _pause_services(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
+    """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
+    pauses = plan_pauses([step.change for step in steps], facts)
+    yield from (UndoStep(GPU_RELEASE.stage, GPU_RELEASE.id, change) for change in pauses)
 
 
 def _describe_uninstalled(commands: Iterable[CommandChange]) -> Iterator[str]:
@@ -229,7 +238,7 @@ def _taken_on_reload(change: FileChange) -> bool:
 
 
 def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
-    """Yield what restores the configuration files of purged packages.
+    """Yield what restores the configuration files of purged packages, and files that packages overwrote.
 
     Raises:
         Conflict: somebody has written or edited one since.
@@ -242,11 +251,23 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
             continue
         trail = footprint.files.get(back.path)
         is_nobodys = (
-            now is None or conffile_sum(now.content) == shipped.get(back.path) or (trail and trail.spans[-1].left(now))
+            now is None
+            or _is_overwritten(span, host)
+            or conffile_sum(now.content) == shipped.get(back.path)
+            or (trail and trail.spans[-1].left(now))
         )
         if not is_nobodys and not force:
             raise edit_conflict(back, now)
         yield UndoStep(span.stage, span.step, back)
+
+
+def _is_overwritten(span: ChangeSpan[FileChange], host: Host) -> bool:
+    """Return whether a package has its file in the place of one that was backed up before."""
+    if span.step != OVERWRITTEN:
+        return False
+    from gpunode.workflow.foreign_files import find_unowned  # few undos meet one
+
+    return not find_unowned(host, [span.change.path])
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
@@ -370,7 +391,7 @@ def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence
 def _serves_packages(step: UndoStep) -> bool:
     match step.change:
         case FileChange(after=None):
-            return step.stage != CONFIGURATION and step.step_id not in (CONFFILES, OBSOLETE)
+            return step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
         case ServiceChange(after=after):
             return not after.active or not after.enabled
         case _:

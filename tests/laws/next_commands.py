@@ -130,7 +130,7 @@ def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
         case ["apt-get", "purge", *names]:
             kept = {p: s for p, s in known(facts.packages, {}).items() if p.name not in names}
             return again(replace(facts, packages=Known(kept, "dpkg-status")))
-        case ["nvidia-uninstall"]:
+        case ["nvidia-installer", "--uninstall"]:
             return again(replace(facts, run_installer=Known(False, "run-installer")))
         case _:
             raise AssertionError(f"nobody knows what this does to a node: {command}")

@@ -609,7 +609,7 @@ def _typed(command: str, facts: Facts) -> Facts:
             kernel = name.partition("-headers-")[2]
             packages[name] = PackageState("6.1.1-1")
             facts = replace(facts, headers=Known(known(facts.headers, frozenset()) | {kernel}, HERE))
-        case [*_, "nvidia-uninstall"]:
+        case [*_, "nvidia-installer"]:
             return replace(facts, run_installer=Known(False, HERE))
         case _:
             return facts

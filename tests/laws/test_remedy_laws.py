@@ -420,7 +420,7 @@ def test_missing_program_removes_nothing() -> None:
 
 DATA_CENTER_DRIVER = re.compile(
     r"gpunode setup|\b(?:nvidia-(?:driver|open|dkms|utils|kernel|headless)|libnvidia-compute|cuda-drivers|akmod-nvidia)"
-    r"\S*|ubuntu-drivers|nvidia-uninstall"
+    r"\S*|ubuntu-drivers|nvidia-installer"
 )
 
 

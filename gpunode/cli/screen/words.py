@@ -50,6 +50,8 @@ def describe_trigger(trigger: Trigger) -> str:
             return "rebuild the initramfs"
         case "cdi":
             return "write the CDI specification"
+        case "start":
+            return f"start {unit} again"
         case "reload":
             return f"reload {unit} (no downtime)"
         case "restart":
@@ -68,6 +70,8 @@ def trigger_labels(trigger: Trigger) -> tuple[str, str]:
             return "initramfs", "rebuilt"
         case "cdi":
             return "CDI specification", "written"
+        case "start":
+            return unit, "started again"
         case "reload":
             return unit, "reloaded, no downtime"
         case "restart":

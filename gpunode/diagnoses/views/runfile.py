@@ -28,7 +28,7 @@ def uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence of its uninstaller, which every installation has."""
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
-        return (cite_fact("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
+        return (cite_fact("NVIDIA's .run installer", "it is in /usr/bin", known.probe),) if known.value else ()
     seen = snapshot.items_of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(

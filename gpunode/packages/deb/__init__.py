@@ -162,6 +162,7 @@ DEB: Final = PackageSystem(
     cuda_pin_file=preferences.CUDA_PIN_FILE,
     read=_read,
     database=status.Status,
+    owners=("dpkg-query", "--search"),
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     sources_in=_sources_in,
     contradict=_contradict,

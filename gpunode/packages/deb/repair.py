@@ -16,13 +16,18 @@ _APT = (
     *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
 )
 _COMPLETE = (*_APT, "--fix-broken", "install")
-# dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it: it
-# has to be told to install it anew. Which these are is known only once dpkg has read what it noted before it ended.
-_HALF = r"dpkg-query -W -f '${db:Status-Status} ${binary:Package}\n' | sed -n 's/^half-installed //p'"
-_ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", "install"))} "$@"'
+# dpkg neither configures nor removes a package that may have lost some of its files (half-installed, or unpacked and to
+# be reinstalled), and apt sees nothing broken in it: it has to be told to install it anew, together with what it needs.
+# Which these are is known only once dpkg has read what it noted before it ended.
+_HALF = (
+    r"dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}\n' | "
+    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'"
+)
+_ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--fix-broken", "--reinstall", "install"))} "$@"'
+_BEGIN, _END = shlex.join(_CONFIGURE), f"{shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}"
 # The last word is the script's name, which is what people read of it.
-_NAME = "dpkg --configure -a, apt-get --fix-broken install, apt-get --reinstall install"
-_FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}", _NAME)
+_NAME = "dpkg --configure -a, apt-get --reinstall install, apt-get --fix-broken install"
+_FINISH = ("sh", "-c", f"{_BEGIN}; {{ {_ANEW}; }} && {{ {_END}; }}", _NAME)
 
 REPAIR_COMMAND: Final = CommandChange(
     _FINISH, "dpkg was interrupted and left packages half-installed or not configured"

@@ -22,7 +22,7 @@ from gpunode.facts.nvml import list_mig_gpus, read_nvml_answer
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.host.local import LocalHost
 from gpunode.host.nvml import make_probe
-from gpunode.host.port import TriggerResult, Workloads
+from gpunode.host.port import GpuClient, TriggerResult, Workloads
 from gpunode.journal.store import Store
 from gpunode.recipe import MigSettings, Recipe
 from gpunode.workflow import live_state
@@ -53,9 +53,6 @@ class Machine(LocalHost):
         version = folder / "root/proc/driver/nvidia/version"
         version.parent.mkdir(parents=True, exist_ok=True)
         version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
-        cgroup = folder / "root/proc/4711/cgroup"
-        cgroup.parent.mkdir(parents=True, exist_ok=True)
-        cgroup.write_text(f"0::/system.slice/docker-{'0123456789abcdef' * 4}.scope\n")
 
     def look(self, probe: Probe, /) -> Capture:
         return self.live.look(probe) if probe.argv else super().look(probe)
@@ -72,7 +69,8 @@ class Machine(LocalHost):
         return tuple(TriggerResult(trigger, 0.0) for trigger in triggers)
 
     def workloads(self) -> Workloads:
-        return Workloads(("4711 (python train.py)", "99 (nvtop)"))
+        job = GpuClient(4711, "python train.py", container="0123456789ab")
+        return Workloads((job, GpuClient(99, "nvtop")))
 
     def facts(self) -> Facts:
         files = {path: Known(live_state.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
@@ -184,7 +182,7 @@ def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, sto
     used = Machine(tmp_path, FAKE_NVML_CLIENTS="0:4711,0:4712")
     with pytest.raises(DrainRequired) as raised:
         used.setup(store)
-    assert raised.value.what == "changing the MIG layout would end 2 processes on the GPU"
+    assert raised.value.what == "continuing would change the MIG layout under 2 processes"
     assert raised.value.why == "running: 4711 (python train.py) in container 0123456789ab, 4712"
     assert not store.runs()
     free.setup(store)

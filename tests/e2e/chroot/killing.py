@@ -144,7 +144,7 @@ class Started:
             AssertionError: the run was over before.
         """
         before = steps(self.node)
-        return self._kill_once(lambda: steps(self.node) - before >= step, victims)
+        return self.kill_once(lambda: steps(self.node) - before >= step, victims)
 
     def kill_before_dpkg(self) -> None:
         """Kill it and all that it has started once the journal announces its package changes, before dpkg makes any.
@@ -153,10 +153,11 @@ class Started:
             AssertionError: dpkg was faster, or no package change was announced.
         """
         before, announced = steps(self.node), package_intents(self.node)
-        self._kill_once(lambda: package_intents(self.node) > announced, "everything")
+        self.kill_once(lambda: package_intents(self.node) > announced, "everything")
         assert steps(self.node) == before, "dpkg had begun"
 
-    def _kill_once(self, is_time: Callable[[], bool], victims: Victims) -> Orphans:
+    def kill_once(self, is_time: Callable[[], bool], victims: Victims) -> Orphans:
+        """Kill it once it ``is_time``; returns and raises as `kill_at` does."""
         pid = self.pid
         deadline = time.monotonic() + _LATEST_S
         while not is_time():
@@ -194,9 +195,9 @@ def start(node: Chroot, *arguments: str) -> Started:
     return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
 
 
-def start_setup(node: Chroot) -> Started:
+def start_setup(node: Chroot, *options: str) -> Started:
     """Return ``gpunode setup`` under way in ``node``."""
-    return start(node, "setup", RECIPE, "--yes")
+    return start(node, "setup", RECIPE, "--yes", *options)
 
 
 def _stopped(pid: int) -> list[int]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
+from tests.e2e.chroot.killing import DPKG_LOG, Victims, start_setup
 from tests.e2e.chroot.scenario import Lab, as_machine, ask, called, setup, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.debs import Package
-from tests.e2e.lab.pci import H100, NVSWITCH
+from tests.e2e.lab.pci import A100, A100_NVSWITCH, B200, GB200, H100, H200, NVSWITCH
 from tests.e2e.lab.snapshot import snapshot
 
 pytestmark = pytest.mark.e2e
@@ -25,37 +27,90 @@ WantedBy=multi-user.target
 """
 
 
-def make_fabric(version: str) -> Iterator[Package]:
-    """The packages of a fabric, without relations to the driver, as NVIDIA's have none that names its version."""
-    unit = {"/lib/systemd/system/nvidia-fabricmanager.service": _UNIT}
-    yield Package("nvidia-fabricmanager", version, files=unit)
+_MANAGED: Final = ("nvidia-fabricmanager", "libnvidia-nscq")
+_FREE: Final = {"nvlsm": "2025.10.11-1", "infiniband-diags": "44.0-2"}
+# Devices, and the packages at the driver's exact version and at their own.
+_GENERATIONS: Final = {
+    "a100": ((A100, A100_NVSWITCH), _MANAGED, ()),
+    "h100": ((H100, NVSWITCH), _MANAGED, ()),
+    "h200": ((H200, NVSWITCH), _MANAGED, ()),
+    "b200": ((B200,), ("nvidia-fabricmanager", "libnvsdm"), (*_FREE,)),
+    "gb200": ((GB200,), ("nvidia-imex",), ()),
+}
+# As in dpkg's log.
+_BOTH: Final = ("libcuda1", "nvidia-fabricmanager")
+_SLOW: Final = "#!/bin/sh\nsleep 3\n"
+
+
+def make_fabric(version: str, **scripts: str) -> Iterator[Package]:
+    """The packages of every fabric, without relations to the driver, as NVIDIA's have none that names its version."""
+    for name in ("nvidia-fabricmanager", "nvidia-imex"):
+        yield Package(name, version, files={f"/lib/systemd/system/{name}.service": _UNIT}, scripts=scripts)
     yield Package("libnvidia-nscq", version)
+    yield Package("libnvsdm", version)
 
 
 @pytest.mark.long
-def test_fabric_manager_follows_the_driver(bases: dict[str, Bases], chroots: Lab) -> None:
-    versions = ("580.178.04-1", "595.91.07-1", "595.91.08-1")
-    folder = chroots.repositories.variant(
-        "debian12", chroots.folder / "fabric", added=[one for version in versions for one in make_fabric(version)]
-    )
-    with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
+@pytest.mark.parametrize("generation", _GENERATIONS)
+def test_fabric_follows_the_driver(generation: str, bases: dict[str, Bases], chroots: Lab) -> None:
+    devices, locked, free = _GENERATIONS[generation]
+    versions = ("580.178.04-1", "595.91.06-1", "595.91.07-1", "595.91.08-1")
+    added = [one for version in versions for one in make_fabric(version)]
+    added += [Package(name, version) for name, version in _FREE.items()]
+    folder = chroots.repositories.variant("debian12", chroots.folder / f"fabric-{generation}", added=added)
+    every = {"nvidia-imex", *_MANAGED, "libnvsdm", *_FREE}
+    with chroots.node(bases["bookworm"].plain, devices) as node:
         as_machine(node)
         node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
         chroots.recipe(node, "debian12", "bare-metal")
         before = snapshot(node)
 
         setup_ok(node, "--driver", "580")
-        assert node.installed()["nvidia-fabricmanager"] == "580.178.04-1"
+        expected = {**dict.fromkeys(locked, "580.178.04-1"), **{name: _FREE[name] for name in free}}
+        assert {name: version for name, version in node.installed().items() if name in every} == expected
         assert setup_ok(node, "--driver", "580").envelope["changed"] is False
 
         # The archive has a newer fabric manager than any driver of the branch; alone, apt would take that one.
         called(node)
         assert setup(node, "--driver", "595").exit_code == 10
         assert called(node).count("apt-get", "install") == 1
-        assert {node.installed()[name] for name in ("nvidia-fabricmanager", "libnvidia-nscq")} == {"595.91.07-1"}
+        expected |= dict.fromkeys(locked, "595.91.07-1")
+        assert {name: version for name, version in node.installed().items() if name in every} == expected
 
         assert ask(node, "remove", "--yes").exit_code == 10
         assert before.differences(snapshot(node)) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("state", "victims"), [("unpacked", "everything"), ("installed", "gpunode")])
+def test_kill_between_driver_and_fabric_manager_is_finished(
+    state: str, victims: Victims, bases: dict[str, Bases], chroots: Lab
+) -> None:
+    """Two versions of the two are what ends in CUDA error 802, and a killed run leaves them."""
+    added = [*make_fabric("580.178.04-1"), *make_fabric("595.91.07-1", preinst=_SLOW, postinst=_SLOW)]
+    folder = chroots.repositories.variant("debian12", chroots.folder / f"fabric-{state}", added=added)
+    with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
+        as_machine(node)
+        node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
+        chroots.recipe(node, "debian12", "bare-metal")
+        setup_ok(node, "--driver", "580")
+
+        def reached() -> set[str]:
+            log = node.read(DPKG_LOG).splitlines()
+            return {name for name in _BOTH if any(f" status {state} {name}:amd64 595." in line for line in log)}
+
+        orphans = start_setup(node, "--driver", "595").kill_once(lambda: len(reached()) == 1, victims)
+        try:
+            assert len(reached()) == 1, "both were there already"
+            again = setup(node, "--driver", "595") if victims == "everything" else None
+        finally:
+            orphans.send(signal.SIGCONT)
+        again = again or setup(node, "--driver", "595")
+
+        assert again.exit_code == 10, again.error
+        assert {node.installed()[name] for name in _BOTH} == {"595.91.07-1"}
+        assert node.run("/usr/bin/dpkg", "--audit").stdout == ""
+        assert not [change for change in setup(node, "--driver", "595").changes if change["kind"] == "package"]
 
 
 def test_run_without_a_fitting_fabric_manager_touches_no_package(bases: dict[str, Bases], chroots: Lab) -> None:

@@ -24,19 +24,21 @@ FILES: Final = (
     "/usr/bin/nvidia-persistenced",
     "/usr/bin/nvidia-modprobe",
 )
+# Somebody has edited it, so the uninstaller leaves it, and a package overwrites it.
+EDITED: Final = "/usr/bin/nvidia-smi"
 LINKS: Final = {f"{LIBRARIES}/{name}.so.1": f"{name}.so.{VERSION}" for name in ("libcuda", "libnvidia-ml")}
 LOG: Final = "/var/log/nvidia-installer.log"
 # Removes what its list names and then itself; its exit status says nothing.
 UNINSTALLER: Final = """\
 #!/bin/sh
-[ "$1" = --silent ] || exit 2
-while read -r path; do rm -f "$path"; done < /var/lib/nvidia/log
+[ "$*" = "--uninstall --silent" ] || exit 2
+while read -r path; do [ "$path" = /usr/bin/nvidia-smi ] || rm -f "$path"; done < /var/lib/nvidia/log
 rm -rf /var/lib/nvidia /usr/bin/nvidia-installer /usr/bin/nvidia-uninstall
 exit 1
 """
 
 
-def install_run_driver(node: Chroot, uninstaller: str = UNINSTALLER) -> None:
+def install_run_driver(node: Chroot, uninstaller: str = UNINSTALLER, *, has_link: bool = True) -> None:
     """Write the files as NVIDIA's installer does: without DKMS, and with its list and its uninstaller."""
     module = f"/lib/modules/{node.kernel}/kernel/drivers/video/nvidia.ko"
     for path in (*FILES, module):
@@ -47,7 +49,8 @@ def install_run_driver(node: Chroot, uninstaller: str = UNINSTALLER) -> None:
     node.write("/var/lib/nvidia/log", "".join(f"{path}\n" for path in (*FILES, *LINKS, BLACKLIST, module)))
     node.write(LOG, "nvidia-installer log file\n")
     node.write("/usr/bin/nvidia-installer", uninstaller, mode=0o755)
-    node.path("/usr/bin/nvidia-uninstall").symlink_to("nvidia-installer")
+    if has_link:
+        node.path("/usr/bin/nvidia-uninstall").symlink_to("nvidia-installer")
 
 
 def test_run_driver_is_refused_or_uninstalled_first(bases: dict[str, Bases], chroots: Lab) -> None:
@@ -62,7 +65,7 @@ def test_run_driver_is_refused_or_uninstalled_first(bases: dict[str, Bases], chr
         assert refused.exit_code == 3
         assert "--remove-runfile-driver" in refused.error
         assert node.installed() == packages
-        assert node.read("/usr/bin/nvidia-smi") == f"/usr/bin/nvidia-smi of {VERSION}\n"
+        assert node.read(EDITED) == f"{EDITED} of {VERSION}\n"
 
         done = setup_ok(node, "--remove-runfile-driver")
 
@@ -70,23 +73,25 @@ def test_run_driver_is_refused_or_uninstalled_first(bases: dict[str, Bases], chr
         assert kinds.index("command") < kinds.index("package")
         assert not [path for path in FILES if VERSION in path and node.path(path).exists()]
         assert node.path(LOG).exists()
-        assert node.run("dpkg", "-S", "/usr/bin/nvidia-smi").stdout.startswith("nvidia-")
+        assert node.run("dpkg", "-S", EDITED).stdout.startswith("nvidia-")
+        assert VERSION not in node.read(EDITED)
         assert setup_ok(node).envelope["changed"] is False
 
         undone = ask(node, "rollback", "--packages", "--yes")
         assert ".run installer" in f"{undone.error}{undone.envelope}"
-        assert not node.path("/usr/bin/nvidia-smi").exists()
+        assert node.read(EDITED) == f"{EDITED} of {VERSION}\n"
+        assert "/usr/bin/nvidia-smi" not in node.run("sh", "-c", "cat /var/lib/dpkg/info/*.list").stdout
 
 
 def test_failed_uninstaller_stops_before_any_package(bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].plain, [GTX_1080]) as node:
         as_machine(node)
         chroots.recipe(node, "debian12", "bare-metal")
-        install_run_driver(node, "#!/bin/sh\necho 'ERROR: the log is not readable' >&2\nexit 0\n")
+        install_run_driver(node, "#!/bin/sh\necho 'ERROR: the log is not readable' >&2\nexit 0\n", has_link=False)
         packages = node.installed()
 
         failed = setup(node, "--remove-runfile-driver")
 
         assert failed.exit_code == 6
-        assert "nvidia-uninstall --silent failed" in failed.error
+        assert "nvidia-installer --uninstall --silent failed" in failed.error
         assert node.installed() == packages

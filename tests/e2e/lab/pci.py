@@ -67,9 +67,13 @@ class Device:
 HOST_BRIDGE = Device("0000:00:00.0", 0x29C0, vendor=0x8086, device_class=0x060000, subsystem=(0x8086, 0))
 GTX_1080 = Device("0000:01:00.0", 0x1B80, subsystem=(0x1043, 0x8592))
 T4 = Device("0000:01:00.0", 0x1EB8, device_class=0x030200, subsystem=(NVIDIA, 0x12A2))
+A100 = Device("0000:17:00.0", 0x20B2, device_class=0x030200, subsystem=(NVIDIA, 0x1463))
+A100_NVSWITCH = Device("0000:0b:00.0", 0x1AF1, device_class=0x068000, subsystem=(NVIDIA, 0x0001))
 H100 = Device("0000:17:00.0", 0x2330, device_class=0x030200, subsystem=(NVIDIA, 0x16C1))
 NVSWITCH = Device("0000:0b:00.0", 0x22A3, device_class=0x068000, subsystem=(NVIDIA, 0x0001))
+H200 = Device("0000:17:00.0", 0x2335, device_class=0x030200, subsystem=(NVIDIA, 0x18BE))
 B200 = Device("0000:17:00.0", 0x2901, device_class=0x030200, subsystem=(NVIDIA, 0x1999))
+GB200 = Device("0009:01:00.0", 0x2941, device_class=0x030200, subsystem=(NVIDIA, 0x2046))
 RADEON = Device("0000:03:00.0", 0x73BF, vendor=0x1002, subsystem=(0x1002, 0x0E3A))
 
 

@@ -46,16 +46,16 @@ def commands(finding: Finding) -> list[str]:
 def test_installer_driver_is_removed_where_packages_have_a_module() -> None:
     finding = root(DKMS, UNINSTALLER)
     assert finding.cause == "runfile-leftover"
-    assert commands(finding)[0] == "sudo nvidia-uninstall --silent"
+    assert commands(finding)[0] == "sudo nvidia-installer --uninstall --silent"
     assert "nvidia-dkms-535" in commands(finding)[1]
 
 
 def test_installer_driver_of_unknown_origin_is_replaced() -> None:
     finding = root(("dpkg -l | grep libnvidia-compute", LIBRARY), UNINSTALLER)
-    assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]
+    assert commands(finding)[:2] == ["sudo nvidia-installer --uninstall --silent", "sudo gpunode setup"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "*nvidia", "libnvidia"])
 def test_filtered_package_list_proves_no_missing_module(pattern: str) -> None:
     finding = root((f"dpkg -l | grep -E '{pattern}'", LIBRARY), UNINSTALLER)
-    assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]
+    assert commands(finding)[:2] == ["sudo nvidia-installer --uninstall --silent", "sudo gpunode setup"]

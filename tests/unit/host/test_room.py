@@ -1,4 +1,4 @@
-"""A /boot without room for another initramfs is refused before anything is changed."""
+"""A disk without room for what a run needs is refused before anything is changed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, Trigger
+from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import Refused
-from gpunode.host.room import refuse_full_boot
+from gpunode.facts.project import UNINSTALL_RUN_DRIVER
+from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
 
 BLACKLIST = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
+UNINSTALL = CommandChange(UNINSTALL_RUN_DRIVER, "x")
 OTHER = FileChange("/etc/x", None, FileState(b""))
 
 
@@ -38,3 +40,18 @@ def test_initramfs_space_is_not_checked_without_one(tmp_path: Path) -> None:
     refuse_full_boot([BLACKLIST], str(tmp_path), lambda _: 0)
     (tmp_path / "boot").mkdir()
     refuse_full_boot([BLACKLIST], str(tmp_path))
+
+
+@pytest.mark.parametrize(("mib", "is_refused"), [(2047, True), (2048, False)])
+def test_run_driver_stays_where_the_next_one_has_no_room(tmp_path: Path, mib: int, is_refused: bool) -> None:
+    """Both folders are on one file system here."""
+    for name in ("usr", "var"):
+        (tmp_path / name).mkdir()
+    refuse_removal_without_room([OTHER], str(tmp_path), lambda _: 0)
+    if not is_refused:
+        refuse_removal_without_room([UNINSTALL], str(tmp_path), lambda _: mib << 20)
+        return
+    with pytest.raises(Refused) as stopped:
+        refuse_removal_without_room([UNINSTALL], str(tmp_path), lambda _: mib << 20)
+    assert stopped.value.what == "/usr and /var have too little room for the next driver: 2047 MiB are free"
+    assert "2048 MiB" in stopped.value.why

@@ -15,6 +15,7 @@ from gpunode.host.services import Services
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 RESTART = Trigger("restart", "containerd.service")
+START = Trigger("start", "nvidia-dcgm.service")
 RELOAD = Trigger("reload", "docker.service")
 # The unit's properties stand in a file, which another replaces once they were read; a verb runs the script of its name.
 SYSTEMCTL = """
@@ -272,3 +273,38 @@ def test_unit_that_cannot_be_enabled_or_started_is_reported(systemd: Tools) -> N
     (systemd.folder / "on-start").write_text("exit 1")
     with pytest.raises(ChangeFailed, match="did not start"):
         Services(Runner()).apply(ServiceChange("x.service", off, ServiceState(enabled=False, active=True)))
+
+
+def put_driver(root: Path, installed: str, loaded: str = "") -> Services:
+    if installed:
+        library = root / f"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{installed}"
+        library.parent.mkdir(parents=True)
+        library.write_text("")
+    if loaded:
+        version = root / "proc/driver/nvidia/version"
+        version.parent.mkdir(parents=True)
+        version.write_text(f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {loaded}  Release Build\n")
+    started = Services(Runner(), settle_s=0.0)
+    started.root = root
+    return started
+
+
+@pytest.mark.parametrize(
+    ("installed", "loaded", "state", "is_started", "skipped"),
+    [
+        ("595.91.07", "595.91.07", "inactive", True, ""),
+        ("595.91.07", "", "failed", True, ""),
+        ("595.91.07", "", "active", False, "nvidia-dcgm.service runs already"),
+        ("595.91.07", "580.95.05", "inactive", False, "driver 580.95.05 stays loaded until the reboot; it starts"),
+        ("", "580.95.05", "inactive", False, "no driver is installed; it starts with the next boot"),
+    ],
+)
+def test_paused_service_starts_with_a_fitting_driver(
+    systemd: Tools, tmp_path: Path, installed: str, loaded: str, state: str, is_started: bool, skipped: str
+) -> None:
+    (systemd.folder / "unit").write_text(f"{unit(state, sub='dead')}\nUnitFileState=enabled\n")
+    (systemd.folder / "on-start").write_text(f"cat > $T/unit <<END\n{unit()}\nEND\n")
+    (done,) = put_driver(tmp_path / "root", installed, loaded).settle([START])
+    assert ("systemctl start nvidia-dcgm.service" in systemd.calls) is is_started
+    assert done.skipped.startswith(skipped)
+    assert bool(done.skipped) is bool(skipped)

@@ -212,4 +212,52 @@ def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch
 def test_the_manager_of_a_dgx_2_is_not_called_needless() -> None:
     willow = PciDevice("0000:05:00.0", "10de", "1ac2", "0680")
     facts = _node(gpu("1db8"), willow, version="580.95.05", open_module=False, units={_MANAGER: unit()})
-    assert planned(FABRIC.plan(recipe(), facts)).notes == ()
+    assert not any("needless" in note or "disable" in note for note in planned(FABRIC.plan(recipe(), facts)).notes)
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_suffixed_manager_of_ubuntu_goes_before_the_plain_one_comes(upgrade: bool) -> None:
+    """Both bring the same files."""
+    packages = {"nvidia-fabricmanager-580": "580.95.05-0ubuntu1", "libnvidia-nscq-580": "580.95.05-0ubuntu1"}
+    facts = _node(*_ON_SWITCHES, version="580.95.05", packages=packages)
+    stage = plan_stage(replace(recipe(version="580"), upgrade=upgrade), facts, "packages")
+    purged = {one.subject for one in stage.packages if one.after is None}
+    brought = {one.subject for one in stage.packages if one.after is not None}
+    assert purged == {"nvidia-fabricmanager-580", "libnvidia-nscq-580"}
+    assert {"nvidia-fabricmanager", "libnvidia-nscq"} <= brought
+
+
+@pytest.mark.parametrize("present", ["nvidia-fabricmanager-570", "nvidia-fabricmanager"])
+@pytest.mark.parametrize("way", ["skip", "only"])
+def test_manager_moves_with_the_driver_without_its_own_step(present: str, way: str) -> None:
+    facts = _node(*_ON_SWITCHES, version="570.195.03", packages={present: "570.195.03-1"})
+    asked = recipe(version="595")
+    if way == "skip":
+        stage = plan_stage(replace(asked, skip=("fabric", "fabric-bridge", "fabric-service")), facts, "packages")
+    else:
+        stage = plan_stage(asked, facts, "packages", ("conflicts", "driver"))
+    after = {one.subject: one.after for one in stage.packages}
+    assert after["nvidia-fabricmanager"] == KnownAfter("595.", "driver")
+    assert after.get("nvidia-fabricmanager-570") is None
+    assert ("nvidia-fabricmanager-570" in after) is (present == "nvidia-fabricmanager-570")
+    assert "libnvidia-nscq" not in after, "only what is there moves"
+
+
+def test_held_manager_does_not_move_with_the_driver() -> None:
+    held = {"nvidia-fabricmanager": PackageState("580.95.05-1", held=True)}
+    facts = _node(*_ON_SWITCHES, version="580.95.05", packages=held)
+    refused = refusal(CONFLICTS.plan(replace(recipe(version="595"), skip=("fabric",)), facts))
+    assert "nvidia-fabricmanager is held" in refused.what
+
+
+def test_skipped_step_installs_no_manager_that_is_not_there() -> None:
+    facts = _node(*_ON_SWITCHES, version="570.195.03")
+    stage = plan_stage(replace(recipe(version="595"), skip=("fabric",)), facts, "packages")
+    assert not [one.subject for one in stage.packages if "fabric" in one.subject]
+
+
+def test_switches_of_a_dgx_2_are_noted() -> None:
+    facts = _node(gpu("1db8"), PciDevice("0000:05:00.0", "10de", "1ac2", "0680"), version="580.95.05")
+    outcome = planned(FABRIC.plan(recipe(), facts))
+    assert not outcome.changes
+    assert any("DGX-2" in note for note in outcome.notes)

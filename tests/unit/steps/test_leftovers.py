@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
-from gpunode.facts.model import Facts, ModuleFile, Unknown, known
+from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
@@ -97,6 +97,25 @@ def test_stub_folder_in_the_loader_path_is_noted_with_its_line() -> None:
     assert not [*find_leftovers(machine(files={f"{LOADER}.bak": content}))]
 
 
+@pytest.mark.parametrize(
+    ("folder", "breaks"),
+    [
+        ("/usr/local/cuda-12.4/compat", "error 803"),
+        ("/usr/local/cuda/compat/", "error 803"),
+        ("/usr/lib/nvidia-384", "mismatch"),
+        ("/usr/local/nvidia/lib64", "mismatch"),
+        ("/usr/local/cuda/lib64", ""),
+        ("/usr/lib/nvidia-cuda-toolkit", ""),
+    ],
+)
+@pytest.mark.parametrize("path", [LOADER, "/etc/ld.so.conf"])
+def test_loader_folder_before_the_drivers_is_noted(folder: str, breaks: str, path: str) -> None:
+    notes = [*find_leftovers(machine(files={path: f"{folder}\n".encode()}))]
+    assert [breaks in note and f"line 1 of {path}" in note for note in notes] == ([True] if breaks else [])
+    own = "/etc/ld.so.conf.d/aa-linux-gnu.conf"
+    assert path != LOADER or not [*find_leftovers(machine(files={own: b"/usr/lib\n", path: f"{folder}\n".encode()}))]
+
+
 def test_docker_wrapper_is_noted_with_the_file_that_a_purge_deletes() -> None:
     assert "is retired" in only_note(machine(packages={"nvidia-docker2": "2.13.0-1"}))
     residue = {"nvidia-docker2": PackageState("2.13.0-1", config_files_only=True)}
@@ -124,6 +143,15 @@ def test_leftovers_are_notes_of_the_state_and_unknown_after_a_transaction() -> N
     after = project_changes(facts, [brought])
     assert isinstance(after.leftovers, Unknown)
     assert not [*find_leftovers(after)]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_there"),
+    [("/usr/bin/nvidia-installer", True), ("/usr/bin/nvidia-uninstall", True), ("/usr/bin/nvidia-reinstall", False)],
+)
+def test_run_installer_is_known_without_its_uninstall_link(path: str, is_there: bool) -> None:
+    found = Capture("glob", "ok", encode_found(iter([Found(path)])))
+    assert derive({"run-installer": found}).run_installer == Known(is_there, "run-installer")
 
 
 def test_leftovers_are_read_from_the_places_of_installers() -> None:

@@ -28,7 +28,7 @@ def test_uninstaller_is_run_before_packages_are_planned() -> None:
     outcome = planned(RUN_DRIVER.plan(REMOVING, run_driver()))
     (change,) = outcome.changes
     assert isinstance(change, CommandChange)
-    assert change.subject == "nvidia-uninstall --silent"
+    assert change.subject == "nvidia-installer --uninstall --silent"
     assert change.undo is None
     assert change.triggers == {Trigger("initramfs")}
     assert any("no rollback" in note for note in outcome.change_notes)

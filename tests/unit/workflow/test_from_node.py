@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -9,9 +11,10 @@ from gpunode.change import PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Platform
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.recipe import Recipe
+from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
+from gpunode.steps.cuda import PROFILE
 from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
@@ -66,6 +69,25 @@ def test_recipe_describes_a_hand_built_node() -> None:
     assert found.toolkit.version == "auto"
     assert "driver" not in found.skip
     assert "runtime-config" not in found.skip
+
+
+@pytest.mark.parametrize(
+    ("packages", "found"),
+    [
+        (("cuda-toolkit-12-6", "cuda-nvcc-12-6"), CudaToolkit("12.6")),
+        (("cuda-nvcc-12-6", "cuda-cudart-dev-12-6", "libcublas-12-6"), CudaToolkit("12.6", ("nvcc",))),
+        (("cuda-toolkit-12-4", "cuda-toolkit-12-6"), CudaToolkit("12.6")),
+        (("cuda-cudart-12-6",), CudaToolkit("12.6", ("cudart",))),
+        (("cuda-nvcc-12-6",), CudaToolkit()),  # without the headers it compiles nothing
+        ((), CudaToolkit()),
+    ],
+)
+def test_recipe_has_the_installed_cuda_toolkit(packages: tuple[str, ...], found: CudaToolkit) -> None:
+    node = hand_built(packages={**TOOLKIT, **dict.fromkeys(packages, "12.6.3-1"), "docker-ce": "5:28.5.2-1"})
+    node = replace(node, files={PROFILE: Known(None, "x"), **node.files})
+    written = recipe_from_node(node, HOST)
+    assert written.cuda == found
+    assert asks_for_nothing(written, node)
 
 
 def test_refused_step_does_not_hide_later_steps() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import PackageChange, PackageState
+from gpunode.change import FileState, PackageChange, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.recipe import GpuDirect, Recipe, VersionLock
+from gpunode.recipe import CudaToolkit, GpuDirect, Recipe, VersionLock
+from gpunode.steps.cuda import PROFILE
 from gpunode.workflow.locking import create_lock, missing_versions_error
 from gpunode.workflow.plan import plan
 from tests.ids import by_id, by_name
@@ -76,6 +77,27 @@ def test_gpudirect_packages_are_locked_and_handled_by_their_own_step() -> None:
     assert [
         (s.step.id, str(c.id)) for p in again for s in p.steps for c in s.changes if isinstance(c, PackageChange)
     ] == [("gpudirect", "nvidia-fs-dkms")]
+
+
+def test_lock_holds_the_components_of_the_cuda_toolkit() -> None:
+    wanted = replace(recipe("containerd"), cuda=CudaToolkit("12.6"))
+    components = {
+        one: PackageState("12.6.77-1", auto=True)
+        for one in ("cuda-nvcc-12-6", "libcufft-dev-12-6", "cuda-toolkit-12-6-config-common", "cuda-cccl-12-4")
+    }
+    packages = {**OTHERS, "cuda-toolkit-12-6": "12.6.3-1", **components}
+    files = {PROFILE: FileState(b"")}
+    there = with_driver(packages=packages, files=files)
+    lock = lock_node(wanted, there)
+    named = {name for name in map(str, lock.packages) if name.startswith(("cuda", "libcufft"))}
+    assert named == {"cuda-toolkit-12-6", *components} - {"cuda-cccl-12-4"}
+
+    older = PackageState("12.6.20-1", auto=True)
+    node = with_driver(packages={**packages, "libcufft-dev-12-6": older}, files=files)
+    again = plan(replace(wanted, lock=lock), node, Node(node))
+    changed = [(s.step.id, c) for p in again for s in p.steps for c in s.changes if isinstance(c, PackageChange)]
+    after = PackageState("12.6.77-1", auto=True)
+    assert changed == [("cuda-toolkit", PackageChange(PackageId("libcufft-dev-12-6"), older, after))]
 
 
 def test_unknown_versions_are_taken_from_the_solver() -> None:

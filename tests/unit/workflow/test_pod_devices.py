@@ -12,6 +12,7 @@ from gpunode.change import MigChange, MigLayout
 from gpunode.errors import DrainRequired
 from gpunode.host.local import LocalHost
 from gpunode.workflow import mig_layouts
+from gpunode.workflow.disruption import refuse_gpu_clients
 from gpunode.workflow.pod_devices import find_gpu_pods
 
 POD, GONE = "0c5b1f6e-0000-4000-8000-000000000001", "0c5b1f6e-0000-4000-8000-000000000002"
@@ -79,6 +80,6 @@ def test_mig_layout_is_not_changed_under_a_pod_that_holds_the_gpu(
     text = json.dumps({"Data": {"PodDeviceEntries": [entry({"0": [GPU]})]}})
     change = MigChange(GPU, MigLayout(enabled=False), MigLayout(enabled=True))
     with pytest.raises(DrainRequired, match="would take the GPU from pods") as refused:
-        mig_layouts.refuse_gpu_clients(node(tmp_path, text), [change])
+        refuse_gpu_clients(node(tmp_path, text), [change])
     assert f"pod {POD} (nvidia.com/gpu)" in refused.value.why
-    mig_layouts.refuse_gpu_clients(LocalHost(str(tmp_path / "empty")), [change])
+    refuse_gpu_clients(LocalHost(str(tmp_path / "empty")), [change])

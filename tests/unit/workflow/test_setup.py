@@ -600,7 +600,7 @@ def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Stor
     host = Node(node, solver=solver)
     done = setup(upgrade, host, store, node, advance=advance, options=only, on_event=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
-    assert {getattr(change, "after", None) for change in host.made} == {PackageState(newest)}
+    assert {change.after for change in PackageChange.among(host.made)} == {PackageState(newest)}
     again = setup(upgrade, host, store, done.facts, advance=advance, options=only, on_event=lambda _event: None)
     assert not again.changed
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpunode.change import (
     CONFFILES,
+    OVERWRITTEN,
     Change,
     Deferred,
     FileChange,
@@ -27,11 +28,11 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
-from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.evidence import Capture, Found, Probe, encode_found
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.host.port import Workloads
+from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import inverse_intents, made_changes
-from gpunode.journal.record import Verb
+from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation, is_removal
@@ -69,12 +70,19 @@ class Machine(Node):
         self.busy = Workloads()
         self.after_packages: dict[str, FileState | None] = {}
         self.enrolled = ""
+        self.owned: frozenset[str] = frozenset()
+        self.globs: dict[str, Capture] = {}
 
     def look(self, probe: Probe, /) -> Capture:
         if probe.argv[:2] == ("mokutil", "--test-key") and self.enrolled:
             # mokutil's own words; it exits with 1 when the key is there (mokutil.c, test_key).
             said = b"is already enrolled\n" if probe.argv[2] == self.enrolled else b"is not enrolled\n"
             return Capture("mokutil", "failed", probe.argv[2].encode() + b" " + said, exit_status=1)
+        if probe.glob in self.globs:
+            return self.globs[probe.glob]
+        if probe.argv[:2] == ("dpkg-query", "--search"):
+            owners = "".join(f"nvidia-smi: {path}\n" for path in probe.argv[2:] if path in self.owned)
+            return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
         return super().look(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
@@ -237,7 +245,7 @@ class TestWholeRollback:
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
         self, host: Machine, store: Store, verb: str
     ) -> None:
-        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
 
         def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
@@ -471,7 +479,7 @@ class TestWholeRollback:
         run.done(run.intend("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
-        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
         with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), disrupt=True)
@@ -612,6 +620,37 @@ class TestWholeRollback:
         done = undo(host, store, back)
         assert host.files.get(path) is None
         assert made_changes(store.read(done.run)) == ()
+
+    @pytest.mark.parametrize(("is_packaged", "goes"), [(True, True), (True, False), (False, True)])
+    def test_overwritten_foreign_file_returns_once_its_package_is_gone(
+        self, host: Machine, store: Store, is_packaged: bool, goes: bool
+    ) -> None:
+        path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
+        run.commit("done")
+        host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
+        host.after_packages = {path: None} if goes else {}
+        if not is_packaged:
+            with pytest.raises(Conflict, match="edited since"):
+                plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW}))
+            return
+        undo(host, store, plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW})))
+        assert host.files[path] == (foreign if goes else packaged)
+
+    def test_foreign_files_are_backed_up_before_a_driver_comes(self, host: Machine, store: Store) -> None:
+        paths = {name: f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-debugdump")}
+        host.files.update({path: FileState(path.encode(), 0o755) for path in paths.values()})
+        host.owned = frozenset({paths["nvidia-debugdump"]})
+        found = encode_found(iter([Found(path) for path in paths.values()]))
+        host.globs = {"/usr/bin/nvidia-*": Capture("glob", "ok", found)}
+        run = store.begin("setup", version="test")
+        applier = Applier(host, run, lambda _: None, lambda: None)
+        applier.apply_packages("packages", (PackageChange(PackageId("libcuda1"), None, NEW),), lambda _: "driver")
+        run.commit("done")
+        kept = [one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN]
+        assert [change.subject for change in kept] == [paths["nvidia-smi"]]
 
     def test_conffiles_are_backed_up_before_a_purge(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/dkms/framework.conf", FileState(b"edited by hand\n")

@@ -1,0 +1,48 @@
+"""Parts of a fabric that are on the node already: they move with the driver, and make room for those that come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.catalog.fabric import is_version_locked, package_stem
+from gpunode.change import KnownAfter, PackageChange
+from gpunode.facts.model import Facts, known
+from gpunode.package_id import PackageId
+from gpunode.recipe import Recipe
+from gpunode.steps.fabric import FABRIC, wanted_packages
+from gpunode.steps.installed_driver import matches, prefix
+from gpunode.steps.packages import wanted_state
+from gpunode.steps.selection import WantedDriver, kept_version
+
+
+def plan_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
+    """Return what brings the parts that are there to the driver's version, where their own step is left out.
+
+    They work with the driver of their exact version alone, whoever has installed them.
+    """
+    if FABRIC.id not in recipe.skip:
+        return ()
+    packages, version = known(facts.packages, {}), kept_version(recipe, facts, driver)
+    after = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver")
+    there = {package_stem(one.name): state for one, state in packages.items() if matches(state, "")}
+    return tuple(
+        PackageChange(one, packages.get(one), wanted_state(recipe, one, after))
+        for one in _locked_parts(recipe, facts)
+        if (state := there.get(package_stem(one.name))) and not matches(state, after.prefix)
+    )
+
+
+def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+    """Return the installed parts that have the files of those that come, under a name with a branch in it.
+
+    Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
+    """
+    moves = (change.id for change in plan_moves(recipe, facts, driver))
+    coming = {*(moves if FABRIC.id in recipe.skip else _locked_parts(recipe, facts))}
+    stems = {package_stem(one.name) for one in coming}
+    there = sorted(one for one, state in known(facts.packages, {}).items() if matches(state, ""))
+    return tuple(one for one in there if one not in coming and package_stem(one.name) in stems)
+
+
+def _locked_parts(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+    return (one for one in wanted_packages(recipe, facts) if is_version_locked(one.name))

@@ -1,0 +1,53 @@
+"""A real process with a device node of NVIDIA's open is found in the kernel's list, wherever the node lies."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.host.workloads import find_workloads
+from tests.needs import program
+
+_MAJOR = 195
+# Without the driver nobody can open the node itself; its path alone is enough to have it in /proc/PID/fd.
+_HOLD = "import os, sys; os.open(sys.argv[1], os.O_PATH); print('open', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """Return a device node as a container has it, in a folder of its own."""
+    made = tmp_path / "dev/nvidia0"
+    made.parent.mkdir()
+    try:
+        os.mknod(made, 0o600 | stat.S_IFCHR, os.makedev(_MAJOR, 0))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+    return made
+
+
+@pytest.fixture
+def holder(node: Path) -> Iterator[int]:
+    argv = [sys.executable, "-c", _HOLD, os.fspath(node)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process.pid
+        process.kill()
+
+
+def test_process_with_a_real_device_node_is_a_client(holder: int, node: Path) -> None:
+    (client,) = [one for one in find_workloads().gpu if one.pid == holder]
+    assert str(node) in client.command or Path(sys.executable).name in client.command
+    assert (client.container, client.pod) == ("", "")
+
+
+def test_process_with_another_device_is_no_client(tmp_path: Path) -> None:
+    with subprocess.Popen([program("sleep") or "sleep", "60"], stdin=subprocess.DEVNULL) as process:
+        assert process.pid not in {one.pid for one in find_workloads().gpu}
+        process.kill()
