@@ -47,11 +47,13 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
-    if not preexisting and awaits_enrolment(facts):
+    if not preexisting and awaits_enrolment(recipe, facts):
         return Planned((), WAITS, later=True)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
+    if not preexisting and found.brings_signed_modules(recipe.driver.source):
+        return Planned((), "not needed: the driver's modules come prebuilt in packages", asked=False)
     kernels = need(facts.kernels, "which kernels are installed")
     if not kernels.wanted:
         return Refusal(
@@ -251,7 +253,7 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     notes = hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
-    if awaits_enrolment(facts):
+    if awaits_enrolment(recipe, facts):
         return Planned((), WAITS, notes, later=True)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)
@@ -286,6 +288,8 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     chosen = driver.chosen
     kernels = need(facts.kernels, "which kernels are installed")
+    if driver.modules:
+        return _plan_prebuilt(driver, kernels, facts)
     missing = missing_for(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
@@ -295,6 +299,23 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outcome:
+    """Plan nothing: packages bring the modules; refuse where they have not."""
+    # Of a prebuilt module the branch alone is known.
+    if lacking := missing_for(replace(driver.chosen, exact=""), kernels, facts):
+        packages = known(facts.packages, {})
+        there = {one: packages[one] for one in map(PackageId, driver.modules) if one in packages}
+        return Refusal(
+            what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
+            why="the package that is to bring it is installed, and its file is not there: it links the module when it "
+            "is configured, and checks its signature",
+            hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
+        )
+    is_planned = facts.module_files.probe == PLAN
+    by = "a package brings it" if is_planned else "prebuilt"
+    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
 
 
 def _refuse_rejected_modules(facts: Facts) -> Refusal | None:

@@ -9,23 +9,37 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.command import gpunode
+from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import preexisting_driver, wants_driver
+from gpunode.steps.installed_driver import family_of, preexisting_driver, wants_driver
 
 WAITS: Final = "waits until the firmware has this machine's key, see Secure Boot"
 _SIGNATURES: Final = "module.sig_enforce"
 
 
-def awaits_enrolment(facts: Facts) -> bool:
-    """Return whether modules that DKMS builds would not load, because their key is not enrolled."""
-    if facts.module_key is None or not isinstance(facts.module_key, Known):
+def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether the driver has to wait: modules that DKMS builds would not load, as their key is not enrolled.
+
+    A recipe that leaves the step out waits for nobody: it says that somebody else sees to the key.
+    """
+    return SECURE_BOOT.id not in recipe.skip and lacks_enrolment(recipe, facts)
+
+
+def lacks_enrolment(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether the firmware does not have the key of the modules that DKMS builds."""
+    if not isinstance(facts.module_key, Known) or _brings_signed_modules(recipe, facts):
         return False
     from gpunode.steps.enrolment import is_trusted
 
     return not is_trusted(facts.module_key.value, facts)
+
+
+def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
+    found = family_of(facts)
+    return isinstance(found, Family) and found.brings_signed_modules(recipe.driver.source)
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -34,6 +48,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "this driver is not managed by gpunode", asked=False)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
+    if _brings_signed_modules(recipe, facts):
+        state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
+        return Planned((), f"{state}: the distribution has signed the driver's modules", asked=False)
     if facts.is_image:
         return Planned((), "whether it is on, the first boot of the image tells", (_IN_IMAGE,), later=True)
     if facts.module_key is None and known(facts.secure_boot, False):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, parts, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, OWN_VERSIONS_IN_DISTROS, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
-from gpunode.recipe import Recipe, VersionLock
+from gpunode.recipe import Driver, Recipe, VersionLock
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
     NAMED_KINDS,
@@ -48,10 +48,15 @@ _REVISION = re.compile(r"-[^-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class WantedDriver:
-    """The driver chosen for this node, as its distribution packages it."""
+    """The driver chosen for this node, as its distribution packages it.
+
+    Attributes:
+        modules: the packages of prebuilt kernel modules for this node's kernels; none where DKMS builds them.
+    """
 
     family: Family
     chosen: Choice
+    modules: tuple[str, ...] = ()
 
     @property
     def rival(self) -> PackageId:
@@ -61,7 +66,8 @@ class WantedDriver:
 
     def packages(self, recipe: Recipe) -> tuple[PackageId, ...]:
         """Return the packages requested from the package manager."""
-        return tuple(map(PackageId, self.family.driver_packages(self.chosen, recipe.driver.scope)))
+        names = self.family.driver_packages(self.chosen, recipe.driver.scope)
+        return tuple(map(PackageId, (*names, *self.modules)))
 
 
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
@@ -75,7 +81,19 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return found
     if isinstance(chosen, Refusal):
         return chosen
-    return Planned((), WAITS, later=True) if awaits_enrolment(facts) else WantedDriver(found, chosen)
+    if awaits_enrolment(recipe, facts):
+        return Planned((), WAITS, later=True)
+    kernels = known(facts.kernels, Kernels(None, ())).wanted
+    return WantedDriver(found, chosen, found.module_packages(chosen, kernels, known(facts.packages, {})))
+
+
+def _choose(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:
+    """Return the driver that the wish's source has for these GPUs, or why there is none."""
+    if wish.source == "nvidia":
+        return choose(present, wish)
+    from gpunode.catalog.distro_drivers import choose_from_distro  # loaded on use
+
+    return choose_from_distro(present, wish, need(facts.distro, "which distribution this is"))
 
 
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
@@ -93,7 +111,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
         return preexisting.chosen
     if recipe.driver.version in NAMED_KINDS and (kept := _keep_installed(recipe, facts, present)) is not None:
         return kept
-    if recipe.driver.version == "auto":
+    if recipe.driver.version == "auto" and recipe.driver.source == "nvidia":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
@@ -101,7 +119,9 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             return kept
         if not pinned and recipe.upgrade and (onward := _next_branch(recipe, facts, present)) is not None:
             return onward
-    return _as_refusal(choose(present, recipe.driver))
+    if recipe.driver.source == "distro" and (kept := _keep_installed(recipe, facts, present)) is not None:
+        return kept
+    return _as_refusal(_choose(facts, present, recipe.driver))
 
 
 def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
@@ -121,8 +141,9 @@ def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...])
     if chosen is None:
         return None
     status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
+    status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
-    best = choose(present, recipe.driver)
+    best = _choose(facts, present, recipe.driver)
     if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
@@ -156,7 +177,8 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
     version = package_system.pinned_version(present.content) if present else ""
     if present is None or not version:
         return ""
-    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins)
+    exact = replace(chosen, exact=version)
+    is_own = present.content == package_system.pin(exact, found.origins, found.foreign_archives)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
@@ -176,10 +198,11 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
             hint="leave one of them out",
         )
     wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
-    outcomes = [choose(present, wish) for wish in wishes]
+    outcomes = [_choose(facts, present, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         return _as_refusal(outcomes[0])
+    # Of prebuilt modules each kernel has its own, which no lock holds.
     drivers = [WantedDriver(found, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
@@ -213,11 +236,22 @@ def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
 
 def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
-    for branch in filter(is_maintained, installed_branches(facts)):
+    for branch in filter(_is_offered(recipe, facts), installed_branches(facts)):
         for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
-            chosen = choose(present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour))
+            chosen = _choose(facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour))
             if isinstance(chosen, Choice):
                 yield chosen
+
+
+def _is_offered(recipe: Recipe, facts: Facts) -> Callable[[int], bool]:
+    """Return whether a branch is to be had and kept: NVIDIA maintains it, or the distribution's own archive has it."""
+    asked = recipe.driver.version
+    if recipe.driver.source == "nvidia":
+        return is_maintained
+    from gpunode.catalog.distro_drivers import list_distro_drivers
+
+    own = {one.branch for one in list_distro_drivers(need(facts.distro, "which distribution this is"))}
+    return lambda branch: branch in own and (not asked[0].isdigit() or asked == str(branch))
 
 
 def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
@@ -242,8 +276,19 @@ def installed_version(facts: Facts, driver: WantedDriver) -> str:
 def modules_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
+    if find_foreign_packages(facts, driver):
+        return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
     return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
+
+
+def find_foreign_packages(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+    """Return the installed packages of another packager's driver than the chosen one."""
+    if driver.chosen.source == "nvidia":
+        return ()
+    packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    found = sorted(driver_packages(packages))
+    return tuple(one for one in found if driver.family.is_foreign(driver.chosen, one.name))
 
 
 def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
@@ -253,7 +298,7 @@ def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
     version, packages = modules_version(facts, driver), known(facts.packages, {})
-    if not version or _UBUNTU in version:
+    if not version or _UBUNTU in version or driver.chosen.source == "distro":
         return ()
     of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
     return tuple(
@@ -273,7 +318,8 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     if recipe.lock is not None or (driver.chosen.exact and not version):
         return ()
     branch = driver.chosen.branch
-    found = parts(known(facts.packages, {}), branch)
+    loose = BY_THEMSELVES if driver.chosen.source == "nvidia" else OWN_VERSIONS_IN_DISTROS
+    found = parts(known(facts.packages, {}), branch, loose)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
     return tuple(one for one in fitting if one != driver.rival)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.conflicts import OWN_VERSIONS_IN_DISTROS, pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts, known
@@ -33,6 +33,11 @@ _EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _GLOBS = ("libnvidia-*", "nvidia-*")
 _PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
+# `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
+"""
+
+_OWN_HEADER = """\
+# Written by gpunode: NVIDIA driver packages come from the distribution's own archive, in one branch, not from NVIDIA's.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
 
@@ -104,7 +109,7 @@ def _fits(pattern: str, package: str) -> bool:
     return fnmatchcase(package, pattern)
 
 
-def pin(choice: Choice, origins: Sequence[str]) -> bytes:
+def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
     """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
 
     Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
@@ -114,9 +119,19 @@ def pin(choice: Choice, origins: Sequence[str]) -> bytes:
     they are in one record alone, since every apt command on the node pays for each of them.
 
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
+    ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
     """
     names = pinned_names(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
+    if choice.source == "distro":
+        # Tools with versions of their own stay as the distribution has them.
+        tied = tuple(name for name in names if name not in OWN_VERSIONS_IN_DISTROS)
+        records = [
+            *(_record(names, f"release {one}", _NEVER) for one in foreign),
+            _record(tied, f"version {version}", _WANTED),
+            _record(tied, "release *", _NEVER),
+        ]
+        return "\n".join([_OWN_HEADER, *records]).encode()
     records = [
         _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
         _record((*_GLOBS, *names), f"version {version}", _WANTED),
