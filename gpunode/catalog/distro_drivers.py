@@ -60,16 +60,20 @@ def choose_from_distro(models: Sequence[GpuModel], wish: Driver, distro: Distro)
     limit = choose(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
-        return Impossible(f"no driver of {distro.name}'s own is known", why, _HINT_NVIDIA)
+        return Impossible(f"no driver of {_name(distro)}'s own is known", why, _HINT_NVIDIA)
     if isinstance(limit, Impossible):
         return limit
     wanted = [one for one in here if _answers(one.branch, wish.version)]
     if not wanted:
         listed = " and ".join(str(one.branch) for one in here)
         why = f"its own archive has branch {listed}"
-        return Impossible(f"{distro.name} has no driver {wish.version} of its own", why, _HINT_NVIDIA)
+        return Impossible(f"{_name(distro)} has no driver {wish.version} of its own", why, _HINT_NVIDIA)
     found = [_choose_branch(models, wish, one, distro) for one in wanted]
     return next((one for one in found if isinstance(one, Choice)), found[0])
+
+
+def _name(distro: Distro) -> str:
+    return distro.name.partition(" (")[0]
 
 
 def _answers(branch: int, version: str) -> bool:
@@ -80,7 +84,7 @@ def _answers(branch: int, version: str) -> bool:
 
 def _choose_branch(models: Sequence[GpuModel], wish: Driver, own: DistroDriver, distro: Distro) -> Choice | Impossible:
     version = wish.version if wish.version[0].isdigit() else str(own.branch)
-    because = f"{own.branch} is a branch of {distro.name}'s own archive"
+    because = f"{own.branch} is in {_name(distro)}'s own archive"
     asked = replace(wish, version=version)
     found = choose(models, asked, because)
     if isinstance(found, Choice) and found.flavour not in own.flavours and wish.kernel_module_type == "auto":
@@ -89,5 +93,5 @@ def _choose_branch(models: Sequence[GpuModel], wish: Driver, own: DistroDriver, 
         return replace(found, hint=_HINT_NVIDIA)
     if found.flavour not in own.flavours:
         why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
-        return Impossible(f"{distro.name} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
+        return Impossible(f"{_name(distro)} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
     return found

@@ -146,6 +146,15 @@ CudaOption = Annotated[
         help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
     ),
 ]
+PasswordOption = Annotated[
+    str,
+    typer.Option(
+        "--mok-password-file",
+        metavar="FILE",
+        help="take the one-time password of a Secure Boot enrolment from FILE (mode 0600, removed after use), or from "
+        "/dev/stdin; without it setup shows one on the terminal",
+    ),
+]
 RunfileOption = Annotated[
     bool,
     typer.Option(
@@ -265,6 +274,7 @@ def setup(
     ] = False,
     root: ImageRootOption = "/",
     gpu: GpuOption = "",
+    mok_password_file: PasswordOption = "",
     apply_cluster: Annotated[
         bool,
         typer.Option(
@@ -291,6 +301,7 @@ def setup(
         gpu,
         apply_cluster,
         resume,
+        mok_password_file,
     )
     cli.setup(
         RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),

@@ -4,13 +4,12 @@ Sources: NVIDIA's driver installation guide, Debian page (compute-only and full 
 580.105.08 and 570.158.01 installation from NVIDIA's Debian repositories in public files. NVIDIA's Debian packages never
 carry a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's. That branches
 before 560 have nvidia-driver-cuda was not seen; where one lacks it, apt finds no candidate and nothing is installed.
-Debian's own driver: the package lists of 12.15 and 13.8 (main, contrib, non-free, security).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
@@ -26,40 +25,24 @@ _FIRST_PROXMOX_NAMES = DpkgVersion("6.5")
 
 def dkms_package(choice: Choice) -> str:
     """The package that builds the kernel modules."""
-    if choice.flavour == "proprietary":
-        return "nvidia-kernel-dkms"
-    return "nvidia-open-kernel-dkms" if choice.source == "distro" else "nvidia-kernel-open-dkms"
+    if choice.source == "distro":
+        from gpunode.distros import own_driver  # loaded on use: few recipes take it
+
+        return own_driver.debian_modules(choice)
+    return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
+    if choice.source == "distro":
+        from gpunode.distros import own_driver
+
+        return own_driver.debian_packages(choice, scope)
     modules = (dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
-        return (
-            ("nvidia-driver", "nvidia-smi", *modules)
-            if choice.source == "distro"
-            else (_meta_package(choice), *modules)
-        )
+        return (_meta_package(choice), *modules)
     media = ("libnvidia-encode1", "libnvcuvid1") if scope == "media" else ()
-    compute = ("libcuda1", "nvidia-smi") if choice.source == "distro" else ("nvidia-driver-cuda",)
-    return (*compute, *media, *modules)
-
-
-def module_packages(
-    choice: Choice, kernels: Sequence[str], installed: Mapping[PackageId, PackageState]
-) -> tuple[str, ...]:
-    """Return nothing: DKMS builds the modules of both drivers."""
-    del choice, kernels, installed
-    return ()
-
-
-# Names that NVIDIA's packages for Debian have and Debian's do not.
-_NVIDIAS = re.compile(r"cuda-drivers.*|nvidia-driver-cuda|nvidia-kernel-open-dkms|nvidia-open(-\d+)?|libnvidia-gpucomp")
-
-
-def is_foreign(choice: Choice, name: str) -> bool:
-    """Return whether a package is NVIDIA's where the driver is Debian's; most have the same name."""
-    return choice.source == "distro" and _NVIDIAS.fullmatch(name) is not None
+    return ("nvidia-driver-cuda", *media, *modules)
 
 
 def _meta_package(choice: Choice) -> str:
@@ -103,13 +86,10 @@ DEBIAN = Family(
     id="debian",
     name="Debian",
     origins=("Debian",),
-    foreign_archives=("l=NVIDIA CUDA",),
     cuda_origins=(),
     driver_packages=driver_packages,
     dkms_package=dkms_package,
     headers=headers,
     headers_meta=headers_meta,
-    module_packages=module_packages,
-    is_foreign=is_foreign,
     signs_modules=False,
 )

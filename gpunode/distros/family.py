@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpunode.catalog.driver import Choice
@@ -26,14 +26,9 @@ class Family:
     Attributes:
         id: as in os-release.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
-        foreign_archives: the archives whose packages are never mixed with the distribution's own driver, by Label or
-            Origin, as preferences name them.
         cuda_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: the smallest set of package names that installs the driver of a scope.
         dkms_package: the one of them that builds the kernel modules, or tells the version of prebuilt ones.
-        module_packages: those of prebuilt kernel modules, for kernels and for what upgrades bring; none where DKMS
-            builds them.
-        is_foreign: whether a driver package is of another packager than the chosen driver's, by its name.
         headers: the headers of exactly this kernel.
         headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings
             later kernels; None when no such kernel package is installed.
@@ -43,12 +38,9 @@ class Family:
     id: str
     name: str
     origins: tuple[str, ...]
-    foreign_archives: tuple[str, ...]
     cuda_origins: tuple[str, ...]
     driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
-    module_packages: Callable[[Choice, Sequence[str], Mapping[PackageId, PackageState]], tuple[str, ...]]
-    is_foreign: Callable[[Choice, str], bool]
     headers: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]
     signs_modules: bool

@@ -160,11 +160,11 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
 def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bool) -> Facts:
     file = ModuleFile(kernel, f"/lib/modules/{kernel}/kernel/nvidia-{branch}/nvidia.ko", branch)
 
-    def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
+    def replace_file(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(one for one in former if one.dkms or (one.kernel, one.version) != (kernel, branch))
         return (*others, file) if present else others
 
-    return replace(facts, module_files=_map_fact(facts.module_files, changed))
+    return replace(facts, module_files=_map_fact(facts.module_files, replace_file))
 
 
 def _project_package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:

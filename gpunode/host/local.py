@@ -74,6 +74,8 @@ class LocalHost:
         self.services = Services(self.runner)
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
+        self.mok_password_file = ""
+        """Whence the one-time password of a key's enrolment comes; empty to make one and show it on the terminal."""
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -188,7 +190,7 @@ class LocalHost:
         from gpunode.host.room import refuse_full_boot
 
         refuse_full_boot(changes, self.root)
-        refuse_without_terminal(changes)
+        refuse_without_terminal(changes, password_file=self.mok_password_file)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
@@ -299,7 +301,7 @@ class LocalHost:
         from gpunode.host import mok
 
         if mok.is_import(change):
-            mok.queue_enrolment(self.runner, change)
+            mok.queue_enrolment(self.runner, change, password_file=self.mok_password_file)
             return
 
         def hear(line: str) -> None:

@@ -40,7 +40,6 @@ from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     WantedDriver,
     built_for_ubuntu,
-    find_foreign_packages,
     kept_version,
     mismatched_packages,
     modules_version,
@@ -66,7 +65,7 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node needs {_describe_hold(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.family.foreign_archives))
+    wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
@@ -140,7 +139,10 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         for package, state in installed.items()
         if package not in kept and _is_other(package.name, state.version, chosen)
     }
-    old |= _find_other_packagers(installed, old, facts, driver)
+    if chosen.source == "distro":
+        from gpunode.steps.own_driver import find_other_packagers  # loaded on use
+
+        old |= find_other_packagers(installed, old, driver)
     foreign = built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one not in kept and one.name not in BY_THEMSELVES]
     old |= {package: installed[package] for package in rebuilt}
@@ -160,19 +162,6 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
     return Planned(changes, reason + may_go, notes)
-
-
-def _find_other_packagers(
-    installed: Mapping[PackageId, PackageState],
-    old: Mapping[PackageId, PackageState],
-    facts: Facts,
-    driver: WantedDriver,
-) -> dict[PackageId, PackageState]:
-    """Return the packages of another packager's driver where the distribution's own is chosen."""
-    foreign = find_foreign_packages(facts, driver)
-    versions = {upstream(installed[one].version) for one in (*foreign, *old)} - {""}
-    tools = (one for one in installed if one.name in BY_THEMSELVES and upstream(installed[one].version) in versions)
-    return {one: installed[one] for one in (*foreign, *tools)} if driver.chosen.source == "distro" else {}
 
 
 def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:

@@ -289,7 +289,9 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     kernels = need(facts.kernels, "which kernels are installed")
     if driver.modules:
-        return _plan_prebuilt(driver, kernels, facts)
+        from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
+
+        return plan_prebuilt(driver, kernels, facts)
     missing = missing_for(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
@@ -299,23 +301,6 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
-
-
-def _plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outcome:
-    """Plan nothing: packages bring the modules; refuse where they have not."""
-    # Of a prebuilt module the branch alone is known.
-    if lacking := missing_for(replace(driver.chosen, exact=""), kernels, facts):
-        packages = known(facts.packages, {})
-        there = {one: packages[one] for one in map(PackageId, driver.modules) if one in packages}
-        return Refusal(
-            what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
-            why="the package that is to bring it is installed, and its file is not there: it links the module when it "
-            "is configured, and checks its signature",
-            hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
-        )
-    is_planned = facts.module_files.probe == PLAN
-    by = "a package brings it" if is_planned else "prebuilt"
-    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
 
 
 def _refuse_rejected_modules(facts: Facts) -> Refusal | None:

@@ -23,9 +23,9 @@ from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, prefix_of, wants_driver
+from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, wants_driver
 from gpunode.steps.kernel import header_packages
-from gpunode.steps.selection import WantedDriver, choose_driver, installed_version, wanted_driver
+from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 
 def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
@@ -43,33 +43,13 @@ REPAIR = Step("repair", "package database", "sources", plan_repair)
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
     if recipe.driver.source == "distro" and wants_driver(recipe, facts):
-        return _plan_with_own_driver(recipe, facts)
-    return _plan_cuda_repository(recipe, facts)
+        from gpunode.steps.own_driver import plan_repository  # loaded on use: few recipes take it
+
+        return plan_repository(recipe, facts)
+    return plan_cuda_repository(recipe, facts)
 
 
-def _plan_with_own_driver(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plan NVIDIA's repository only for what the distribution's own archive does not have beside the driver."""
-    from gpunode.catalog.distro_drivers import list_distro_drivers  # loaded on use
-
-    chosen = choose_driver(recipe, facts)
-    if isinstance(chosen, Refusal):
-        return chosen
-    own = list_distro_drivers(need(facts.distro, "which distribution this is"))
-    components = next((one.components for one in own if one.branch == chosen.branch), ())
-    if refused := system(facts).refuse_without(facts, components):
-        return refused
-    wanted = [
-        name for name, asked in (("CUDA toolkit", wants_cuda_toolkit(recipe)), ("GDS", recipe.gpudirect.gds)) if asked
-    ]
-    where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
-    if not wanted:
-        return Planned((), f"{where}; nothing else needs NVIDIA's repository", asked=False)
-    outcome = _plan_cuda_repository(recipe, facts)
-    what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
-    return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
-
-
-def _plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the CUDA repository where the driver or the CUDA toolkit come from it."""
     if not wants_driver(recipe, facts) and not wants_cuda_toolkit(recipe):
         return Planned((), "this driver is not managed by gpunode")
@@ -231,11 +211,11 @@ def _target_state(
     anyhow: PackageState | KnownAfter = ANY_PROVIDER
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
-    if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):
+    is_nvidias = driver is not None and driver.chosen.source == "nvidia"
+    if driver is not None and is_nvidias and missing.package.name in pinned_names(driver.chosen.branch):
         # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_version(facts, driver)
-        start = f"{version}-" if version else prefix(driver.chosen)
-        anyhow = KnownAfter(start if prefix_of(missing.package, driver.chosen) else "", "driver", auto=True)
+        anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)
     return replace(wanted_state(recipe, missing.package, anyhow), auto=True)
 
 

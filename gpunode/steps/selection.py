@@ -52,11 +52,13 @@ class WantedDriver:
 
     Attributes:
         modules: the packages of prebuilt kernel modules for this node's kernels; none where DKMS builds them.
+        foreign_archives: those that are never mixed with the distribution's own driver, where it is the chosen one.
     """
 
     family: Family
     chosen: Choice
     modules: tuple[str, ...] = ()
+    foreign_archives: tuple[str, ...] = ()
 
     @property
     def rival(self) -> PackageId:
@@ -83,11 +85,16 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return chosen
     if awaits_enrolment(recipe, facts):
         return Planned((), WAITS, later=True)
+    if chosen.source == "nvidia":
+        return WantedDriver(found, chosen)
+    from gpunode.distros import own_driver  # loaded on use: few recipes take it
+
     kernels = known(facts.kernels, Kernels(None, ())).wanted
-    return WantedDriver(found, chosen, found.module_packages(chosen, kernels, known(facts.packages, {})))
+    modules = own_driver.module_packages(found, chosen, kernels, known(facts.packages, {}))
+    return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
 
 
-def _choose(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:
+def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:
     """Return the driver that the wish's source has for these GPUs, or why there is none."""
     if wish.source == "nvidia":
         return choose(present, wish)
@@ -121,7 +128,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             return onward
     if recipe.driver.source == "distro" and (kept := _keep_installed(recipe, facts, present)) is not None:
         return kept
-    return _as_refusal(_choose(facts, present, recipe.driver))
+    return _as_refusal(choose_from_source(facts, present, recipe.driver))
 
 
 def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
@@ -143,7 +150,7 @@ def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...])
     status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
     status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
-    best = _choose(facts, present, recipe.driver)
+    best = choose_from_source(facts, present, recipe.driver)
     if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
@@ -177,8 +184,12 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
     version = package_system.pinned_version(present.content) if present else ""
     if present is None or not version:
         return ""
-    exact = replace(chosen, exact=version)
-    is_own = present.content == package_system.pin(exact, found.origins, found.foreign_archives)
+    foreign: tuple[str, ...] = ()
+    if chosen.source == "distro":
+        from gpunode.distros.own_driver import foreign_archives
+
+        foreign = foreign_archives(found)
+    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins, foreign)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
@@ -198,7 +209,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
             hint="leave one of them out",
         )
     wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
-    outcomes = [_choose(facts, present, wish) for wish in wishes]
+    outcomes = [choose_from_source(facts, present, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         return _as_refusal(outcomes[0])
@@ -238,19 +249,21 @@ def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]
     """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
     for branch in filter(_is_offered(recipe, facts), installed_branches(facts)):
         for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
-            chosen = _choose(facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour))
+            chosen = choose_from_source(
+                facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
+            )
             if isinstance(chosen, Choice):
                 yield chosen
 
 
 def _is_offered(recipe: Recipe, facts: Facts) -> Callable[[int], bool]:
     """Return whether a branch is to be had and kept: NVIDIA maintains it, or the distribution's own archive has it."""
-    asked = recipe.driver.version
     if recipe.driver.source == "nvidia":
         return is_maintained
     from gpunode.catalog.distro_drivers import list_distro_drivers
 
     own = {one.branch for one in list_distro_drivers(need(facts.distro, "which distribution this is"))}
+    asked = recipe.driver.version
     return lambda branch: branch in own and (not asked[0].isdigit() or asked == str(branch))
 
 
@@ -276,19 +289,13 @@ def installed_version(facts: Facts, driver: WantedDriver) -> str:
 def modules_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
-    if find_foreign_packages(facts, driver):
-        return ""  # the packages of both packagers have the same names, so nothing tells whose these are
+    if driver.chosen.source == "distro":
+        from gpunode.steps.own_driver import find_foreign_packages  # loaded on use
+
+        if find_foreign_packages(packages, driver):
+            return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
     return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
-
-
-def find_foreign_packages(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
-    """Return the installed packages of another packager's driver than the chosen one."""
-    if driver.chosen.source == "nvidia":
-        return ()
-    packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    found = sorted(driver_packages(packages))
-    return tuple(one for one in found if driver.family.is_foreign(driver.chosen, one.name))
 
 
 def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from gpunode.catalog.conflicts import OWN_VERSIONS_IN_DISTROS, pinned_names
+from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts, known
@@ -124,12 +124,10 @@ def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> 
     names = pinned_names(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
     if choice.source == "distro":
-        # Tools with versions of their own stay as the distribution has them.
-        tied = tuple(name for name in names if name not in OWN_VERSIONS_IN_DISTROS)
+        # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.
         records = [
             *(_record(names, f"release {one}", _NEVER) for one in foreign),
-            _record(tied, f"version {version}", _WANTED),
-            _record(tied, "release *", _NEVER),
+            _record(names, f"version {version}", _WANTED),
         ]
         return "\n".join([_OWN_HEADER, *records]).encode()
     records = [

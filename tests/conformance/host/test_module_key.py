@@ -21,6 +21,7 @@ from gpunode.facts.module_key import read_serial
 from gpunode.host import mok
 from gpunode.host.local import LocalHost
 from gpunode.host.process import Runner
+from gpunode.steps.enrolment import KEY_BACKUP
 from gpunode.steps.secure_boot import SECURE_BOOT
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import planned, recipe
@@ -41,7 +42,8 @@ def make_key(key: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
     """Run the command that the plan has for a new key, with these paths."""
     changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
     (command,) = [one for one in changes if isinstance(one, CommandChange) and one.argv[0] == "sh"]
-    argv = [*command.argv[:-2], str(key), str(certificate)]
+    script = command.argv[2].replace(KEY_BACKUP, str(key.parent / "copy"))
+    argv = [*command.argv[:2], script, command.argv[3], str(key), str(certificate)]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
@@ -67,7 +69,14 @@ def test_new_key_is_as_dkms_makes_it(pair: tuple[Path, Path]) -> None:
     assert "Public-Key: (2048 bit)" in shown
     of_key = openssl("pkey", "-in", str(key), "-pubout")
     assert of_key == openssl("x509", "-inform", "DER", "-in", str(certificate), "-noout", "-pubkey")
-    assert sorted(path.name for path in key.parent.iterdir()) == ["mok.key", "mok.pub"]
+    assert sorted(path.name for path in key.parent.iterdir()) == ["copy", "mok.key", "mok.pub"]
+
+
+def test_new_key_has_a_copy_that_root_alone_can_read(pair: tuple[Path, Path]) -> None:
+    folder = pair[0].parent / "copy"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "mok.key").stat().st_mode) == 0o600
+    assert [(folder / path.name).read_bytes() for path in pair] == [path.read_bytes() for path in pair]
 
 
 def test_serial_number_is_the_one_that_openssl_shows(pair: tuple[Path, Path]) -> None:
@@ -156,6 +165,55 @@ def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path)
     (tmp_path / "screen").touch()
     mok.refuse_without_terminal(changes, str(tmp_path / "screen"))
     mok.refuse_without_terminal((), str(tmp_path / "no-terminal"))
+
+
+def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
+    path = folder / "chosen"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def hashes(password: str, kept: str) -> bool:
+    return kept == openssl("passwd", "-6", "-salt", kept.split("$")[2], password).strip()
+
+
+def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
+    path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
+    mok.refuse_without_terminal([CommandChange(("mokutil", "--import", "x"), "t")], nowhere, password_file=str(path))
+    mok.queue_enrolment(Runner(), request_change, nowhere, password_file=str(path))
+    assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
+    assert not path.exists()
+
+
+def test_chosen_password_may_come_through_a_pipe(tmp_path: Path, request_change: CommandChange) -> None:
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"through9pipe\n")
+        os.close(writer)
+        mok.queue_enrolment(Runner(), request_change, password_file=f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+    assert hashes("through9pipe", (tmp_path / "hash").read_text().strip())
+
+
+def test_password_file_that_others_may_read_is_refused_before_any_change(tmp_path: Path) -> None:
+    asked = [CommandChange(("mokutil", "--import", "x"), "test")]
+    for path in (str(write_password(tmp_path, mode=0o640)), str(tmp_path / "gone"), str(tmp_path), "/dev/null"):
+        with pytest.raises(Refused, match="nothing was changed") as caught:
+            mok.refuse_without_terminal(asked, password_file=path)
+        assert "0600" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["short1\n", "with blank 12\n", "", "pässword12\n", "x" * 17])
+def test_password_that_cannot_be_typed_is_refused(tmp_path: Path, request_change: CommandChange, text: str) -> None:
+    path = write_password(tmp_path, text)
+    with pytest.raises(Refused, match="cannot be used"):
+        mok.refuse_without_terminal([CommandChange(("mokutil", "--import", "x"), "t")], password_file=str(path))
+    with pytest.raises(Refused, match="no enrolment was queued"):
+        mok.queue_enrolment(Runner(), request_change, password_file=str(path))
+    assert not (tmp_path / "queued").exists()
+    assert path.exists()
 
 
 def test_passwords_differ() -> None:

@@ -1,4 +1,4 @@
-"""Debian's own NVIDIA driver, fetched from the Debian archive by the base's apt, to be offered to nodes without network."""
+"""Debian's own NVIDIA driver, fetched from the Debian archive, to be offered to nodes without a network."""
 
 from __future__ import annotations
 
