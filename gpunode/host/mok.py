@@ -33,19 +33,18 @@ def is_import(change: Change) -> bool:
     return isinstance(change, CommandChange) and change.argv[:2] == ("mokutil", "--import")
 
 
-def refuse_without_terminal(changes: Iterable[Change], terminal: str = TERMINAL, *, password_file: str = "") -> None:
-    """Refuse an enrolment whose password nobody would see, or whose password file others may read.
+def demand_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
+    """Return the chosen password of an enrolment among ``changes``; empty where there is none, or one is to be made.
+
+    Read before anything changes, and once: what a pipe holds is gone then.
 
     Raises:
-        Refused: if there is neither a terminal nor a usable file.
+        Refused: if nobody would see a new password, or the file has none that may be used.
     """
     if not any(map(is_import, changes)):
-        return
-    if password_file:
-        os.close(_open_password_file(password_file))
-        if Path(password_file).is_file():  # what is in a pipe can be read only once
-            _read_password(password_file)
-        return
+        return ""
+    if file:
+        return _read_password(file)
     try:
         os.close(os.open(terminal, os.O_WRONLY | os.O_NOCTTY))
     except OSError:
@@ -57,15 +56,17 @@ def refuse_without_terminal(changes: Iterable[Change], terminal: str = TERMINAL,
             "or choose the password yourself: add --mok-password-file FILE\n"
             "or leave the driver out: add --driver none",
         ) from None
+    return ""
 
 
-def _open_password_file(path: str) -> int:
-    """Open a file that root alone may read, or a pipe such as /dev/stdin.
+def _read_password(path: str) -> str:
+    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin.
 
     Raises:
-        Refused: if it cannot be read, or others may read it.
+        Refused: if others may read it, or it is none that the firmware's screen takes.
     """
     try:
+        # A pipe that nobody writes to must not keep the run waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise Refused(
@@ -75,13 +76,22 @@ def _open_password_file(path: str) -> int:
         ) from None
     status = os.fstat(descriptor)
     is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-    if is_private or stat.S_ISFIFO(status.st_mode):
-        return descriptor
-    os.close(descriptor)
+    if not is_private and not stat.S_ISFIFO(status.st_mode):
+        os.close(descriptor)
+        raise Refused(
+            f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
+            why="whoever reads the password can enrol a key of his own at the console",
+            hint=_HINT_FILE,
+        )
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "rb") as file:
+        password = file.read(_LIMIT_BYTES).decode("ascii", "replace").strip()
+    if _TYPEABLE.fullmatch(password):
+        return password
     raise Refused(
-        f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
-        why="whoever reads the password can enrol a key of his own at the console",
-        hint=_HINT_FILE,
+        f"the password in {path} cannot be used; nothing was changed",
+        why="it needs 8 to 16 letters and digits of ASCII: MokManager reads the keyboard as a US one",
+        hint="write another one, then run the same command again",
     )
 
 
@@ -91,23 +101,12 @@ _HINT_FILE: Final = (
 )
 
 
-def _read_password(path: str) -> str:
-    """Return the password in a file or a pipe.
-
-    Raises:
-        Refused: if it is none that the firmware's screen takes.
-    """
-    descriptor = _open_password_file(path)
-    os.set_blocking(descriptor, True)
-    with os.fdopen(descriptor, "rb") as file:
-        password = file.read(_LIMIT_BYTES).decode("ascii", "replace").strip()
-    if _TYPEABLE.fullmatch(password):
-        return password
-    raise Refused(
-        f"the password in {path} cannot be used; no enrolment was queued",
-        why="it needs 8 to 16 letters and digits of ASCII: MokManager reads the keyboard as a US one",
-        hint="write another one, then run the same command again",
-    )
+def remove_password_file(path: str) -> None:
+    """Remove the file that a used password came from; a pipe, and /dev/stdin, stay."""
+    with suppress(OSError):
+        target = Path(path).resolve(strict=True)
+        if target.is_file():
+            target.unlink()
 
 
 def make_password() -> str:
@@ -115,19 +114,14 @@ def make_password() -> str:
     return "".join(secrets.choice(_LETTERS + _DIGITS) for _ in range(_LENGTH))
 
 
-def queue_enrolment(
-    runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password_file: str = ""
-) -> None:
-    """Run ``mokutil --import CERTIFICATE --hash-file FILE``.
-
-    The password is that of ``password_file``, which is removed then; without one it is new, and shown on the terminal.
+def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password: str = "") -> None:
+    """Run ``mokutil --import CERTIFICATE --hash-file FILE``, without ``password`` with a new one that the terminal shows.
 
     Raises:
         ChangeFailed: if mokutil refuses, or the hash cannot be made.
-        Refused: if the file has no password that can be used.
     """
     *_, hash_file = change.argv
-    password = _read_password(password_file) if password_file else make_password()
+    chosen, password = password, password or make_password()
     # Not logged: the log of commands keeps what they print.
     hashed = Runner(runner.root).run(
         ("openssl", "passwd", "-6", "-stdin"), timeout_s=_TIMEOUT_S, stdin=f"{password}\n".encode()
@@ -144,7 +138,7 @@ def queue_enrolment(
         with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(hashed.stdout)
         # Shown first: a request whose password nobody has seen cannot be confirmed.
-        if not password_file:
+        if not chosen:
             _show(password, terminal)
         done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
     except OSError as error:
@@ -156,12 +150,10 @@ def queue_enrolment(
             place.unlink(missing_ok=True)
     if not done.ok:
         raise ChangeFailed(
-            f"mokutil did not queue the enrolment of {change.argv[2]}; the password above is of no use",
+            f"mokutil did not queue the enrolment of {change.argv[2]}; the password is of no use",
             why=done.last_lines() or f"it ended with {done.exit_status}",
             hint="`mokutil --sb-state` and `mokutil --list-new` show what the firmware says",
         )
-    if password_file and Path(password_file).is_file():
-        Path(password_file).unlink()
 
 
 def _show(password: str, terminal: str) -> None:

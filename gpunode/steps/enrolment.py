@@ -39,8 +39,8 @@ chmod 0600 "$1.new"
 chmod 0644 "$2.new"
 sync "$1.new" "$2.new"
 install -d -m 0700 @BACKUP@
-cp -p "$1.new" "@BACKUP@/${1##*/}"
-cp -p "$2.new" "@BACKUP@/${2##*/}"
+cp -p --backup=numbered "$1.new" "@BACKUP@/${1##*/}"
+cp -p --backup=numbered "$2.new" "@BACKUP@/${2##*/}"
 sync @BACKUP@/*
 mv "$1.new" "$1"
 mv "$2.new" "$2"

@@ -79,6 +79,17 @@ def test_new_key_has_a_copy_that_root_alone_can_read(pair: tuple[Path, Path]) ->
     assert [(folder / path.name).read_bytes() for path in pair] == [path.read_bytes() for path in pair]
 
 
+def test_copy_of_an_earlier_key_stays(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "copy").symlink_to(tmp_path / "kept")
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        assert make_key(folder / "mok.key", folder / "mok.pub").returncode == 0
+    kept = {path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {(tmp_path / str(number) / name).read_bytes() for number in (1, 2) for name in ("mok.key", "mok.pub")}
+
+
 def test_serial_number_is_the_one_that_openssl_shows(pair: tuple[Path, Path]) -> None:
     shown = openssl("x509", "-inform", "DER", "-in", str(pair[1]), "-noout", "-serial")
     assert read_serial(pair[1].read_bytes()) == int(shown.strip().partition("=")[2], 16)
@@ -150,6 +161,35 @@ def test_refused_request_says_why_and_leaves_no_hash(tmp_path: Path, request_cha
     assert not (tmp_path / "password").exists()
 
 
+def test_password_is_on_the_terminal_before_the_request_is_queued(
+    tmp_path: Path, request_change: CommandChange
+) -> None:
+    screen = tmp_path / "screen"
+    screen.touch()
+    program = Path(request_change.argv[0])
+    program.write_text(program.read_text() + f'cp "{screen}" "{tmp_path}/seen"\n')
+    mok.queue_enrolment(Runner(), request_change, str(screen))
+    assert hashes(read_password((tmp_path / "seen").read_text()), (tmp_path / "hash").read_text().strip())
+
+
+def test_hash_is_not_written_into_a_file_of_somebody_else(
+    tmp_path: Path, request_change: CommandChange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, screen = tmp_path / "theirs", tmp_path / "screen"
+    theirs.touch()
+    screen.touch()
+
+    def plant_link(path: Path, *, missing_ok: bool = False) -> None:
+        assert missing_ok
+        os.symlink(theirs, path)
+
+    with monkeypatch.context() as patch, pytest.raises(ChangeFailed, match="File exists"):
+        patch.setattr(mok.Path, "unlink", plant_link)
+        mok.queue_enrolment(Runner(), request_change, str(screen))
+    assert not theirs.read_bytes()
+    assert not (tmp_path / "queued").exists()
+
+
 def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, request_change: CommandChange) -> None:
     with pytest.raises(ChangeFailed):
         mok.queue_enrolment(Runner(), request_change, str(tmp_path / "no-terminal"))
@@ -160,11 +200,11 @@ def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, reques
 def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
     changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
     with pytest.raises(Refused, match="no terminal") as caught:
-        mok.refuse_without_terminal(changes, str(tmp_path / "no-terminal"))
+        mok.demand_password(changes, "", str(tmp_path / "no-terminal"))
     assert "ssh -t" in caught.value.hint
     (tmp_path / "screen").touch()
-    mok.refuse_without_terminal(changes, str(tmp_path / "screen"))
-    mok.refuse_without_terminal((), str(tmp_path / "no-terminal"))
+    assert not mok.demand_password(changes, "", str(tmp_path / "screen"))
+    assert not mok.demand_password((), "", str(tmp_path / "no-terminal"))
 
 
 def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
@@ -178,41 +218,56 @@ def hashes(password: str, kept: str) -> bool:
     return kept == openssl("passwd", "-6", "-salt", kept.split("$")[2], password).strip()
 
 
+IMPORT = CommandChange(("mokutil", "--import", "x"), "test")
+
+
 def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
     path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
-    mok.refuse_without_terminal([CommandChange(("mokutil", "--import", "x"), "t")], nowhere, password_file=str(path))
-    mok.queue_enrolment(Runner(), request_change, nowhere, password_file=str(path))
+    password = mok.demand_password([IMPORT], str(path), nowhere)
+    mok.queue_enrolment(Runner(), request_change, nowhere, password=password)
     assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
+    assert path.exists()
+    mok.remove_password_file(str(path))
     assert not path.exists()
 
 
-def test_chosen_password_may_come_through_a_pipe(tmp_path: Path, request_change: CommandChange) -> None:
+def test_run_without_an_enrolment_leaves_the_password_file_unread(tmp_path: Path) -> None:
+    assert not mok.demand_password((), str(tmp_path / "gone"))
+
+
+def test_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
+    """Removed is what /dev/stdin leads to, never /dev/stdin."""
+    link, path = tmp_path / "stdin", write_password(tmp_path)
+    link.symlink_to(path)
+    mok.remove_password_file(str(link))
+    assert link.is_symlink()
+    assert not path.exists()
+    mok.remove_password_file(str(link))
+
+
+def test_chosen_password_may_come_through_a_pipe() -> None:
     reader, writer = os.pipe()
     try:
         os.write(writer, b"through9pipe\n")
         os.close(writer)
-        mok.queue_enrolment(Runner(), request_change, password_file=f"/dev/fd/{reader}")
+        assert mok.demand_password([IMPORT], f"/dev/fd/{reader}") == "through9pipe"
+        mok.remove_password_file(f"/dev/fd/{reader}")
     finally:
         os.close(reader)
-    assert hashes("through9pipe", (tmp_path / "hash").read_text().strip())
 
 
 def test_password_file_that_others_may_read_is_refused_before_any_change(tmp_path: Path) -> None:
-    asked = [CommandChange(("mokutil", "--import", "x"), "test")]
     for path in (str(write_password(tmp_path, mode=0o640)), str(tmp_path / "gone"), str(tmp_path), "/dev/null"):
         with pytest.raises(Refused, match="nothing was changed") as caught:
-            mok.refuse_without_terminal(asked, password_file=path)
+            mok.demand_password([IMPORT], path)
         assert "0600" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["short1\n", "with blank 12\n", "", "pässword12\n", "x" * 17])
-def test_password_that_cannot_be_typed_is_refused(tmp_path: Path, request_change: CommandChange, text: str) -> None:
+def test_password_that_cannot_be_typed_is_refused_before_any_change(tmp_path: Path, text: str) -> None:
     path = write_password(tmp_path, text)
-    with pytest.raises(Refused, match="cannot be used"):
-        mok.refuse_without_terminal([CommandChange(("mokutil", "--import", "x"), "t")], password_file=str(path))
-    with pytest.raises(Refused, match="no enrolment was queued"):
-        mok.queue_enrolment(Runner(), request_change, password_file=str(path))
-    assert not (tmp_path / "queued").exists()
+    with pytest.raises(Refused, match="cannot be used; nothing was changed"):
+        mok.demand_password([IMPORT], str(path))
     assert path.exists()
 
 
