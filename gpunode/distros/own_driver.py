@@ -42,7 +42,9 @@ def is_foreign(family: Family, choice: Choice, name: str) -> bool:
     if name.startswith(("linux-modules-", "linux-objects-")):
         found = _PREBUILT.fullmatch(name)
         return found is None or found[2] != _name_flavour(choice)
-    return f"-{choice.branch}-server" not in name and _OF_A_DRIVER.fullmatch(name) is not None
+    # What DKMS builds comes before a signed module.
+    is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
+    return not is_own and _OF_A_DRIVER.fullmatch(name) is not None
 
 
 def module_packages(

@@ -29,7 +29,7 @@ from gpunode.steps.installed_driver import (
     wants_driver,
     why_manual,
 )
-from gpunode.steps.secure_boot import WAITS, awaits_enrolment
+from gpunode.steps.secure_boot import WAITS, awaits_enrolment, lacks_enrolment
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 
@@ -52,8 +52,6 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
-    if not preexisting and found.brings_signed_modules(recipe.driver.source):
-        return Planned((), "not needed: the driver's modules come prebuilt in packages", asked=False)
     kernels = need(facts.kernels, "which kernels are installed")
     if not kernels.wanted:
         return Refusal(
@@ -61,6 +59,8 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
             why="/boot holds no vmlinuz, so there is nothing to build the driver for",
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
+    if not preexisting and found.brings_signed_modules(recipe.driver.source):
+        return Planned((), "not needed: the driver's modules come prebuilt in packages", asked=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
     wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
@@ -355,6 +355,8 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_version(facts, driver))
+    if lacks_enrolment(recipe, facts):  # of a recipe that leaves the key to somebody else
+        return Blocked("console", "the firmware lacks this machine's key, so the kernel would reject the module")
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Blocked("reboot", reason)

@@ -53,9 +53,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
         return Planned((), f"{state}: the distribution has signed the driver's modules", asked=False)
     if facts.is_image:
-        has_shim = matches(
-            known(facts.packages, {}).get(PackageId("shim-signed")), ""
-        )  # without it only firmware with Secure Boot off boots the image
+        # Without shim only firmware with Secure Boot off boots the image.
+        has_shim = matches(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IN_IMAGE,) if has_shim else ()
         return Planned((), "whether it is on, the first boot of the image tells", notes, later=True)
     if facts.module_key is None and known(facts.secure_boot, False):
@@ -74,7 +73,7 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
     """Refuse a kernel that takes signed modules alone without Secure Boot: no key that DKMS has is one of its own.
 
     Without Secure Boot the kernel does not trust the keys that shim has. Source: security/integrity/platform_certs/
-    load_uefi.c, ``load_moklist_certs``.
+    load_uefi.c, ``load_uefi_certs``.
     """
     why = _find_signature_demand(facts)
     if not why or known(facts.loaded_driver, None):
@@ -84,7 +83,8 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
         why=f"{why}, and Secure Boot is off: the kernel takes only modules whose key is built into it, and trusts no "
         "key of this machine's own",
         hint="turn that off (module.sig_enforce and lockdown are kernel arguments), or turn Secure Boot on in the "
-        "firmware, then run the same command again",
+        "firmware, then run the same command again\n"
+        'or, where DKMS signs with a key that is built into this kernel, leave the step out: skip = ["secure-boot"]',
     )
 
 

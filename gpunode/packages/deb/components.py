@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.outcome import Refusal
 
+_PARTS: Final = frozenset({"", "updates", "security"})
 # Names of suites that do not tell the release.
 _BY_AGE: Final = frozenset({"stable", "oldstable", "oldoldstable", "testing"})
 
@@ -38,9 +39,12 @@ def refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
 
 
 def _is_of_release(source: PackageSource, codename: str) -> bool:
-    """Return whether an entry is for the release's own archive, its updates or its security fixes."""
+    """Return whether an entry is for the release's own archive, its updates or its security fixes.
+
+    Others have a component main, too; a mirror keeps the folder's name (debian, debian-security, ubuntu-ports).
+    """
     if not source.enabled or source.source_package or "main" not in source.components:
         return False
-    suite = source.suite.partition("/")[0]
-    stem = suite.partition("-")[0]
-    return (stem == codename or stem in _BY_AGE) and not suite.endswith("-backports")
+    stem, _, part = source.suite.partition("/")[0].partition("-")
+    folder = source.uri.rstrip("/").rpartition("/")[2]
+    return (stem == codename or stem in _BY_AGE) and part in _PARTS and folder.startswith(("debian", "ubuntu"))

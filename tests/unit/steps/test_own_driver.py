@@ -147,6 +147,29 @@ def test_source_without_the_drivers_components_is_refused_with_its_line(text: st
     assert "Components: main contrib non-free non-free-firmware" in refused.hint
 
 
+OTHERS = "deb https://apt.example/debian/12/prod bookworm main\ndeb https://apt.example bookworm-tool main\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        (OTHERS, False),
+        (OTHERS + "deb http://mirror.example/debian bookworm main contrib non-free non-free-firmware\n", False),
+        (OTHERS + "deb http://mirror.example/debian/ bookworm main\n", True),
+        (OTHERS + "deb mirror+file:/etc/apt/mirrors/debian.list bookworm main\n", True),
+        (OTHERS + "deb http://security.example/debian-security bookworm-security main\n", True),
+    ],
+)
+def test_source_of_somebody_else_is_no_part_of_the_releases_archive(text: str, *, is_refused: bool) -> None:
+    outcome = CUDA_REPOSITORY.plan(NO_OPTION, machine(files={"/etc/apt/sources.list": text.encode()}))
+    if is_refused:
+        refused = refusal(outcome)
+        assert "/etc/apt/sources.list:3 has main alone" in refused.why
+        assert "likewise" not in refused.hint
+    else:
+        assert isinstance(outcome, Planned)
+
+
 def test_own_driver_as_debian_has_it_needs_nothing() -> None:
     facts = with_own_driver()
     for step in (DRIVER, CONFLICTS, MODULE_BUILD):
@@ -240,6 +263,17 @@ def test_nvidias_packages_of_the_same_branch_leave_ubuntu() -> None:
     )
     gone = names(planned(CONFLICTS.plan(NO_OPTION, noble(packages=packages))).changes)
     assert sorted(gone) == ["libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-persistenced"]
+
+
+def test_modules_that_dkms_built_leave_for_signed_ones() -> None:
+    packages = dict.fromkeys(("nvidia-dkms-580-server-open", *SIGNED), "580.173.02-0ubuntu0.24.04.1")
+    gone = names(planned(CONFLICTS.plan(NO_OPTION, noble(packages=packages))).changes)
+    assert gone == ["nvidia-dkms-580-server-open"]
+
+
+def test_image_without_a_kernel_gets_no_signed_modules() -> None:
+    facts = replace(noble(), kernels=Known(Kernels(None, ()), "boot-images"))
+    assert refusal(HEADERS.plan(NO_OPTION, facts)).what == "no kernel is installed in this image"
 
 
 def test_modules_of_the_other_flavour_leave_ubuntu() -> None:

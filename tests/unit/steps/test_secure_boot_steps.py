@@ -171,6 +171,7 @@ def test_secure_boot_that_is_off_asks_for_nothing() -> None:
 def test_kernel_that_takes_no_key_of_this_machine_is_refused(path: str, text: str, why: str) -> None:
     outcome = SECURE_BOOT.plan(recipe(), machine(secure_boot=False, files={path: text.encode()}))
     assert (why in refusal(outcome).why) if why else isinstance(outcome, Planned)
+    assert not why or 'skip = ["secure-boot"]' in refusal(outcome).hint
 
 
 def test_driver_that_such_a_kernel_has_loaded_is_left_alone() -> None:
@@ -184,6 +185,15 @@ def test_recipe_that_leaves_the_step_out_does_not_wait() -> None:
     assert outcome.changes
     assert any("enrol that key before the next boot" in note for note in outcome.change_notes)
     assert planned(HEADERS.plan(skips, node(Firmware()))).changes
+
+
+def test_module_whose_key_the_firmware_lacks_is_not_loaded() -> None:
+    skips = replace(recipe(), skip=("secure-boot",))
+    outcome = MODULE_LOAD.plan(skips, node(Firmware().with_key()))
+    assert isinstance(outcome, Blocked)
+    assert outcome.for_ == "console"  # which no reboot that setup does suffices for
+    enrolled = node(Firmware(enrolled=[make_certificate()]).with_key())
+    assert planned(MODULE_LOAD.plan(skips, enrolled)).changes
 
 
 def test_unreadable_key_is_no_missing_key() -> None:
