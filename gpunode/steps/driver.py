@@ -294,8 +294,8 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the state to bring about; a dependency goes on counting as one."""
-    if not prefix_of(package, driver.chosen):
-        otherwise = KnownAfter(why="the driver's")
+    if (own := prefix_of(package, driver.chosen)) != prefix(driver.chosen):
+        otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
     return replace(wanted_state(recipe, package, otherwise), auto=auto)

@@ -257,10 +257,12 @@ def prefix(chosen: Choice) -> str:
 def prefix_of(package: PackageId, chosen: Choice) -> str:
     """Return the start of the version that a package of the chosen driver must have; empty where any will do.
 
-    A distribution has tools, and prebuilt modules, with versions of their own.
+    A distribution has tools with versions of their own within the branch; those of prebuilt modules are a kernel's.
     """
-    is_own = package.name in OWN_VERSIONS_IN_DISTROS or package.name.startswith("linux-modules-nvidia-")
-    return "" if chosen.source == "distro" and is_own else prefix(chosen)
+    if chosen.source == "distro" and package.name in OWN_VERSIONS_IN_DISTROS:
+        return f"{chosen.branch}."
+    is_module = package.name.startswith("linux-modules-nvidia-")
+    return "" if chosen.source == "distro" and is_module else prefix(chosen)
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:

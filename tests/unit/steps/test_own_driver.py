@@ -191,7 +191,8 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
     gone = set(names(planned(CONFLICTS.plan(NO_OPTION, facts)).changes))
     # What Debian has under the same name is brought to its version; the pin lets it go back.
     assert gone == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-modprobe"}
-    assert {"libcuda1", "nvidia-kernel-dkms"} <= set(names(planned(DRIVER.plan(NO_OPTION, facts)).changes))
+    brought = {"libcuda1", "nvidia-kernel-dkms", "nvidia-persistenced"}
+    assert brought <= set(names(planned(DRIVER.plan(NO_OPTION, facts)).changes))
 
 
 def test_same_branch_of_nvidias_is_replaced_whole() -> None:
@@ -290,7 +291,7 @@ def test_exact_version_does_not_bind_tools_of_other_versions() -> None:
     (change,) = planned(DRIVER.plan(exact, replace(missing, packages=Known(packages, "dpkg-status")))).changes
     assert isinstance(change, PackageChange)
     assert isinstance(change.after, KnownAfter)
-    assert (change.id, change.after.prefix) == (PackageId("nvidia-persistenced"), "")
+    assert (change.id, change.after.prefix) == (PackageId("nvidia-persistenced"), "535.")
 
 
 def test_installed_own_driver_is_kept_and_nvidias_default_replaces_it() -> None:
