@@ -9,12 +9,13 @@ prebuilt module of the newest kernel. Not seen: that nvidia-driver-580-server is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
+from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.recipe import Scope
 
@@ -48,17 +49,16 @@ def is_foreign(family: Family, choice: Choice, name: str) -> bool:
 
 
 def module_packages(
-    family: Family, choice: Choice, kernels: Sequence[str], installed: Mapping[PackageId, PackageState]
+    family: Family, choice: Choice, kernels: Kernels, installed: Mapping[PackageId, PackageState]
 ) -> tuple[str, ...]:
-    """Return the packages of prebuilt modules for ``kernels``, and the one that follows the kernel's own meta package.
+    """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
 
     None where DKMS builds the modules.
     """
-    if not family.signs_modules:
-        return ()
-    meta = family.headers_meta(kernels[-1], installed) if kernels else None
+    wanted = kernels.wanted if family.signs_modules else ()
+    meta = family.headers_meta(wanted[-1], installed) if wanted else None
     follows = [meta.removeprefix("linux-headers-")] if meta else []
-    return tuple(f"linux-modules-nvidia-{_name_flavour(choice)}-{which}" for which in (*kernels, *follows))
+    return tuple(f"linux-modules-nvidia-{_name_flavour(choice)}-{which}" for which in (*wanted, *follows))
 
 
 def debian_modules(choice: Choice) -> str:

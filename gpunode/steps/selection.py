@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -89,8 +89,9 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return WantedDriver(found, chosen)
     from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
-    kernels = known(facts.kernels, Kernels(None, ())).wanted
-    modules = own_driver.module_packages(found, chosen, kernels, known(facts.packages, {}))
+    modules = own_driver.module_packages(
+        found, chosen, known(facts.kernels, Kernels(None, ())), known(facts.packages, {})
+    )
     return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
 
 
@@ -118,16 +119,20 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
         return preexisting.chosen
     if recipe.driver.version in NAMED_KINDS and (kept := _keep_installed(recipe, facts, present)) is not None:
         return kept
-    if recipe.driver.version == "auto" and recipe.driver.source == "nvidia":
-        pinned = pinned_by_package(known(facts.packages, {}))
+    if recipe.driver.version == "auto":
+        is_nvidias = recipe.driver.source == "nvidia"
+        pinned = pinned_by_package(known(facts.packages, {})) if is_nvidias else ""
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
         if not pinned and (kept := _keep_installed(recipe, facts, present)) is not None:
             return kept
-        if not pinned and recipe.upgrade and (onward := _next_branch(recipe, facts, present)) is not None:
+        if (
+            is_nvidias
+            and not pinned
+            and recipe.upgrade
+            and (onward := _next_branch(recipe, facts, present)) is not None
+        ):
             return onward
-    if recipe.driver.source == "distro" and (kept := _keep_installed(recipe, facts, present)) is not None:
-        return kept
     return _as_refusal(choose_from_source(facts, present, recipe.driver))
 
 
@@ -223,7 +228,8 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
 
 def locked_driver(lock: VersionLock) -> str:
     """Return a lock's driver version (``580.178.04``); empty if it has none, or several."""
-    versions = {lock.packages[package] for package in driver_packages(lock.packages)}
+    named = (one for one in driver_packages(lock.packages) if one.name not in OWN_VERSIONS_IN_DISTROS)
+    versions = {lock.packages[package] for package in named}
     found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
@@ -246,25 +252,15 @@ def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
 
 
 def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
-    """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
-    for branch in filter(_is_offered(recipe, facts), installed_branches(facts)):
-        for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
+    """Yield the choices of installed branches that their source maintains for these GPUs, in every allowed flavour."""
+    for branch in installed_branches(facts):
+        is_offered = recipe.driver.source == "distro" or is_maintained(branch)
+        for flavour in flavours(recipe) if is_offered and is_of_kind(branch, recipe.driver.version) else ():
             chosen = choose_from_source(
                 facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
             )
             if isinstance(chosen, Choice):
                 yield chosen
-
-
-def _is_offered(recipe: Recipe, facts: Facts) -> Callable[[int], bool]:
-    """Return whether a branch is to be had and kept: NVIDIA maintains it, or the distribution's own archive has it."""
-    if recipe.driver.source == "nvidia":
-        return is_maintained
-    from gpunode.catalog.distro_drivers import list_distro_drivers
-
-    own = {one.branch for one in list_distro_drivers(need(facts.distro, "which distribution this is"))}
-    asked = recipe.driver.version
-    return lambda branch: branch in own and (not asked[0].isdigit() or asked == str(branch))
 
 
 def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from gpunode.catalog import branches, tables
 from gpunode.catalog.releases import release
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile
+from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
-from gpunode.recipe import CudaToolkit, Recipe
+from gpunode.recipe import CudaToolkit, Recipe, VersionLock
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
 from gpunode.steps.fabric import FABRIC
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, NOUVEAU
@@ -68,6 +69,10 @@ def with_own_driver(**more: str) -> Facts:
     }
     module = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia-current.ko", "535.309.01", dkms=True)
     return machine(gpus=(gpu(GTX_1080),), packages=packages, module_files=(module,))
+
+
+def packages_of(facts: Facts) -> Mapping[PackageId, PackageState]:
+    return known(facts.packages, {})
 
 
 def test_every_row_of_the_table_names_what_other_tables_have() -> None:
@@ -287,7 +292,7 @@ def test_exact_version_does_not_bind_tools_of_other_versions() -> None:
     exact = recipe(source="distro", version="535.309.01")
     assert not planned(DRIVER.plan(exact, with_own_driver())).changes
     missing = with_own_driver()
-    packages = {one: state for one, state in missing.packages.value.items() if one.name != "nvidia-persistenced"}  # type: ignore[union-attr]
+    packages = {one: state for one, state in packages_of(missing).items() if one.name != "nvidia-persistenced"}
     (change,) = planned(DRIVER.plan(exact, replace(missing, packages=Known(packages, "dpkg-status")))).changes
     assert isinstance(change, PackageChange)
     assert isinstance(change.after, KnownAfter)
@@ -298,3 +303,13 @@ def test_installed_own_driver_is_kept_and_nvidias_default_replaces_it() -> None:
     facts = with_own_driver()
     assert "535 with proprietary modules is installed" in planned(DRIVER.plan(NO_OPTION, facts)).reason
     assert "nvidia-driver-cuda" in names(planned(DRIVER.plan(recipe(), facts)).changes)
+
+
+def test_lock_of_the_own_driver_may_name_tools_of_other_versions() -> None:
+    facts = with_own_driver()
+    lock = VersionLock(
+        "f.lock", "r", "debian", "12", "amd64", {one: state.version for one, state in packages_of(facts).items()}
+    )
+    outcome = planned(DRIVER.plan(replace(NO_OPTION, lock=lock), facts))
+    assert not outcome.changes
+    assert "535.309.01" in outcome.reason
