@@ -115,7 +115,7 @@ def make_password() -> str:
 
 
 def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password: str = "") -> None:
-    """Run ``mokutil --import CERTIFICATE --hash-file FILE``, without ``password`` with a new one that the terminal shows.
+    """Run ``mokutil --import CERTIFICATE --hash-file FILE``; a new password is shown on the terminal.
 
     Raises:
         ChangeFailed: if mokutil refuses, or the hash cannot be made.
