@@ -106,7 +106,7 @@ def enrolled(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class Before:
-    """What was on the node before the driver."""
+    """The packages and files of the node before the driver."""
 
     installed: dict[str, str]
     files: str
