@@ -65,8 +65,9 @@ def provide(base: Base, packages: Sequence[str], scratch: Path) -> Path:
 def offer(folder: Path, root: Path, base: Base, key: Key) -> str:
     """Offer the packages in ``folder`` below ``root``, which a server shows; return the line of apt's sources."""
     target = root / f"nonfree-{base.codename}"
-    target.mkdir()
-    for deb in folder.glob("*.deb"):
-        os.link(deb, target / deb.name) if deb.stat().st_dev == target.stat().st_dev else shutil.copy(deb, target)
-    publish(target, Release("Debian", "Debian", "oldstable", base.codename), key)
+    if not target.exists():
+        target.mkdir()
+        for deb in folder.glob("*.deb"):
+            os.link(deb, target / deb.name) if deb.stat().st_dev == target.stat().st_dev else shutil.copy(deb, target)
+        publish(target, Release("Debian", "Debian", "oldstable", base.codename), key)
     return f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{target.name}/ /\n"
