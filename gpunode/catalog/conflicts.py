@@ -19,6 +19,8 @@ STANDS_ALONE = "libxnvctrl"
 BY_THEMSELVES = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
+# Debian builds the persistence daemon, too, from a source with versions of its own; NVIDIA's has the driver's.
+OWN_VERSIONS_IN_DISTROS = BY_THEMSELVES | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
@@ -74,13 +76,15 @@ def upstream(version: str) -> str:
     return match[1] if match else ""
 
 
-def parts(packages: Mapping[PackageId, PackageState], branch: int) -> Mapping[PackageId, str]:
+def parts(
+    packages: Mapping[PackageId, PackageState], branch: int, loose: frozenset[str] = BY_THEMSELVES
+) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
-    without which nothing runs on a GPU.
+    without which nothing runs on a GPU. Those named ``loose`` may have any version.
     """
-    names = {*pinned_names(branch)} - BY_THEMSELVES
+    names = {*pinned_names(branch)} - loose
     return {
         package: version
         for package, state in sorted(packages.items())

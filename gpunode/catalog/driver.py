@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel
-from gpunode.recipe import Driver
+from gpunode.recipe import Driver, DriverSource
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
 LAST_NOT_OFFERED = 470
@@ -29,6 +29,7 @@ class Choice:
     Attributes:
         exact: the full version (``580.178.04``); empty when any version of the branch will do.
         reason: one sentence that a person understands.
+        source: whose packages.
     """
 
     branch: int
@@ -36,6 +37,7 @@ class Choice:
     flavour: ModuleFlavour
     reason: str
     warnings: tuple[str, ...] = ()
+    source: DriverSource = "nvidia"
 
     @property
     def suffixed_names(self) -> bool:
@@ -62,8 +64,13 @@ class _Pick:
     because: str
 
 
-def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
+def choose(models: Sequence[GpuModel], wish: Driver, because: str = "") -> Choice | Impossible:
     """The driver for all of ``models`` that the recipe's wish allows, or why there is none.
+
+    Args:
+        models: of the node's GPUs.
+        wish: of the recipe.
+        because: why this branch, if it is not the wish alone.
 
     Raises:
         ValueError: the wish is for no driver.
@@ -74,11 +81,12 @@ def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
     pick = _no_common_branch(gpus) or _pick(gpus, wish)
     if isinstance(pick, Impossible):
         return pick
+    pick = replace(pick, because=because or pick.because)
     flavour = _unusable(gpus, pick) or _flavour(gpus, pick.branch, wish)
     if isinstance(flavour, Impossible):
         return flavour
     reason = f"{_names(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
-    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)))
+    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), wish.source)
 
 
 def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, TypeAlias
 
+from gpunode.recipe import DriverSource
+
 FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
 """Switches on the PCI bus (A100, H100, H200); behind a ConnectX bridge (B200, B300); in other trays (GB200, GB300)."""
 
@@ -49,9 +51,12 @@ class FabricPackages:
     free: tuple[str, ...]
 
 
-def find_packages(kind: FabricKind, branch: int, architecture: str) -> FabricPackages:
-    """Return the packages of a fabric for a driver branch; ``architecture`` in Debian's words."""
-    suffix = "" if branch >= _UNSUFFIXED_FROM else f"-{branch}"
+def find_packages(kind: FabricKind, branch: int, architecture: str, source: DriverSource = "nvidia") -> FabricPackages:
+    """Return the packages of a fabric for a driver branch; ``architecture`` in Debian's words.
+
+    Ubuntu's own archive goes on with the branch in their names (nvidia-fabricmanager-615, packages.ubuntu.com).
+    """
+    suffix = "" if branch >= _UNSUFFIXED_FROM and source == "nvidia" else f"-{branch}"
     locked = (f"{name}{suffix}" for name in _LOCKED[kind] if architecture == "amd64" or name not in _AMD64_ONLY)
     return FabricPackages(tuple(locked), _FREE[kind])
 

@@ -130,12 +130,29 @@ DriverOption = Annotated[
         autocompletion=completion.driver_choices,
     ),
 ]
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--driver-source",
+        metavar="SOURCE",
+        help="whose driver packages: nvidia, or distro for the distribution's own; default: the recipe's",
+    ),
+]
 CudaOption = Annotated[
     str,
     typer.Option(
         "--cuda-toolkit",
         metavar="RELEASE",
         help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
+    ),
+]
+PasswordOption = Annotated[
+    str,
+    typer.Option(
+        "--mok-password-file",
+        metavar="FILE",
+        help="take the one-time password of a Secure Boot enrolment from FILE (mode 0600, removed after use), or from "
+        "/dev/stdin; without it setup shows one on the terminal",
     ),
 ]
 RunfileOption = Annotated[
@@ -241,6 +258,7 @@ def setup(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
@@ -256,6 +274,7 @@ def setup(
     ] = False,
     root: ImageRootOption = "/",
     gpu: GpuOption = "",
+    mok_password_file: PasswordOption = "",
     apply_cluster: Annotated[
         bool,
         typer.Option(
@@ -282,9 +301,10 @@ def setup(
         gpu,
         apply_cluster,
         resume,
+        mok_password_file,
     )
     cli.setup(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver),
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
         output_options(json, verbose),
         options,
     )
@@ -295,6 +315,7 @@ def plan(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
     check: Annotated[bool, typer.Option("--check", help="exit with 4 if setup would change anything")] = False,
     upgrade: UpgradeOption = False,
@@ -320,7 +341,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver),
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
         output_options(json, verbose),
         tuple(only),
         node,
@@ -336,6 +357,7 @@ def rehearse(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
     node: NodeOption = "",
     gpu: GpuOption = "",
@@ -350,7 +372,10 @@ def rehearse(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.rehearse(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit), output_options(json, verbose), node, gpu
+        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
+        output_options(json, verbose),
+        node,
+        gpu,
     )
 
 
@@ -359,6 +384,7 @@ def verify(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
     cuda: Annotated[bool, typer.Option("--cuda", help="run a small CUDA computation on every GPU")] = False,
     container: Annotated[
@@ -372,7 +398,7 @@ def verify(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.verify(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit),
+        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
         output_options(json, verbose),
         cuda=cuda,
         container=container,

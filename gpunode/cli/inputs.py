@@ -46,6 +46,7 @@ class RecipeOptions:
     lock: str = ""
     cuda_toolkit: str = ""
     remove_runfile_driver: bool = False
+    driver_source: str = ""
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.
@@ -68,6 +69,9 @@ class RecipeOptions:
         if self.driver:
             version = _parse_option("--driver", "driver", "version", self.driver).driver.version
             recipe = replace(recipe, driver=replace(recipe.driver, version=version))
+        if self.driver_source:
+            source = _parse_option("--driver-source", "driver", "source", self.driver_source).driver.source
+            recipe = replace(recipe, driver=replace(recipe.driver, source=source))
         if self.cuda_toolkit:
             version = _parse_option("--cuda-toolkit", "cuda", "version", self.cuda_toolkit).cuda.version
             recipe = replace(recipe, cuda=replace(recipe.cuda, version=version))

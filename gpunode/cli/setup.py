@@ -67,6 +67,7 @@ class SetupFlags:
     Attributes:
         lock_timeout_s: how long to wait for other programs at work on the node.
         resumes: the run to continue after its reboot; empty for a new request.
+        mok_password_file: whence the password of a Secure Boot enrolment comes; empty for a new one.
     """
 
     yes: bool = False
@@ -80,6 +81,7 @@ class SetupFlags:
     gpu: str = ""
     apply_cluster: bool = False
     resumes: str = ""
+    mok_password_file: str = ""
 
 
 def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlags) -> None:
@@ -111,6 +113,7 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
     named = parse_setup_gpus(flags.gpu, image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout_s, yes=flags.yes) as node:
         node.clean_up_interrupted_run()
+        node.host.mok_password_file = flags.mok_password_file
         if not flags.resumes:
             node.notify(explain_default_recipe(recipe_options))
         risks = () if flags.resumes else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))

@@ -25,11 +25,19 @@ _FIRST_PROXMOX_NAMES = DpkgVersion("6.5")
 
 def dkms_package(choice: Choice) -> str:
     """The package that builds the kernel modules."""
+    if choice.source == "distro":
+        from gpunode.distros import own_driver  # loaded on use: few recipes take it
+
+        return own_driver.debian_modules(choice)
     return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
+    if choice.source == "distro":
+        from gpunode.distros import own_driver
+
+        return own_driver.debian_packages(choice, scope)
     modules = (dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
         return (_meta_package(choice), *modules)
@@ -83,4 +91,5 @@ DEBIAN = Family(
     dkms_package=dkms_package,
     headers=headers,
     headers_meta=headers_meta,
+    signs_modules=False,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.package_id import PackageId
-from gpunode.recipe import Scope
+from gpunode.recipe import DriverSource, Scope
 
 TOOLKIT_PACKAGES = (
     PackageId("nvidia-container-toolkit"),
@@ -28,10 +28,11 @@ class Family:
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
         cuda_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: the smallest set of package names that installs the driver of a scope.
-        dkms_package: the one of them that builds the kernel modules.
+        dkms_package: the one of them that builds the kernel modules, or tells the version of prebuilt ones.
         headers: the headers of exactly this kernel.
         headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings
             later kernels; None when no such kernel package is installed.
+        signs_modules: whether the kernel modules of its own driver come built and signed.
     """
 
     id: str
@@ -42,3 +43,8 @@ class Family:
     dkms_package: Callable[[Choice], str]
     headers: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]
+    signs_modules: bool
+
+    def brings_signed_modules(self, source: DriverSource) -> bool:
+        """Return whether the kernel modules of this source come built, and signed with a key that the firmware has."""
+        return self.signs_modules and source == "distro"

@@ -25,12 +25,20 @@ _SERIES = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
 
 
 def dkms_package(choice: Choice) -> str:
-    """The package that builds the kernel modules."""
+    """The package that builds the kernel modules; of Ubuntu's own driver the one that needs prebuilt ones."""
+    if choice.source == "distro":
+        from gpunode.distros import own_driver  # loaded on use: few recipes take it
+
+        return own_driver.ubuntu_modules(choice)
     return f"{_package_for('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
+    if choice.source == "distro":
+        from gpunode.distros import own_driver
+
+        return own_driver.ubuntu_packages(choice, scope)
     modules = (dkms_package(choice), _persistence_package(choice))
     if scope == "full":
         return (_package_for("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
@@ -98,4 +106,5 @@ UBUNTU = Family(
     dkms_package=dkms_package,
     headers=headers,
     headers_meta=headers_meta,
+    signs_modules=True,
 )

@@ -40,6 +40,11 @@ _WRAPPER_BYTES: Final = 64 << 10
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
+# Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
+SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = (
+    "/sys/module/module/parameters/sig_enforce",
+    "/sys/kernel/security/lockdown",
+)
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
 STEP_FILES: Final = (
     "/etc/profile.d/gpunode-cuda.sh",
@@ -55,6 +60,7 @@ STEP_FILES: Final = (
     BOOT_LOADER,
     DRIVER_PARAMETERS,
     ENROLMENT_REQUEST,
+    *SIGNATURE_FILES,
 )
 FILES: Final = (
     *STEP_FILES,

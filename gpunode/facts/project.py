@@ -147,6 +147,8 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         return rest if change.after is None else {**rest, change.id: _project_package(change.before, change.after)}
 
     kernel = system(facts).headers_of(change.id)
+    if prebuilt := system(facts).prebuilt_module_of(change.id):
+        facts = _with_prebuilt_module(facts, *prebuilt, present=change.after is not None)
     return replace(
         facts,
         packages=_map_fact(facts.packages, changed),
@@ -154,6 +156,16 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         leftovers=Unknown("known after packages are installed", PLAN),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
+
+
+def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bool) -> Facts:
+    file = ModuleFile(kernel, f"/lib/modules/{kernel}/kernel/nvidia-{branch}/nvidia.ko", branch)
+
+    def replace_file(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
+        others = tuple(one for one in former if one.dkms or (one.kernel, one.version) != (kernel, branch))
+        return (*others, file) if present else others
+
+    return replace(facts, module_files=_map_fact(facts.module_files, replace_file))
 
 
 def _project_package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:

@@ -74,6 +74,9 @@ class LocalHost:
         self.services = Services(self.runner)
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
+        self.mok_password_file = ""
+        """Whence the one-time password of a key's enrolment comes; empty to make one and show it on the terminal."""
+        self._mok_password = ""
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -184,12 +187,12 @@ class LocalHost:
 
     def vet(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
-        from gpunode.host.mok import refuse_without_terminal  # a node with nothing to do never gets here
+        from gpunode.host.mok import demand_password  # a node with nothing to do never gets here
         from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
 
         refuse_full_boot(changes, self.root)
         refuse_removal_without_room(changes, self.root)
-        refuse_without_terminal(changes)
+        self._mok_password = demand_password(changes, self.mok_password_file)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
@@ -300,7 +303,8 @@ class LocalHost:
         from gpunode.host import mok
 
         if mok.is_import(change):
-            mok.queue_enrolment(self.runner, change)
+            mok.queue_enrolment(self.runner, change, password=self._mok_password)
+            mok.remove_password_file(self.mok_password_file)
             return
 
         def hear(line: str) -> None:

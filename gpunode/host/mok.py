@@ -6,7 +6,9 @@ Sources: mokutil.c 0.6 (``--hash-file`` takes a crypt(3) hash); MokManager reads
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,8 @@ _LETTERS: Final = "bcdefghijklnoprstuvx"
 _DIGITS: Final = "23456789"
 _LENGTH: Final = 10
 _TIMEOUT_S: Final = 60.0
+_LIMIT_BYTES: Final = 256
+_TYPEABLE: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 
 def is_import(change: Change) -> bool:
@@ -29,14 +33,18 @@ def is_import(change: Change) -> bool:
     return isinstance(change, CommandChange) and change.argv[:2] == ("mokutil", "--import")
 
 
-def refuse_without_terminal(changes: Iterable[Change], terminal: str = TERMINAL) -> None:
-    """Refuse an enrolment whose password nobody would see.
+def demand_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
+    """Return the chosen password of an enrolment among ``changes``; empty where there is none, or one is to be made.
+
+    Read before anything changes, and once: what a pipe holds is gone then.
 
     Raises:
-        Refused: if there is no terminal.
+        Refused: if nobody would see a new password, or the file has none that may be used.
     """
     if not any(map(is_import, changes)):
-        return
+        return ""
+    if file:
+        return _read_password(file)
     try:
         os.close(os.open(terminal, os.O_WRONLY | os.O_NOCTTY))
     except OSError:
@@ -45,8 +53,60 @@ def refuse_without_terminal(changes: Iterable[Change], terminal: str = TERMINAL)
             why="Secure Boot is on and this machine's key is not enrolled; the password is shown on the screen alone, "
             "never written to a file or a log",
             hint="run the command in a terminal (through ssh: ssh -t HOST sudo gpunode setup …)\n"
+            "or choose the password yourself: add --mok-password-file FILE\n"
             "or leave the driver out: add --driver none",
         ) from None
+    return ""
+
+
+def _read_password(path: str) -> str:
+    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin.
+
+    Raises:
+        Refused: if others may read it, or it is none that the firmware's screen takes.
+    """
+    try:
+        # A pipe that nobody writes to must not keep the run waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Refused(
+            f"--mok-password-file {path} cannot be read: {error.strerror}; nothing was changed",
+            why="it is to hold the one-time password of the key's enrolment",
+            hint=_HINT_FILE,
+        ) from None
+    status = os.fstat(descriptor)
+    is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    if not is_private and not stat.S_ISFIFO(status.st_mode):
+        os.close(descriptor)
+        raise Refused(
+            f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
+            why="whoever reads the password can enrol a key of his own at the console",
+            hint=_HINT_FILE,
+        )
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "rb") as file:
+        password = file.read(_LIMIT_BYTES).decode("ascii", "replace").strip()
+    if _TYPEABLE.fullmatch(password):
+        return password
+    raise Refused(
+        f"the password in {path} cannot be used; nothing was changed",
+        why="it needs 8 to 16 letters and digits of ASCII: MokManager reads the keyboard as a US one",
+        hint="write another one, then run the same command again",
+    )
+
+
+_HINT_FILE: Final = (
+    "write it with the mode 0600 as root; setup removes the file once the password is used. Or pass it by a pipe: "
+    "--mok-password-file /dev/stdin"
+)
+
+
+def remove_password_file(path: str) -> None:
+    """Remove the file that a used password came from; a pipe, and /dev/stdin, stay."""
+    with suppress(OSError):
+        target = Path(path).resolve(strict=True)
+        if target.is_file():
+            target.unlink()
 
 
 def make_password() -> str:
@@ -54,14 +114,14 @@ def make_password() -> str:
     return "".join(secrets.choice(_LETTERS + _DIGITS) for _ in range(_LENGTH))
 
 
-def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL) -> None:
-    """Run ``mokutil --import CERTIFICATE --hash-file FILE`` with a new password, and show that on the terminal.
+def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password: str = "") -> None:
+    """Run ``mokutil --import CERTIFICATE --hash-file FILE``; a new password is shown on the terminal.
 
     Raises:
         ChangeFailed: if mokutil refuses, or the hash cannot be made.
     """
     *_, hash_file = change.argv
-    password = make_password()
+    chosen, password = password, password or make_password()
     # Not logged: the log of commands keeps what they print.
     hashed = Runner(runner.root).run(
         ("openssl", "passwd", "-6", "-stdin"), timeout_s=_TIMEOUT_S, stdin=f"{password}\n".encode()
@@ -78,7 +138,8 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
         with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(hashed.stdout)
         # Shown first: a request whose password nobody has seen cannot be confirmed.
-        _show(password, terminal)
+        if not chosen:
+            _show(password, terminal)
         done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
     except OSError as error:
         raise ChangeFailed(
@@ -89,7 +150,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             place.unlink(missing_ok=True)
     if not done.ok:
         raise ChangeFailed(
-            f"mokutil did not queue the enrolment of {change.argv[2]}; the password above is of no use",
+            f"mokutil did not queue the enrolment of {change.argv[2]}; the password is of no use",
             why=done.last_lines() or f"it ended with {done.exit_status}",
             hint="`mokutil --sb-state` and `mokutil --list-new` show what the firmware says",
         )

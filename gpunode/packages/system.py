@@ -11,7 +11,7 @@ from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import EvidenceReader
-from gpunode.outcome import Outcome
+from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
 
 
@@ -127,13 +127,16 @@ class PackageSystem:
             it are checked, so that the package manager reads no source at all.
 
         headers_of: the kernel whose headers a package has; empty where it has none.
+        prebuilt_module_of: the kernel and the driver's branch for which a package has a built module; None for others.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
         is_older: whether the first version comes before the second.
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
+        refuse_without: the refusal where the release's own archive is enabled without some of the named components.
         relaxed: a note for every setting by which the node checks packages less than by default.
-        pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
-            all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
+        pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version, or not at
+            all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then those
+            that are never mixed with the distribution's.
         exclude_archives: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
             these origins.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
@@ -186,12 +189,14 @@ class PackageSystem:
     contradict: Callable[[PackageSource, PackageSource, str], bool]
 
     headers_of: Callable[[PackageId], str]
+    prebuilt_module_of: Callable[[PackageId], tuple[str, str] | None]
     builds_driver: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
     plan_repository: Callable[[Repository, Facts], Outcome]
+    refuse_without: Callable[[Facts, Sequence[str]], Refusal | None]
     relaxed: Callable[[Facts], Iterator[str]]
-    pin: Callable[[Choice, Sequence[str]], bytes]
+    pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     exclude_archives: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
     packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]

@@ -46,6 +46,7 @@ else:
     _NAMES = (*CONTAINER_RUNTIMES, "none")
     RuntimeName = Literal[_NAMES]
 KernelModuleType: TypeAlias = Literal["auto", "open", "proprietary"]
+DriverSource: TypeAlias = Literal["nvidia", "distro"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]
 CgroupDriver: TypeAlias = Literal["auto", "systemd"]
@@ -88,6 +89,10 @@ class Driver:
         Scope, Says("compute has no display libraries; media adds video encoding and decoding; full adds a display")
     ] = "compute"
     persistence: Annotated[bool, Says("whether nvidia-persistenced keeps the GPUs initialised")] = True
+    source: Annotated[
+        DriverSource,
+        Says("whose packages: those of NVIDIA's repository, or the distribution's own (distro); never a mix of both"),
+    ] = "nvidia"
 
 
 @dataclass(frozen=True, slots=True)

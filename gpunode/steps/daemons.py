@@ -23,7 +23,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon enabled, and running once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not requested", asked=False)
-    if awaits_enrolment(facts) and not preexisting_driver(recipe, facts):
+    if awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
         return Planned((), WAITS, later=True)
     fact = facts.unit(PERSISTENCED)
     if isinstance(fact, Unknown):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, pinned_names, purge_reason, upstream
+from gpunode.catalog.conflicts import (
+    BY_THEMSELVES,
+    OWN_VERSIONS_IN_DISTROS,
+    STANDS_ALONE,
+    pinned_names,
+    purge_reason,
+    upstream,
+)
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, Unknown, known, need
@@ -22,12 +29,14 @@ from gpunode.steps.installed_driver import (
     matches,
     pinned_by_package,
     prefix,
+    prefix_of,
     set_manual,
     version_matches,
     why_manual,
 )
 from gpunode.steps.kernel import is_loaded
 from gpunode.steps.packages import driver_dependencies, refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     WantedDriver,
     built_for_ubuntu,
@@ -56,7 +65,7 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node needs {_describe_hold(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    wanted = FileState(package_system.pin(chosen, driver.family.origins))
+    wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
@@ -131,6 +140,10 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         for package, state in installed.items()
         if package not in kept and _is_other(package.name, state.version, chosen)
     }
+    if chosen.source == "distro":
+        from gpunode.steps.own_driver import find_other_packagers  # loaded on use
+
+        old |= find_other_packagers(installed, old, driver)
     foreign = built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one not in kept and one.name not in BY_THEMSELVES]
     old |= {package: installed[package] for package in rebuilt}
@@ -199,8 +212,10 @@ def _is_helper(package: PackageId, state: PackageState) -> bool:
 
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
     """Return whether a package is of another driver version and cannot stand beside the chosen one."""
-    if name in BY_THEMSELVES and branch_of(version) == chosen.branch:
+    if name in BY_THEMSELVES and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
+    if chosen.source == "distro" and name in OWN_VERSIONS_IN_DISTROS:
+        return branch_of(version) != chosen.branch
     return purge_reason(name, version) not in {None, "relation"} and not version_matches(version, prefix(chosen))
 
 
@@ -219,6 +234,12 @@ _SIGNATURES = (
 )
 
 
+_SKIPPED_KEY = (
+    "Secure Boot is on, the firmware does not have the key that DKMS signs modules with, and the recipe leaves out the "
+    "step secure-boot: enrol that key before the next boot, or the machine has no driver then, and no nouveau"
+)
+
+
 def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only when asked."""
     driver = wanted_driver(recipe, facts)
@@ -227,7 +248,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     packages = need(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
-    missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
+    missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix_of(n, chosen)))
     strays = mismatched_packages(recipe, facts, driver)
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
@@ -257,7 +278,12 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signature_warning(driver, facts) if is_new else ()
-    about_changes = (*(_display_warning(recipe, facts) if is_new else ()), *signed, *_reboot_warning(chosen, facts))
+    about_changes = (
+        *(_display_warning(recipe, facts) if is_new else ()),
+        *signed,
+        *((_SKIPPED_KEY,) if lacks_enrolment(recipe, facts) else ()),
+        *_reboot_warning(chosen, facts),
+    )
     reason = (
         _explain_strays(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
     )
@@ -279,6 +305,8 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the state to bring about; a dependency goes on counting as one."""
+    if (own := prefix_of(package, driver.chosen)) != prefix(driver.chosen):
+        otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
     return replace(wanted_state(recipe, package, otherwise), auto=auto)
@@ -294,6 +322,8 @@ def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
 
 def _signature_warning(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     """Return a warning when modules that DKMS builds replace those that a distribution has signed."""
+    if driver.modules:
+        return ()
     dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
     has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
@@ -327,7 +357,8 @@ def _reason(chosen: Choice, recipe: Recipe) -> str:
         "full": "with a display",
     }
     version = chosen.exact or f"branch {chosen.branch}"
-    return f"{version}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
+    own = " from the distribution's own archive" if chosen.source == "distro" else ""
+    return f"{version}{own}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
 
 
 def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:

@@ -19,6 +19,8 @@ from gpunode.steps.installed_driver import matches
 
 HASH_FILE: Final = "/run/gpunode-mok-password"
 """Where the hash of the one-time password lies while mokutil reads it."""
+KEY_BACKUP: Final = "/var/lib/gpunode/module-key"
+"""Where a copy of a key that gpunode made is kept."""
 _NOT_ASKED: Final = Unknown("not captured", "module-certificate")
 _FOR_EVER: Final = -1
 _TOOLS: Final = ("mokutil", "openssl")
@@ -36,9 +38,13 @@ openssl req -new -x509 -nodes -days 36500 -subj "/CN=DKMS module signing key" -n
 chmod 0600 "$1.new"
 chmod 0644 "$2.new"
 sync "$1.new" "$2.new"
+install -d -m 0700 @BACKUP@
+cp -p --backup=numbered "$1.new" "@BACKUP@/${1##*/}"
+cp -p --backup=numbered "$2.new" "@BACKUP@/${2##*/}"
+sync @BACKUP@/*
 mv "$1.new" "$1"
 mv "$2.new" "$2"
-"""
+""".replace("@BACKUP@", KEY_BACKUP)
 
 
 def plan_enrolment(facts: Facts) -> Outcome:
@@ -100,7 +106,8 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
             what=f"half of this machine's key for kernel modules is gone: {gone} is missing or empty",
             why="DKMS makes both files anew as soon as one is missing, without a word: modules that it then signs do "
             "not load under Secure Boot until the new key is enrolled at the console",
-            hint=f"restore {gone} from a backup{export if key.has_key else ''}\n"
+            hint=f"restore {gone} from a backup (of a key that gpunode made there is one in {KEY_BACKUP})"
+            f"{export if key.has_key else ''}\n"
             f"or give the key up, and enrol a new one:\n{command('sudo', 'mv', there, f'{there}.old')}\n"
             "then run the same command again",
         )
@@ -148,8 +155,9 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
     if key.has_key and not key.key.startswith(HARDWARE_KEY):
         remove = command("sudo", "rm", key.key, key.certificate)
         yield (
-            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it, and the next module "
-            "that DKMS builds gets a new one, which has to be enrolled again"
+            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (a copy of one "
+            f"that gpunode made is in {KEY_BACKUP}), and the next module that DKMS builds gets a new one, which has to "
+            "be enrolled again"
         )
     if key.queued:
         yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
@@ -208,5 +216,6 @@ def refuse_replaced_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] |
         f"the key that signs kernel modules was replaced during this run: {new.certificate} is another certificate",
         why=f"SHA-256 {fingerprint(old)} before, {fingerprint(new) or 'none'} now; the firmware does not have the new "
         "one, so modules that it signs do not load under Secure Boot. Do not reboot yet",
-        hint="restore both files from a backup, or run the same command again: it enrols the new key",
+        hint=f"restore both files from a backup (of a key that gpunode made: {KEY_BACKUP}), or run the same command "
+        "again: it enrols the new key",
     )

@@ -34,7 +34,7 @@ from gpunode.change import (
 )
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.project import PLAN
-from gpunode.outcome import Outcome, Planned, Step, StepPackages
+from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, PASSED_THROUGH, find_nvswitches, find_own_gpus
@@ -102,6 +102,12 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
     if fabric is None:
         notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
         return Planned((), "no NVSwitch joins the GPUs of this machine", notes, asked=False)
+    if driver.chosen.source == "distro" and not (driver.family.signs_modules and fabric.kind == "nvswitch"):
+        return Refusal(
+            what=f"{driver.family.name}'s own archive has no fabric manager for this machine",
+            why=f"{fabric.seen}: CUDA on these GPUs needs it at the driver's exact version",
+            hint='take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]',
+        )
     packages = need(facts.packages, "which packages are installed")
     needed = _fabric_packages(fabric, driver, facts)
     version = "" if recipe.upgrade else installed_version(facts, driver)
@@ -130,7 +136,7 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _fabric_packages(fabric: Fabric, driver: WantedDriver, facts: Facts) -> FabricPackages:
     architecture = need(facts.architecture, "the architecture of this system")
-    return find_packages(fabric.kind, driver.chosen.branch, architecture)
+    return find_packages(fabric.kind, driver.chosen.branch, architecture, driver.chosen.source)
 
 
 def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:

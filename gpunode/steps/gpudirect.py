@@ -61,7 +61,8 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
         return driver
     if isinstance(driver, WantedDriver):
         chosen = driver.chosen
-        return _DriverTraits(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
+        label = f"driver {chosen.exact or chosen.branch}"
+        return _DriverTraits(label, chosen.flavour == "open", built_here=not driver.modules)
     preexisting = preexisting_driver(recipe, facts)
     loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
     if loaded is None:

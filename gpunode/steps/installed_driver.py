@@ -9,7 +9,14 @@ from typing import Final, Literal
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, purge_reason, upstream
+from gpunode.catalog.conflicts import (
+    BY_THEMSELVES,
+    OWN_VERSIONS_IN_DISTROS,
+    STANDS_ALONE,
+    driver_packages,
+    purge_reason,
+    upstream,
+)
 from gpunode.catalog.driver import Choice, choose
 from gpunode.change import PackageChange, PackageState
 from gpunode.distros import family, list_supported
@@ -19,7 +26,7 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
-from gpunode.recipe import KernelModuleType, Recipe
+from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
 
 MACHINE = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
@@ -100,7 +107,9 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     if version != loaded.version and any(modules):
         return None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
-    theirs = (replace(chosen, flavour=one) for one in flavours)
+    # A recipe that asks for the distribution's own driver has gpunode manage that one, and replace NVIDIA's.
+    sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
+    theirs = (replace(chosen, flavour=one, source=source) for one in flavours for source in sources)
     if any(builds_modules(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
         return None
     reason = (
@@ -237,12 +246,23 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
         return False
     packages = known(facts.packages, {})
     names = found.driver_packages(chosen, recipe.driver.scope)
-    return all(matches(packages.get(PackageId(name)), prefix(chosen)) for name in names)
+    return all(matches(packages.get(one), prefix_of(one, chosen)) for one in map(PackageId, names))
 
 
 def prefix(chosen: Choice) -> str:
     """Return the start of the version of each driver package, without its epoch."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
+
+
+def prefix_of(package: PackageId, chosen: Choice) -> str:
+    """Return the start of the version that a package of the chosen driver must have; empty where any will do.
+
+    A distribution has tools with versions of their own within the branch; those of prebuilt modules are a kernel's.
+    """
+    if chosen.source == "distro" and package.name in OWN_VERSIONS_IN_DISTROS:
+        return f"{chosen.branch}."
+    is_module = package.name.startswith("linux-modules-nvidia-")
+    return "" if chosen.source == "distro" and is_module else prefix(chosen)
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:

@@ -29,7 +29,7 @@ from gpunode.steps.installed_driver import (
     wants_driver,
     why_manual,
 )
-from gpunode.steps.secure_boot import WAITS, awaits_enrolment
+from gpunode.steps.secure_boot import WAITS, awaits_enrolment, lacks_enrolment
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 
@@ -47,7 +47,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
-    if not preexisting and awaits_enrolment(facts):
+    if not preexisting and awaits_enrolment(recipe, facts):
         return Planned((), WAITS, later=True)
     found = family_of(facts)
     if isinstance(found, Refusal):
@@ -59,6 +59,8 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
             why="/boot holds no vmlinuz, so there is nothing to build the driver for",
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
+    if not preexisting and found.brings_signed_modules(recipe.driver.source):
+        return Planned((), "not needed: the driver's modules come prebuilt in packages", asked=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
     wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
@@ -251,7 +253,7 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     notes = hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
-    if awaits_enrolment(facts):
+    if awaits_enrolment(recipe, facts):
         return Planned((), WAITS, notes, later=True)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)
@@ -286,6 +288,10 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     chosen = driver.chosen
     kernels = need(facts.kernels, "which kernels are installed")
+    if driver.modules:
+        from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
+
+        return plan_prebuilt(driver, kernels, facts)
     missing = missing_for(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
@@ -349,6 +355,8 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_version(facts, driver))
+    if lacks_enrolment(recipe, facts):  # of a recipe that leaves the key to somebody else
+        return Blocked("console", "the firmware lacks this machine's key, so the kernel would reject the module")
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Blocked("reboot", reason)

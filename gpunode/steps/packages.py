@@ -42,6 +42,15 @@ REPAIR = Step("repair", "package database", "sources", plan_repair)
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
+    if recipe.driver.source == "distro" and wants_driver(recipe, facts):
+        from gpunode.steps.own_driver import plan_repository  # loaded on use: few recipes take it
+
+        return plan_repository(recipe, facts)
+    return plan_cuda_repository(recipe, facts)
+
+
+def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the CUDA repository where the driver or the CUDA toolkit come from it."""
     if not wants_driver(recipe, facts) and not wants_cuda_toolkit(recipe):
         return Planned((), "this driver is not managed by gpunode")
     # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
@@ -204,7 +213,8 @@ def _target_state(
     anyhow: PackageState | KnownAfter = ANY_PROVIDER
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
-    if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):
+    is_nvidias = driver is not None and driver.chosen.source == "nvidia"
+    if driver is not None and is_nvidias and missing.package.name in pinned_names(driver.chosen.branch):
         # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)

@@ -9,23 +9,38 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.command import gpunode
+from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, known
-from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
-from gpunode.outcome import Outcome, Planned, Step
+from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, SIG_ENFORCE, SIGNATURE_FILES
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import preexisting_driver, wants_driver
+from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, wants_driver
 
 WAITS: Final = "waits until the firmware has this machine's key, see Secure Boot"
 _SIGNATURES: Final = "module.sig_enforce"
 
 
-def awaits_enrolment(facts: Facts) -> bool:
-    """Return whether modules that DKMS builds would not load, because their key is not enrolled."""
-    if facts.module_key is None or not isinstance(facts.module_key, Known):
+def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether the driver has to wait: modules that DKMS builds would not load, as their key is not enrolled.
+
+    A recipe that leaves the step out waits for nobody: it says that somebody else sees to the key.
+    """
+    return SECURE_BOOT.id not in recipe.skip and lacks_enrolment(recipe, facts)
+
+
+def lacks_enrolment(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether the firmware does not have the key of the modules that DKMS builds."""
+    if not isinstance(facts.module_key, Known) or _brings_signed_modules(recipe, facts):
         return False
     from gpunode.steps.enrolment import is_trusted
 
     return not is_trusted(facts.module_key.value, facts)
+
+
+def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
+    found = family_of(facts)
+    return isinstance(found, Family) and found.brings_signed_modules(recipe.driver.source)
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -34,31 +49,62 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "this driver is not managed by gpunode", asked=False)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
+    if _brings_signed_modules(recipe, facts):
+        state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
+        return Planned((), f"{state}: the distribution has signed the driver's modules", asked=False)
     if facts.is_image:
-        return Planned((), "whether it is on, the first boot of the image tells", (_IN_IMAGE,), later=True)
+        # Without shim only firmware with Secure Boot off boots the image.
+        has_shim = matches(known(facts.packages, {}).get(PackageId("shim-signed")), "")
+        notes = (_IN_IMAGE,) if has_shim else ()
+        return Planned((), "whether it is on, the first boot of the image tells", notes, later=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_UNREAD,)
         return Planned((), "on; which key signs modules was not captured", notes, later=True)
     if facts.module_key is None:
-        notes = (_ENFORCED,) if _requires_signatures(facts) else ()
-        off = "off" if isinstance(facts.secure_boot, Known) else f"unknown: {facts.secure_boot.reason}"
-        return Planned((), off, notes, asked=False)
+        if isinstance(facts.secure_boot, Known):
+            return _refuse_unsignable(facts) or Planned((), "off", asked=False)
+        return Planned((), f"unknown: {facts.secure_boot.reason}", asked=False)
     from gpunode.steps.enrolment import plan_enrolment
 
     return plan_enrolment(facts)
 
 
-def _requires_signatures(facts: Facts) -> bool:
-    """Return whether the kernel was told to take signed modules alone, whatever the firmware says."""
-    arguments = known(facts.file(KERNEL_ARGUMENTS), None)
-    words = arguments.content.decode("utf-8", "replace").split() if arguments else ()
-    return any(word in {_SIGNATURES, f"{_SIGNATURES}=1", f"{_SIGNATURES}=y", f"{_SIGNATURES}=Y"} for word in words)
+def _refuse_unsignable(facts: Facts) -> Refusal | None:
+    """Refuse a kernel that takes signed modules alone without Secure Boot: no key that DKMS has is one of its own.
+
+    Without Secure Boot the kernel does not trust the keys that shim has. Source: security/integrity/platform_certs/
+    load_uefi.c, ``load_uefi_certs``.
+    """
+    why = _find_signature_demand(facts)
+    if not why or known(facts.loaded_driver, None):
+        return None
+    return Refusal(
+        what="this kernel would reject the NVIDIA driver's modules, and the next boot would have no nouveau either",
+        why=f"{why}, and Secure Boot is off: the kernel takes only modules whose key is built into it, and trusts no "
+        "key of this machine's own",
+        hint="turn that off (module.sig_enforce and lockdown are kernel arguments), or turn Secure Boot on in the "
+        "firmware, then run the same command again\n"
+        'or, where DKMS signs with a key that is built into this kernel, leave the step out: skip = ["secure-boot"]',
+    )
 
 
-_ENFORCED: Final = (
-    f"the kernel was started with {_SIGNATURES} and without Secure Boot: it takes only modules whose key is built into "
-    "it, so the driver's will not load; remove that argument, or turn Secure Boot on and enrol a key"
-)
+def _find_signature_demand(facts: Facts) -> str:
+    """Return what says that the kernel takes signed modules alone; empty where nothing does."""
+    arguments = _read_text(KERNEL_ARGUMENTS, facts).split()
+    found = [word for word in arguments if word in {_SIGNATURES, *(f"{_SIGNATURES}={on}" for on in "1yY")}]
+    if found:
+        return f"it was started with {found[0]}"
+    if _read_text(SIG_ENFORCE, facts).strip() in {"Y", "1"}:
+        return f"{SIG_ENFORCE} says Y"
+    mode = _read_text(LOCKDOWN, facts).partition("[")[2].partition("]")[0]
+    return f"it is locked down ({LOCKDOWN} says {mode})" if mode in {"integrity", "confidentiality"} else ""
+
+
+def _read_text(path: str, facts: Facts) -> str:
+    state = known(facts.file(path), None)
+    return state.content.decode("utf-8", "replace") if state else ""
+
+
 _UNREAD: Final = (
     "Secure Boot is on: the kernel loads the modules that DKMS builds only after this machine's key is enrolled, which "
     f"somebody must confirm at the console during a reboot; `{gpunode('doctor', 'secure-boot-key-not-enrolled')}` "
@@ -75,5 +121,5 @@ SECURE_BOOT: Final = Step(
     "packages",
     plan,
     for_driver=True,
-    files=(KERNEL_ARGUMENTS, ENROLMENT_REQUEST),
+    files=(KERNEL_ARGUMENTS, ENROLMENT_REQUEST, *SIGNATURE_FILES),
 )

@@ -9,18 +9,18 @@ from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, parts, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, OWN_VERSIONS_IN_DISTROS, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
-from gpunode.recipe import Recipe, VersionLock
+from gpunode.recipe import Driver, Recipe, VersionLock
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
     NAMED_KINDS,
@@ -48,10 +48,17 @@ _REVISION = re.compile(r"-[^-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class WantedDriver:
-    """The driver chosen for this node, as its distribution packages it."""
+    """The driver chosen for this node, as its distribution packages it.
+
+    Attributes:
+        modules: the packages of prebuilt kernel modules for this node's kernels; none where DKMS builds them.
+        foreign_archives: those that are never mixed with the distribution's own driver, where it is the chosen one.
+    """
 
     family: Family
     chosen: Choice
+    modules: tuple[str, ...] = ()
+    foreign_archives: tuple[str, ...] = ()
 
     @property
     def rival(self) -> PackageId:
@@ -61,7 +68,8 @@ class WantedDriver:
 
     def packages(self, recipe: Recipe) -> tuple[PackageId, ...]:
         """Return the packages requested from the package manager."""
-        return tuple(map(PackageId, self.family.driver_packages(self.chosen, recipe.driver.scope)))
+        names = self.family.driver_packages(self.chosen, recipe.driver.scope)
+        return tuple(map(PackageId, (*names, *self.modules)))
 
 
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
@@ -75,7 +83,25 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return found
     if isinstance(chosen, Refusal):
         return chosen
-    return Planned((), WAITS, later=True) if awaits_enrolment(facts) else WantedDriver(found, chosen)
+    if awaits_enrolment(recipe, facts):
+        return Planned((), WAITS, later=True)
+    if chosen.source == "nvidia":
+        return WantedDriver(found, chosen)
+    from gpunode.distros import own_driver  # loaded on use: few recipes take it
+
+    modules = own_driver.module_packages(
+        found, chosen, known(facts.kernels, Kernels(None, ())), known(facts.packages, {})
+    )
+    return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
+
+
+def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:
+    """Return the driver that the wish's source has for these GPUs, or why there is none."""
+    if wish.source == "nvidia":
+        return choose(present, wish)
+    from gpunode.catalog.distro_drivers import choose_from_distro  # loaded on use
+
+    return choose_from_distro(present, wish, need(facts.distro, "which distribution this is"))
 
 
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
@@ -94,14 +120,20 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     if recipe.driver.version in NAMED_KINDS and (kept := _keep_installed(recipe, facts, present)) is not None:
         return kept
     if recipe.driver.version == "auto":
-        pinned = pinned_by_package(known(facts.packages, {}))
+        is_nvidias = recipe.driver.source == "nvidia"
+        pinned = pinned_by_package(known(facts.packages, {})) if is_nvidias else ""
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
         if not pinned and (kept := _keep_installed(recipe, facts, present)) is not None:
             return kept
-        if not pinned and recipe.upgrade and (onward := _next_branch(recipe, facts, present)) is not None:
+        if (
+            is_nvidias
+            and not pinned
+            and recipe.upgrade
+            and (onward := _next_branch(recipe, facts, present)) is not None
+        ):
             return onward
-    return _as_refusal(choose(present, recipe.driver))
+    return _as_refusal(choose_from_source(facts, present, recipe.driver))
 
 
 def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
@@ -121,8 +153,9 @@ def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...])
     if chosen is None:
         return None
     status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
+    status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
-    best = choose(present, recipe.driver)
+    best = choose_from_source(facts, present, recipe.driver)
     if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
@@ -156,7 +189,12 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
     version = package_system.pinned_version(present.content) if present else ""
     if present is None or not version:
         return ""
-    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins)
+    foreign: tuple[str, ...] = ()
+    if chosen.source == "distro":
+        from gpunode.distros.own_driver import foreign_archives
+
+        foreign = foreign_archives(found)
+    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins, foreign)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
@@ -176,10 +214,11 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
             hint="leave one of them out",
         )
     wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
-    outcomes = [choose(present, wish) for wish in wishes]
+    outcomes = [choose_from_source(facts, present, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         return _as_refusal(outcomes[0])
+    # Of prebuilt modules each kernel has its own, which no lock holds.
     drivers = [WantedDriver(found, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
@@ -189,7 +228,8 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
 
 def locked_driver(lock: VersionLock) -> str:
     """Return a lock's driver version (``580.178.04``); empty if it has none, or several."""
-    versions = {lock.packages[package] for package in driver_packages(lock.packages)}
+    named = (one for one in driver_packages(lock.packages) if one.name not in OWN_VERSIONS_IN_DISTROS)
+    versions = {lock.packages[package] for package in named}
     found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
@@ -212,10 +252,13 @@ def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
 
 
 def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
-    """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
-    for branch in filter(is_maintained, installed_branches(facts)):
-        for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
-            chosen = choose(present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour))
+    """Yield the choices of installed branches that their source maintains for these GPUs, in every allowed flavour."""
+    for branch in installed_branches(facts):
+        is_offered = recipe.driver.source == "distro" or is_maintained(branch)
+        for flavour in flavours(recipe) if is_offered and is_of_kind(branch, recipe.driver.version) else ():
+            chosen = choose_from_source(
+                facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
+            )
             if isinstance(chosen, Choice):
                 yield chosen
 
@@ -242,6 +285,11 @@ def installed_version(facts: Facts, driver: WantedDriver) -> str:
 def modules_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
+    if driver.chosen.source == "distro":
+        from gpunode.steps.own_driver import find_foreign_packages  # loaded on use
+
+        if find_foreign_packages(packages, driver):
+            return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
     return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
 
@@ -253,7 +301,7 @@ def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
     version, packages = modules_version(facts, driver), known(facts.packages, {})
-    if not version or _UBUNTU in version:
+    if not version or _UBUNTU in version or driver.chosen.source == "distro":
         return ()
     of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
     return tuple(
@@ -273,7 +321,8 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     if recipe.lock is not None or (driver.chosen.exact and not version):
         return ()
     branch = driver.chosen.branch
-    found = parts(known(facts.packages, {}), branch)
+    loose = BY_THEMSELVES if driver.chosen.source == "nvidia" else OWN_VERSIONS_IN_DISTROS
+    found = parts(known(facts.packages, {}), branch, loose)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
     return tuple(one for one in fitting if one != driver.rival)

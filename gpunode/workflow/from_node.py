@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, Impossible
 from gpunode.catalog.gpus import GpuModel
 from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES, Family
@@ -15,7 +15,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Driver, KernelModuleType, Recipe, RuntimeSettings, Scope, Toolkit
+from gpunode.recipe import Driver, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
@@ -26,12 +26,14 @@ from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.installed_driver import family_of, installed_branches, is_installed
 from gpunode.steps.packages import REPAIR
+from gpunode.steps.selection import choose_from_source
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 
 _FLAVOURS: tuple[KernelModuleType, ...] = ("open", "proprietary")
 _SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
+_SOURCES: tuple[DriverSource, ...] = ("nvidia", "distro")
 
 
 def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
@@ -91,22 +93,21 @@ def _detect_driver(facts: Facts) -> Driver:
     if not isinstance(found, Family) or not present:
         return Driver(version="none")
     for branch in installed_branches(facts):
-        for flavour in _FLAVOURS:
-            for scope in _SCOPES:
-                desired = Driver(version=str(branch), kernel_module_type=flavour, scope=scope)
-                chosen = choose(present, desired)
-                if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
-                    return replace(
-                        desired,
-                        kernel_module_type=_shortest_flavour(present, desired, chosen),
-                        persistence=_detect_persistence(facts),
-                    )
+        for source, flavour, scope in product(_SOURCES, _FLAVOURS, _SCOPES):
+            desired = Driver(version=str(branch), kernel_module_type=flavour, scope=scope, source=source)
+            chosen = choose_from_source(facts, present, desired)
+            if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
+                return replace(
+                    desired,
+                    kernel_module_type=_shortest_flavour(facts, present, desired, chosen),
+                    persistence=_detect_persistence(facts),
+                )
     return Driver(version="none")
 
 
-def _shortest_flavour(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> KernelModuleType:
+def _shortest_flavour(facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice) -> KernelModuleType:
     """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
-    auto = choose(present, replace(desired, kernel_module_type="auto"))
+    auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
     return "auto" if same else desired.kernel_module_type
 

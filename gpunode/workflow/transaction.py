@@ -222,6 +222,8 @@ def _other_branch_installs(brings: Sequence[PackageChange], simulation: Simulati
     drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
+        # A distribution has the tools in versions of their own.
+        branch = 0 if str(action.id) in BY_THEMSELVES else branch
         if branch and branch not in wanted:
             yield (
                 f"{simulation.manager} would install {action.id} {action.version}, which is of another driver branch"

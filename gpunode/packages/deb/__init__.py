@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from gpunode.change import PackageState
@@ -11,7 +11,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
-from gpunode.outcome import Outcome
+from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
@@ -28,6 +28,8 @@ _SOURCES: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
 _DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
 _NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
+# linux-modules-nvidia-580-server-open-6.8.0-88-generic; the meta packages name no kernel.
+_PREBUILT: Final = Pattern(r"linux-modules-nvidia-(\d+)(?:-server)?(?:-open)?-(\d+\.\d+\.\d+-\d+-.+)")
 _HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
 
@@ -86,6 +88,11 @@ def _headers_of(package: PackageId) -> str:
     return found[1] if found else ""
 
 
+def _prebuilt_module_of(package: PackageId) -> tuple[str, str] | None:
+    found = _PREBUILT.fullmatch(package.name)
+    return (found[2], found[1]) if found else None
+
+
 def _builds_driver(package: PackageId) -> bool:
     return _DKMS.fullmatch(package.name) is not None and package.name not in _NOT_THE_DRIVER
 
@@ -94,6 +101,12 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
 
     return repositories.plan(repository, facts)
+
+
+def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
+    from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
+
+    return parts.refuse_without(facts, components)
 
 
 def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
@@ -167,9 +180,11 @@ DEB: Final = PackageSystem(
     sources_in=_sources_in,
     contradict=_contradict,
     headers_of=_headers_of,
+    prebuilt_module_of=_prebuilt_module_of,
     builds_driver=_builds_driver,
     is_older=is_older,
     plan_repository=_plan_repository,
+    refuse_without=_refuse_without,
     relaxed=_note_relaxed_options,
     pin=preferences.pin,
     exclude_archives=preferences.exclude_archives,

@@ -36,6 +36,11 @@ _PIN_HEADER = """\
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
 
+_OWN_HEADER = """\
+# Written by gpunode: NVIDIA driver packages come from the distribution's own archive, in one branch, not from NVIDIA's.
+# `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
+"""
+
 _CUDA_PIN_HEADER = """\
 # Written by gpunode: the CUDA toolkit comes whole from NVIDIA's repository, not in part from the distribution's.
 """
@@ -104,7 +109,7 @@ def _fits(pattern: str, package: str) -> bool:
     return fnmatchcase(package, pattern)
 
 
-def pin(choice: Choice, origins: Sequence[str]) -> bytes:
+def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
     """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
 
     Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
@@ -114,9 +119,17 @@ def pin(choice: Choice, origins: Sequence[str]) -> bytes:
     they are in one record alone, since every apt command on the node pays for each of them.
 
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
+    ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
     """
     names = pinned_names(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
+    if choice.source == "distro":
+        # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.
+        records = [
+            *(_record(names, f"release {one}", _NEVER) for one in foreign),
+            _record(names, f"version {version}", _WANTED),
+        ]
+        return "\n".join([_OWN_HEADER, *records]).encode()
     records = [
         _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
         _record((*_GLOBS, *names), f"version {version}", _WANTED),

@@ -22,6 +22,7 @@ from gpunode.facts.module_key import read_serial
 from gpunode.host import mok
 from gpunode.host.local import LocalHost
 from gpunode.host.process import Runner
+from gpunode.steps.enrolment import KEY_BACKUP
 from gpunode.steps.secure_boot import SECURE_BOOT
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import planned, recipe
@@ -42,7 +43,8 @@ def make_key(key: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
     """Run the command that the plan has for a new key, with these paths."""
     changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
     (command,) = [one for one in changes if isinstance(one, CommandChange) and one.argv[0] == "sh"]
-    argv = [*command.argv[:-2], str(key), str(certificate)]
+    script = command.argv[2].replace(KEY_BACKUP, str(key.parent / "copy"))
+    argv = [*command.argv[:2], script, command.argv[3], str(key), str(certificate)]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
@@ -68,7 +70,26 @@ def test_new_key_is_as_dkms_makes_it(pair: tuple[Path, Path]) -> None:
     assert "Public-Key: (2048 bit)" in shown
     of_key = openssl("pkey", "-in", str(key), "-pubout")
     assert of_key == openssl("x509", "-inform", "DER", "-in", str(certificate), "-noout", "-pubkey")
-    assert sorted(path.name for path in key.parent.iterdir()) == ["mok.key", "mok.pub"]
+    assert sorted(path.name for path in key.parent.iterdir()) == ["copy", "mok.key", "mok.pub"]
+
+
+def test_new_key_has_a_copy_that_root_alone_can_read(pair: tuple[Path, Path]) -> None:
+    folder = pair[0].parent / "copy"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "mok.key").stat().st_mode) == 0o600
+    assert [(folder / path.name).read_bytes() for path in pair] == [path.read_bytes() for path in pair]
+
+
+def test_copy_of_an_earlier_key_stays(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "copy").symlink_to(tmp_path / "kept")
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        assert make_key(folder / "mok.key", folder / "mok.pub").returncode == 0
+    made = {path.read_bytes() for path in tmp_path.glob("[12]/mok.*")}
+    assert len(made) == 4
+    assert {path.read_bytes() for path in (tmp_path / "kept").iterdir()} == made
 
 
 def test_serial_number_is_the_one_that_openssl_shows(pair: tuple[Path, Path]) -> None:
@@ -142,6 +163,36 @@ def test_refused_request_says_why_and_leaves_no_hash(tmp_path: Path, request_cha
     assert not (tmp_path / "password").exists()
 
 
+def test_password_is_on_the_terminal_before_the_request_is_queued(
+    tmp_path: Path, request_change: CommandChange
+) -> None:
+    screen = tmp_path / "screen"
+    screen.touch()
+    program = Path(request_change.argv[0])
+    program.write_text(program.read_text() + f'cp "{screen}" "{tmp_path}/seen"\n')
+    mok.queue_enrolment(Runner(), request_change, str(screen))
+    assert hashes(read_password((tmp_path / "seen").read_text()), (tmp_path / "hash").read_text().strip())
+
+
+def test_hash_is_not_written_into_a_file_of_somebody_else(
+    tmp_path: Path, request_change: CommandChange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, screen = tmp_path / "theirs", tmp_path / "screen"
+    theirs.touch()
+    screen.touch()
+
+    def plant_link(path: Path, *, missing_ok: bool = False) -> None:
+        assert missing_ok
+        os.symlink(theirs, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", plant_link)
+        with pytest.raises(ChangeFailed, match="File exists"):
+            mok.queue_enrolment(Runner(), request_change, str(screen))
+    assert not theirs.read_bytes()
+    assert not (tmp_path / "queued").exists()
+
+
 def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, request_change: CommandChange) -> None:
     with pytest.raises(ChangeFailed):
         mok.queue_enrolment(Runner(), request_change, str(tmp_path / "no-terminal"))
@@ -152,11 +203,75 @@ def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, reques
 def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
     changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
     with pytest.raises(Refused, match="no terminal") as caught:
-        mok.refuse_without_terminal(changes, str(tmp_path / "no-terminal"))
+        mok.demand_password(changes, "", str(tmp_path / "no-terminal"))
     assert "ssh -t" in caught.value.hint
     (tmp_path / "screen").touch()
-    mok.refuse_without_terminal(changes, str(tmp_path / "screen"))
-    mok.refuse_without_terminal((), str(tmp_path / "no-terminal"))
+    assert not mok.demand_password(changes, "", str(tmp_path / "screen"))
+    assert not mok.demand_password((), "", str(tmp_path / "no-terminal"))
+
+
+def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
+    path = folder / "chosen"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def hashes(password: str, kept: str) -> bool:
+    return kept == openssl("passwd", "-6", "-salt", kept.split("$")[2], password).strip()
+
+
+IMPORT = CommandChange(("mokutil", "--import", "x"), "test")
+
+
+def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
+    path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
+    password = mok.demand_password([IMPORT], str(path), nowhere)
+    mok.queue_enrolment(Runner(), request_change, nowhere, password=password)
+    assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
+    assert path.exists()
+    mok.remove_password_file(str(path))
+    assert not path.exists()
+
+
+def test_run_without_an_enrolment_leaves_the_password_file_unread(tmp_path: Path) -> None:
+    assert not mok.demand_password((), str(tmp_path / "gone"))
+
+
+def test_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
+    """Removed is what /dev/stdin leads to, never /dev/stdin."""
+    link, path = tmp_path / "stdin", write_password(tmp_path)
+    link.symlink_to(path)
+    mok.remove_password_file(str(link))
+    assert link.is_symlink()
+    assert not path.exists()
+    mok.remove_password_file(str(link))
+
+
+def test_chosen_password_may_come_through_a_pipe() -> None:
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"through9pipe\n")
+        os.close(writer)
+        assert mok.demand_password([IMPORT], f"/dev/fd/{reader}") == "through9pipe"
+        mok.remove_password_file(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+
+
+def test_password_file_that_others_may_read_is_refused_before_any_change(tmp_path: Path) -> None:
+    for path in (str(write_password(tmp_path, mode=0o640)), str(tmp_path / "gone"), str(tmp_path), "/dev/null"):
+        with pytest.raises(Refused, match="nothing was changed") as caught:
+            mok.demand_password([IMPORT], path)
+        assert "0600" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["short1\n", "with blank 12\n", "", "pässword12\n", "x" * 17])
+def test_password_that_cannot_be_typed_is_refused_before_any_change(tmp_path: Path, text: str) -> None:
+    path = write_password(tmp_path, text)
+    with pytest.raises(Refused, match="cannot be used; nothing was changed"):
+        mok.demand_password([IMPORT], str(path))
+    assert path.exists()
 
 
 def test_passwords_differ() -> None:

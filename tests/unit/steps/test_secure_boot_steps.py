@@ -9,17 +9,16 @@ import pytest
 from gpunode.change import CommandChange, FileChange
 from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Known, ModuleKey, ModuleSignature, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, ModuleKey, ModuleSignature, Unknown
 from gpunode.facts.module_key import CONFIG, DKMS_KEY
-from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
-from gpunode.outcome import Blocked
+from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, SIG_ENFORCE
+from gpunode.outcome import Blocked, Planned
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
-from gpunode.steps.enrolment import describe_kept_key, refuse_replaced_key
+from gpunode.steps.enrolment import KEY_BACKUP, describe_kept_key, refuse_replaced_key
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.table import STEPS
-from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.setup import SetupOptions
 from gpunode.workflow.status import SecureBootStatus, status
@@ -158,12 +157,43 @@ def test_secure_boot_that_is_off_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "noted"), [("", False), ("module.sig_enforce", True), ("module.sig_enforce=1", True)]
+    ("path", "text", "why"),
+    [
+        (KERNEL_ARGUMENTS, "quiet module.sig_enforce", "started with module.sig_enforce"),
+        (KERNEL_ARGUMENTS, "module.sig_enforce=1", "started with module.sig_enforce=1"),
+        (SIG_ENFORCE, "Y\n", "sig_enforce says Y"),
+        (LOCKDOWN, "none [integrity] confidentiality\n", "lockdown says integrity"),
+        (KERNEL_ARGUMENTS, "quiet module.sig_enforce=0", ""),
+        (SIG_ENFORCE, "N\n", ""),
+        (LOCKDOWN, "[none] integrity confidentiality\n", ""),
+    ],
 )
-def test_signatures_demanded_without_secure_boot_are_noted(argument: str, *, noted: bool) -> None:
-    facts = machine(secure_boot=False, files={KERNEL_ARGUMENTS: f"quiet {argument}".encode()})
-    assert bool(planned(SECURE_BOOT.plan(recipe(), facts)).notes) is noted
-    assert any("module.sig_enforce" in note for note in state_notes(recipe(), facts)) is noted
+def test_kernel_that_takes_no_key_of_this_machine_is_refused(path: str, text: str, why: str) -> None:
+    outcome = SECURE_BOOT.plan(recipe(), machine(secure_boot=False, files={path: text.encode()}))
+    assert (why in refusal(outcome).why) if why else isinstance(outcome, Planned)
+    assert not why or 'skip = ["secure-boot"]' in refusal(outcome).hint
+
+
+def test_driver_that_such_a_kernel_has_loaded_is_left_alone() -> None:
+    facts = machine(secure_boot=False, files={SIG_ENFORCE: b"Y\n"}, loaded_driver=LoadedDriver("580.95.05", True))
+    assert isinstance(SECURE_BOOT.plan(recipe(), facts), Planned)
+
+
+def test_recipe_that_leaves_the_step_out_does_not_wait() -> None:
+    skips = replace(recipe(), skip=("secure-boot",))
+    outcome = planned(DRIVER.plan(skips, node(Firmware())))
+    assert outcome.changes
+    assert any("enrol that key before the next boot" in note for note in outcome.change_notes)
+    assert planned(HEADERS.plan(skips, node(Firmware()))).changes
+
+
+def test_module_whose_key_the_firmware_lacks_is_not_loaded() -> None:
+    skips = replace(recipe(), skip=("secure-boot",))
+    outcome = MODULE_LOAD.plan(skips, node(Firmware().with_key()))
+    assert isinstance(outcome, Blocked)
+    assert outcome.for_ == "console"  # which no reboot that setup does suffices for
+    enrolled = node(Firmware(enrolled=[make_certificate()]).with_key())
+    assert planned(MODULE_LOAD.plan(skips, enrolled)).changes
 
 
 def test_unreadable_key_is_no_missing_key() -> None:
@@ -180,10 +210,22 @@ def test_no_driver_needs_no_key() -> None:
 def test_image_is_told_what_its_first_boot_needs() -> None:
     from gpunode.facts.model import Platform
 
-    facts = machine(platform=Platform("image"))
+    facts = machine(platform=Platform("image"), packages={"shim-signed": "1.44~1+deb12u1"})
     outcome = planned(SECURE_BOOT.plan(recipe(), facts))
     assert outcome.changes == ()
     assert "console" in outcome.notes[0]
+
+
+def test_image_that_secure_boot_does_not_start_gets_no_note() -> None:
+    from gpunode.facts.model import Platform
+
+    assert planned(SECURE_BOOT.plan(recipe(), machine(platform=Platform("image")))).notes == ()
+
+
+def test_missing_half_is_told_where_the_copy_is() -> None:
+    firmware = Firmware().with_key()
+    del firmware.files[DKMS_KEY[0]]
+    assert KEY_BACKUP in refusal(SECURE_BOOT.plan(recipe(), node(firmware))).hint
 
 
 def test_no_change_of_the_enrolment_has_a_password() -> None:

@@ -19,6 +19,7 @@ from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, UBUNTU, gpu, machine, unit, with_driver
+from tests.unit.steps.test_own_driver import SIGNED, noble, with_own_driver
 
 HOST = RehearsalHost({}, {})
 TOOLKIT = {
@@ -151,3 +152,15 @@ def test_podman_with_a_cdi_specification_is_in_the_recipe() -> None:
     found = recipe_from_node(node, HOST)
     assert (found.runtime.name, found.runtime.install) == ("podman", "never")
     assert recipe_from_node(with_driver("580.95.05", packages=with_podman), HOST).runtime.name == "none"
+
+
+@pytest.mark.parametrize(
+    ("node", "branch"),
+    [(with_own_driver(), "535"), (noble(packages=dict.fromkeys(SIGNED, "580.173.02-0ubuntu0.24.04.1")), "580")],
+    ids=["debian", "ubuntu"],
+)
+def test_driver_of_the_distributions_archive_keeps_its_source(node: Facts, branch: str) -> None:
+    found = recipe_from_node(node, HOST)
+    assert (found.driver.source, found.driver.version, found.driver.scope) == ("distro", branch, "compute")
+    assert 'source = "distro"' in render(found)
+    assert asks_for_nothing(found, node)

@@ -29,19 +29,21 @@ if [ -n "$remove" ]; then
 fi
 [ "$module" = nvidia ] || exec /usr/lib/lab/modprobe "$@"
 [ -e /sys/module/nvidia ] && exit 0
-if ! version=$(modinfo -k "$release" -F version nvidia 2>/dev/null); then
+file=nvidia # Debian's own driver calls it nvidia-current
+modinfo -k "$release" "$file" >/dev/null 2>&1 || file=nvidia-current
+if ! version=$(modinfo -k "$release" -F version "$file" 2>/dev/null); then
 	echo "modprobe: FATAL: Module nvidia not found in directory /lib/modules/$release" >&2
 	exit 1
 fi
 if [ -e /lab-secure-boot ]; then
-	case $(modinfo -k "$release" -F signer nvidia) in
+	case $(modinfo -k "$release" -F signer "$file") in
 	'') echo "[    9.7] Loading of unsigned module is rejected" >>/run/lab-dmesg ;;
 	*) echo "[    9.7] Loading of module with unavailable key is rejected" >>/run/lab-dmesg ;;
 	esac
 	echo "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service" >&2
 	exit 1
 fi
-licence=$(modinfo -k "$release" -F license nvidia)
+licence=$(modinfo -k "$release" -F license "$file")
 refuses() { # the driver does not take this GPU, and says so as the kernel's log has it: address
 	id=$(($(cat "$1/device")))
 	branch=${version%%.*}

@@ -1,0 +1,97 @@
+"""The drivers in a distribution's own archive, and which of them a node gets. Source: distro_drivers.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
+
+from gpunode.catalog import branches, tables
+from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.gpus import GpuModel
+from gpunode.catalog.releases import release
+from gpunode.facts.model import Distro
+from gpunode.recipe import Driver
+
+_HINT_NVIDIA = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
+
+
+@dataclass(frozen=True, slots=True)
+class DistroDriver:
+    """A driver branch in a release's own archive.
+
+    Attributes:
+        flavours: the kernel modules that come at the version of the rest.
+        components: the parts of the archive that have its packages, beside main.
+        newest_seen: the newest package version known to exist; empty when none is.
+    """
+
+    branch: int
+    flavours: frozenset[ModuleFlavour]
+    components: tuple[str, ...]
+    newest_seen: str
+
+
+def list_distro_drivers(distro: Distro) -> tuple[DistroDriver, ...]:
+    """Return the drivers of a release's own archive, the preferred one first; none for an unknown release."""
+    found = release(distro)
+    return _list_drivers(found.distribution, found.version) if found else ()
+
+
+@cache
+def _list_drivers(distribution: str, version: str) -> tuple[DistroDriver, ...]:
+    return tuple(
+        DistroDriver(
+            int(row["branch"]),
+            frozenset(cast("list[ModuleFlavour]", row["flavours"].split())),
+            tuple(row["components"].split()),
+            row["newest_seen"],
+        )
+        for row in tables.rows("distro_drivers.csv")
+        if (row["distribution"], row["version"]) == (distribution, version)
+    )
+
+
+def choose_from_distro(models: Sequence[GpuModel], wish: Driver, distro: Distro) -> Choice | Impossible:
+    """Return the driver of the release's own archive for all of ``models``, or why there is none."""
+    here = list_distro_drivers(distro)
+    limit = choose(models, Driver())
+    if not here:
+        why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
+        return Impossible(f"no driver of {_name(distro)}'s own is known", why, _HINT_NVIDIA)
+    if isinstance(limit, Impossible):
+        return limit
+    wanted = [one for one in here if _answers(one.branch, wish.version)]
+    if not wanted:
+        listed = " and ".join(str(one.branch) for one in here)
+        why = f"its own archive has branch {listed}"
+        return Impossible(f"{_name(distro)} has no driver {wish.version} of its own", why, _HINT_NVIDIA)
+    found = [_choose_branch(models, wish, one, distro) for one in wanted]
+    return next((one for one in found if isinstance(one, Choice)), found[0])
+
+
+def _name(distro: Distro) -> str:
+    return distro.name.partition(" (")[0]
+
+
+def _answers(branch: int, version: str) -> bool:
+    """Return whether a branch is what a recipe's ``driver.version`` asks for."""
+    row = branches.find(branch)
+    return version == "auto" or version.partition(".")[0] == str(branch) or (row is not None and row.kind == version)
+
+
+def _choose_branch(models: Sequence[GpuModel], wish: Driver, own: DistroDriver, distro: Distro) -> Choice | Impossible:
+    version = wish.version if wish.version[0].isdigit() else str(own.branch)
+    because = f"{own.branch} is in {_name(distro)}'s own archive"
+    asked = replace(wish, version=version)
+    found = choose(models, asked, because)
+    if isinstance(found, Choice) and found.flavour not in own.flavours and wish.kernel_module_type == "auto":
+        found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
+    if isinstance(found, Impossible):
+        return replace(found, hint=_HINT_NVIDIA)
+    if found.flavour not in own.flavours:
+        why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
+        return Impossible(f"{_name(distro)} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
+    return found

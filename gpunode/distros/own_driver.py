@@ -1,0 +1,94 @@
+"""The driver in a distribution's own archive: its packages, and what is never mixed with them.
+
+Sources: the package lists of Debian 12.15 and 13.8 (main, contrib, non-free, security); packages.ubuntu.com
+(nvidia-graphics-drivers-580-server, linux-restricted-modules): nvidia-headless-no-dkms-580-server needs the libraries
+and the persistence daemon, nvidia-utils-580-server brings nvidia-smi, linux-modules-nvidia-580-server-generic needs the
+prebuilt module of the newest kernel. Not seen: that nvidia-driver-580-server is content with prebuilt modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import PackageState
+from gpunode.distros.family import Family
+from gpunode.facts.model import Kernels
+from gpunode.package_id import PackageId
+from gpunode.recipe import Scope
+
+_DEBIAN: Final = "debian"
+# NVIDIA's repository by the Label that its own pin file names; the graphics drivers PPA by its Origin.
+_FOREIGN_ARCHIVES: Final = {_DEBIAN: ("l=NVIDIA CUDA",), "ubuntu": ("l=NVIDIA CUDA", "o=LP-PPA-graphics-drivers")}
+# Names that NVIDIA's packages for Debian have and Debian's do not.
+_NVIDIAS: Final = re.compile(
+    r"cuda-drivers.*|nvidia-driver-cuda|nvidia-kernel-open-dkms|nvidia-open(-\d+)?|libnvidia-gpucomp"
+)
+# NVIDIA's packages for Ubuntu, and Ubuntu's for desktops: nvidia-dkms-580-open, libnvidia-compute-595.
+_OF_A_DRIVER: Final = re.compile(r"cuda-drivers.*|(lib)?nvidia-(?!modprobe|settings|xconfig|fabricmanager|nscq).*")
+_PREBUILT: Final = re.compile(r"linux-(modules|objects)-nvidia-(\d+-server(-open)?)-(?!open-).*")
+
+
+def foreign_archives(family: Family) -> tuple[str, ...]:
+    """Return the archives that are never mixed with the distribution's own driver, as preferences name them."""
+    return _FOREIGN_ARCHIVES[family.id]
+
+
+def is_foreign(family: Family, choice: Choice, name: str) -> bool:
+    """Return whether a driver package is none of the distribution's own driver; most names of Debian's are NVIDIA's."""
+    if family.id == _DEBIAN:
+        return _NVIDIAS.fullmatch(name) is not None
+    if name.startswith(("linux-modules-", "linux-objects-")):
+        found = _PREBUILT.fullmatch(name)
+        return found is None or found[2] != _name_flavour(choice)
+    # What DKMS builds comes before a signed module.
+    is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
+    return not is_own and _OF_A_DRIVER.fullmatch(name) is not None
+
+
+def module_packages(
+    family: Family, choice: Choice, kernels: Kernels, installed: Mapping[PackageId, PackageState]
+) -> tuple[str, ...]:
+    """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
+
+    None where DKMS builds the modules.
+    """
+    wanted = kernels.wanted if family.signs_modules else ()
+    meta = family.headers_meta(wanted[-1], installed) if wanted else None
+    follows = [meta.removeprefix("linux-headers-")] if meta else []
+    return tuple(f"linux-modules-nvidia-{_name_flavour(choice)}-{which}" for which in (*wanted, *follows))
+
+
+def debian_modules(choice: Choice) -> str:
+    """Return the package by which DKMS builds the kernel modules."""
+    return "nvidia-open-kernel-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
+
+
+def debian_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+    """Return the packages of Debian's own driver."""
+    modules = (debian_modules(choice), "nvidia-persistenced")
+    if scope == "full":
+        return ("nvidia-driver", "nvidia-smi", *modules)
+    media = ("libnvidia-encode1", "libnvcuvid1") if scope == "media" else ()
+    return ("libcuda1", "nvidia-smi", *media, *modules)
+
+
+def ubuntu_modules(choice: Choice) -> str:
+    """Return the package that needs the prebuilt kernel modules, and has the driver's version."""
+    return f"nvidia-headless-no-dkms-{_name_flavour(choice)}"
+
+
+def ubuntu_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+    """Return the packages of Ubuntu's own driver, but for the kernel modules."""
+    base = (ubuntu_modules(choice), f"nvidia-utils-{choice.branch}-server")
+    if scope == "full":
+        return (f"nvidia-driver-{_name_flavour(choice)}", *base)
+    media = ("encode", "decode") if scope == "media" else ()
+    return (*base, *(f"libnvidia-{name}-{choice.branch}-server" for name in media))
+
+
+def _name_flavour(choice: Choice) -> str:
+    """Return how the names of Ubuntu's data-center packages of the kernel modules go on: ``580-server-open``."""
+    return f"{choice.branch}-server{'-open' if choice.flavour == 'open' else ''}"

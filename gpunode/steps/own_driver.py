@@ -1,0 +1,72 @@
+"""The distribution's own driver: where its packages come from, whose packages leave, and its prebuilt modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
+from gpunode.catalog.distro_drivers import list_distro_drivers
+from gpunode.change import PackageState
+from gpunode.distros.own_driver import is_foreign
+from gpunode.facts.model import Facts, Kernels, known, need
+from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+from gpunode.recipe import Recipe
+from gpunode.steps.kernel import missing_for
+from gpunode.steps.packages import plan_cuda_repository, wants_cuda_toolkit
+from gpunode.steps.selection import WantedDriver, choose_driver
+
+
+def plan_repository(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan NVIDIA's repository only for what the distribution's own archive does not have beside the driver."""
+    chosen = choose_driver(recipe, facts)
+    if isinstance(chosen, Refusal):
+        return chosen
+    own = list_distro_drivers(need(facts.distro, "which distribution this is"))
+    components = next((one.components for one in own if one.branch == chosen.branch), ())
+    if refused := system(facts).refuse_without(facts, components):
+        return refused
+    asked = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
+    wanted = [what for what, is_wanted in asked.items() if is_wanted]
+    where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
+    if not wanted:
+        return Planned((), f"{where}; nothing else needs NVIDIA's repository", asked=False)
+    outcome = plan_cuda_repository(recipe, facts)
+    what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
+    return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
+
+
+def find_foreign_packages(packages: Iterable[PackageId], driver: WantedDriver) -> tuple[PackageId, ...]:
+    """Return those of ``packages`` that are of another packager's driver than the distribution's own."""
+    found = sorted(driver_packages(packages))
+    return tuple(one for one in found if is_foreign(driver.family, driver.chosen, one.name))
+
+
+def find_other_packagers(
+    installed: Mapping[PackageId, PackageState], old: Iterable[PackageId], driver: WantedDriver
+) -> dict[PackageId, PackageState]:
+    """Return the packages of another packager's driver, and the tools that came with it or with those of ``old``."""
+    foreign = find_foreign_packages(installed, driver)
+    versions = {upstream(installed[one].version) for one in (*foreign, *old)} - {""}
+    tools = (one for one in installed if one.name in BY_THEMSELVES and upstream(installed[one].version) in versions)
+    return {one: installed[one] for one in (*foreign, *tools)}
+
+
+def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outcome:
+    """Plan nothing: packages bring the modules; refuse where they have not."""
+    # Of a prebuilt module the branch alone is known.
+    if lacking := missing_for(replace(driver.chosen, exact=""), kernels, facts):
+        packages = known(facts.packages, {})
+        there = {one: packages[one] for one in map(PackageId, driver.modules) if one in packages}
+        return Refusal(
+            what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
+            why="the package that is to bring it is installed, and its file is not there: it links the module when it "
+            "is configured, and checks its signature",
+            hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
+        )
+    is_planned = facts.module_files.probe == PLAN
+    by = "a package brings it" if is_planned else "prebuilt"
+    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
