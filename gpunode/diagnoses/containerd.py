@@ -49,6 +49,9 @@ _SWITCHED_OFF: Final = any_line(
 )
 # The package of docker's has it switched off, since docker has no use for it.
 _DOCKERS: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
+_KUBERNETES: Final = any_of(
+    any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
+)
 _OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
@@ -258,7 +261,9 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/containerd/containerd/issues/4581",
                 "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",
             ),
-            decisive=unless(_SWITCHED_OFF, _RANCHER, unless(_DOCKERS, _UNIMPLEMENTED, _KUBELET)),
+            decisive=unless(
+                all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
+            ),
             typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
             symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
             against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),

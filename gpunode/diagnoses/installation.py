@@ -186,6 +186,14 @@ _ELSEWHERE: Final = predicate(
     lambda snapshot: has_external_driver(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
 _PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
+# Of a GPU on the bus, which no driver of NVIDIA's has.
+_ON_BUS: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(pci.pci_gpus) if not (one.driver or "").startswith("nvidia"))
+)
+# The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
+_NOT_BROUGHT: Final = message_line(
+    r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
+)
 _NO_GPU: Final = predicate(
     lambda snapshot: pci.is_bus_listed(snapshot) and not snapshot.view(pci.pci_gpus), "there is no GPU on the bus"
 )
@@ -255,7 +263,10 @@ FAMILY: Final = RuleFamily(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_MISSING, _ABSENT),
-            typical=any_of(custom_sign(_two_failed_searches), custom_sign(_missing_by_two_programs)),
+            typical=any_of(
+                custom_sign(_two_failed_searches), custom_sign(_missing_by_two_programs), all_of(_MISSING, _ON_BUS)
+            ),
+            context=_NOT_BROUGHT,
             against=(
                 *(
                     symptoms.DRIVER_WORKS,

@@ -61,6 +61,11 @@ _TELLING: Final = Pattern(
 )
 _QUOTING: Final = Pattern(r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]")
 _SIGNS_OF_AUTHOR: Final = (_SPEAKING, _ASKING, _DENYING, _SUPPOSING, _TELLING)
+# What mail programs and forums put above the words of another.
+_ATTRIBUTION: Final = Pattern(
+    r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb|a écrit|escribió|ha scritto|написал|写道)\s*[:：]\s*$",
+    re.IGNORECASE,
+)
 _FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _ENDS_SENTENCE: Final = (".", ":", "!", "?", "```")
 
@@ -110,10 +115,17 @@ class _ProseLines:
         if not 0 < number <= len(self._lines):
             return False
         line = self._lines[number - 1]
+        if line.startswith(">") and self._quotes_another(number):
+            return True
         sentence = _LEAD.sub("", line, 1)
         if not sentence.strip() or _MACHINE.match(sentence):
             return False
         return (has_author(sentence) or self._continues_prose(number)) and number not in self._in_fences()
+
+    def _quotes_another(self, number: int) -> bool:
+        """Return whether the quotation of which the line is a part is of somebody who is named above it."""
+        above = next((line for line in reversed(self._lines[: number - 1]) if not line.startswith(">")), "")
+        return _ATTRIBUTION.match(above) is not None
 
     def _continues_prose(self, number: int) -> bool:
         """Return whether the line above is prose whose sentence goes on."""

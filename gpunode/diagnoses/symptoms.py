@@ -13,6 +13,7 @@ from typing import Final
 
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.views import driver, in_container, pci
+from gpunode.facts.items import NO_COMMAND
 
 # What nvidia-smi and NVML say.
 
@@ -57,7 +58,8 @@ MISMATCH: Final = message_line(
 NO_NVML_LIBRARY: Final = message_line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
     r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
-    r"|nvidia-smi[\"'’: ]{0,3}\s*(?:command )?not found|exec: \"nvidia-smi\""
+    rf"|nvidia-smi[\"'’:： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+    r"|exec: \"nvidia-smi\""
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )

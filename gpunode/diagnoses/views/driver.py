@@ -14,7 +14,7 @@ from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
-from gpunode.facts.items import Item
+from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -45,7 +45,8 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
     ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
     ("missing", Pattern(
-        r"nvidia-smi['‘’\": ]{0,3}\s*(?:command )?not found|nvidia-smi: No such file|executable file not found",
+        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+        r"|nvidia-smi: No such file|executable file not found",
         re.IGNORECASE)),
     ("failed", Pattern(
         r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
