@@ -12,12 +12,12 @@ from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import install, is_supported, run_step
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
-from gpunode.facts.items import Item
+from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -172,7 +172,8 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
 
 
-_MISSING: Final = custom_sign(_missing_lines)
+# A script of somebody's that asks for it says so with its line.
+_MISSING: Final = any_of(custom_sign(_missing_lines), any_line(rf"\bline \d+: nvidia-smi: {NO_COMMAND}", on_host=True))
 _ABSENT: Final = custom_sign(_failed_searches)
 _KERNEL_SIDE: Final = custom_sign(_kernel_side_lines)
 _LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")

@@ -85,7 +85,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
             remedy=_uninstall_runfile,
-            explains=MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
+            explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
         ),
     ),
 )

@@ -34,6 +34,13 @@ NO_FILE: Final = (
     r"|Arquivo ou diretório inexistente|File o directory non esistente|Нет такого файла или каталога"
     r"|そのようなファイルやディレクトリはありません)"
 )
+# apt's, before the package's name and behind it.
+NO_PACKAGE_BEFORE: Final = (
+    r"(?:Unable to locate package|无法定位软件包|找不到套件|Impossible de trouver le paquet"
+    r"|Impossibile trovare il pacchetto"
+    r"|No se ha podido localizar el paquete|Não foi possível encontrar o pacote|Не удалось найти пакет)"
+)
+NO_PACKAGE_BEHIND: Final = r"(?:kann nicht gefunden werden|が見つかりません|패키지를 찾을 수 없습니다)"
 _ABSENT: Final = Pattern(
     rf"^(?:[^\n]{{0,200}}[:：] ?)?(?:{NO_COMMAND}|{NO_FILE}|not found)\.{{0,3}}$"
     rf"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{{1,200}}: {NO_FILE}$"

@@ -319,8 +319,30 @@ def is_broken(snapshot: Snapshot) -> bool:
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
-    return any(state == "works" for state, _ in snapshot.view(smi_states))
+    """Return whether nvidia-smi answered with a driver version or a list of GPUs, on the node, else in a container."""
+    states = snapshot.view(smi_states)
+    return any(state == "works" for state, _ in states) if states else bool(snapshot.view(container_successes))
+
+
+def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return what shows that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples and validators."""
+    kinds = {*CONTAINED, "kubernetes"}
+    items = (item for item in snapshot.items if item.is_seen and (item.where == "container" or item.kind in kinds))
+    found = ((item, _SUCCEEDS.search(item.text)) for item in items if not _FAILS.search(item.text))
+    return tuple(cite(item, item.number_at(match.start())) for item, match in found if match)
+
+
+_SUCCEEDS: Final = Pattern(
+    r"\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
+    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)",
+    re.MULTILINE,
+)
+# Of several nodes one may be well.
+_FAILS: Final = Pattern(
+    r"\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
+    r"|ContainerCreating)\b|ERR!",
+    re.IGNORECASE,
+)
 
 
 def unanswered_queries(snapshot: Snapshot) -> tuple[Citation, ...]:
