@@ -505,7 +505,12 @@ FAMILY: Final = RuleFamily(
             summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
             remedy=always(
                 _FOR_CRIO,
-                run_step("remove", "remove the dead file", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
+                run_step(
+                    "remove",
+                    "remove the dead file",
+                    command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
+                    when="it is there",
+                ),
             ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog.releases import release
@@ -68,9 +69,10 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         return
     found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
     has = release(known) if known else None
-    is_old = found is None or found["dir"] in _SIGNED_WITH_OLD
-    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
-        yield run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    may_have_old = not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key))
+    withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if may_have_old and found and found["dir"] in _SIGNED_WITH_OLD:
+        yield withdrawn
     if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
@@ -80,6 +82,8 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step(
             "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
         )
+    if may_have_old and not found:
+        yield replace(withdrawn, when="`apt-key list` shows 7FA2 AF80")
 
 
 def _use_own_folder(snapshot: Snapshot) -> Iterable[Fix]:

@@ -1,4 +1,4 @@
-"""What the usual articles have their readers do, with everything well: neither a finding nor a suspect.
+"""Walk-throughs of the usual articles, in which all goes well: neither a finding nor a suspect.
 
 Each is read as evidence, as a pasted session, and as a post with blocks of Markdown between sentences.
 """
