@@ -19,6 +19,7 @@ from gpunode.diagnoses.views import driver, guests, loader, modules, packages, p
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
@@ -122,12 +123,26 @@ def _missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found if len({one.key for one in found}) > 1 else ()
 
 
+_FIRST_EMPTY: Final = 615
+
+
+def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
+    found = driver.metapackages(snapshot)
+    are_empty = all(
+        one.name == "cuda-drivers" and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY for one in found
+    )
+    if are_empty and not (driver.kernel_packages(snapshot) or driver.user_packages(snapshot)):
+        yield from (one.citation for one in found)
+
+
 def _has_driver_traces(snapshot: Snapshot) -> bool:
     """Return whether anything of a driver is on the node."""
     installed = any(item.outcome == "ok" for item in snapshot.items_of("installer-log"))
     # nvidia-smi that complains is installed.
     installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi_states))
-    return installed or _has_libraries(snapshot) or bool(driver.driver_packages(snapshot))
+    has_packages = bool(driver.driver_packages(snapshot)) and not any(_empty_metapackages(snapshot))
+    return installed or _has_libraries(snapshot) or has_packages
 
 
 def _is_passed_through(snapshot: Snapshot) -> bool:
@@ -265,7 +280,10 @@ FAMILY: Final = RuleFamily(
             ),
             decisive=all_of(_MISSING, _ABSENT),
             typical=any_of(
-                custom_sign(_two_failed_searches), custom_sign(_missing_by_two_programs), all_of(_MISSING, _ON_BUS)
+                custom_sign(_two_failed_searches),
+                custom_sign(_missing_by_two_programs),
+                all_of(_MISSING, _ON_BUS),
+                all_of(custom_sign(_empty_metapackages), any_of(_MISSING, symptoms.NO_MODULE)),
             ),
             context=_NOT_BROUGHT,
             against=(
@@ -288,7 +306,11 @@ FAMILY: Final = RuleFamily(
                 "to containers. Without one there is no module, no libnvidia-ml.so.1 and no nvidia-smi, and each "
                 "layer above complains in its own words that a library or a driver cannot be loaded."
             ),
-            sources=("https://github.com/NVIDIA/libnvidia-container/issues/231", DRIVER_GUIDE),
+            sources=(
+                "https://github.com/NVIDIA/libnvidia-container/issues/231",
+                "https://github.com/cupy/cupy/pull/10295",
+                DRIVER_GUIDE,
+            ),
             remedy=_install_driver,
             explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
         ),
