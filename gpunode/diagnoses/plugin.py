@@ -205,7 +205,11 @@ FAMILY: Final = RuleFamily(
                 symptoms.POD_PENDING,
                 symptoms.PLUGIN_FAILS,
             ),
-            against=(_NO_DRIVER, symptoms.NO_GPU, unless(symptoms.CONTAINER_WORKS, _COMPLAINS)),
+            against=(
+                _NO_DRIVER,
+                symptoms.NO_GPU,
+                unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE),
+            ),
             look_at=(
                 Shell("kubectl get runtimeclass"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
