@@ -190,10 +190,9 @@ FAMILY: Final = RuleFamily(
                     Shell("export PATH=/usr/local/cuda/bin:$PATH"),
                     when="it is there",
                 ),
-                run_step(
+                manual_step(
                     "install",
-                    "or install the newest that the driver runs",
-                    Shell("sudo gpunode setup --cuda-toolkit auto"),
+                    "or let setup install the newest that the driver runs: --cuda-toolkit auto",
                     when="programs are compiled here",
                 ),
             ),

@@ -43,12 +43,11 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
-    uninstall, when = Shell("sudo nvidia-uninstall --silent"), ""
+    uninstall = Shell("sudo nvidia-uninstall --silent")
     if not snapshot.view(any_of(_TRACE, _UNOWNED)):
         see = Shell("ls -l /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log")
         yield run_step("inspect", "see whether the installer was ever run here", see)
-        when = "they are there"
-    yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall, when=when)
+    yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
     there = _installed_packages(snapshot)
     seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
     is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
