@@ -36,6 +36,7 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("build", "repositories", "packages", "conflicts", "runfile", "support", "modules", "devices", "versions"),
     *("nvlink", "gpudirect", "installation", "frameworks", "libcuda", "sharing", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "admission", "operator"),
+    "requests",
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
 _Tracebacks: TypeAlias = "list[str] | None"

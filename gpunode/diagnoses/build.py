@@ -16,12 +16,13 @@ from gpunode.diagnoses.commands import Command, Shell, command, is_release, join
 from gpunode.diagnoses.commands import kernel_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
 from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import build_log_line
 from gpunode.diagnoses.views.system import PackageManager
+from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -31,10 +32,7 @@ _TOOL: Final = (
     r"flex|bison|bc|perl|python3|cpp|pahole)(?:-\d+(?:\.\d+)?)?"
 )
 # A shell that speaks another language says the same.
-_ABSENT: Final = (
-    r"(?:command not found|not found|No such file or directory|Befehl nicht gefunden|Kommando nicht gefunden"
-    r"|commande introuvable|orden no encontrada|未找到命令|コマンドが見つかりません|команда не найдена)"
-)
+_ABSENT: Final = rf"(?:{NO_COMMAND}|not found|No such file or directory)"
 _ERROR: Final = r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 
 _NO_HEADERS: Final = unless(
@@ -47,7 +45,8 @@ _NO_HEADERS: Final = unless(
         r"|kernel (?:source|header) (?:path|file|tree) '[^'\n]*' (?:is invalid|does not exist)"
         r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory|has no devel package"
         r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
-        r"|Unable to locate package (?:linux|proxmox|pve)-headers-|Could not resolve Linux kernel version"
+        rf"|{NO_PACKAGE_BEFORE} ['‘\"]?(?:linux|proxmox|pve)-headers-"
+        rf"|(?:linux|proxmox|pve)-headers-\S+ {NO_PACKAGE_BEHIND}|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
     predicate(lambda snapshot: has_headers(snapshot, build.build_kernel(snapshot)), "the headers are there"),
@@ -193,8 +192,23 @@ _FIRST_TREE: Final = Shell(
 )
 
 
+# 6.1.0-13-amd64, 6.8.0-90-generic: the archive has packages that lead to the newest of each flavour.
+_FLAVOUR: Final = Pattern(r"^\d[\w.+~]*-[\d.]+-(?P<flavour>[a-z][a-z0-9-]{1,30})$")
+_HEADERS_GONE: Final = message_line(
+    rf"{NO_PACKAGE_BEFORE} ['‘\"]?linux-headers-\d|linux-headers-\d\S* {NO_PACKAGE_BEHIND}"
+)
+
+
 def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build.build_kernel(snapshot)
+    if snapshot.view(_HEADERS_GONE):
+        flavour = match["flavour"] if (match := _FLAVOUR.search(kernel)) else ""
+        names = (f"linux-image-{flavour}", f"linux-headers-{flavour}") if flavour else ()
+        yield install(
+            snapshot, f"the archive no longer has the headers of {kernel}: install its newest kernel with them", *names
+        )
+        yield reboot("reboot into the new kernel")
+        return
     yield install(
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
@@ -302,7 +316,7 @@ FAMILY: Final = RuleFamily(
             summary="the kernel headers are not installed, so the module was not built for it",
             symptoms=_SYMPTOMS,
             latent=symptoms.DRIVER_WORKS,
-            context=command_run(r"\buname\b"),
+            context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
                 "A module built from source needs the headers of exactly its kernel. When the kernel is upgraded "

@@ -24,11 +24,12 @@ from gpunode.diagnoses.signs import (
     predicate,
     unless,
 )
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.source_urls import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.runtimes import tomlread
 from gpunode.runtimes.crio_files import DEAD_FOLDER
 
 _EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
@@ -49,6 +50,9 @@ _SWITCHED_OFF: Final = any_line(
 )
 # The package of docker's has it switched off, since docker has no use for it.
 _DOCKERS: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
+_KUBERNETES: Final = any_of(
+    any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
+)
 _OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
@@ -62,6 +66,36 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
 
 
 _KUBELET: Final = unless(predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
+
+# The file itself: what containerd says of it, and a whole one that is no TOML.
+
+_SAID_INVALID: Final = message_line(
+    r"containerd[^\n]{0,200}(?:failed to (?:load|parse|unmarshal) TOML|toml: "
+    r"|drop-in config version \d+ higher than root)"
+    r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
+    r"|containerd: [^\n]{0,120}unsupported config version"
+)
+_EDITED_BY_HAND: Final = Pattern(r"^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{", re.MULTILINE)
+
+
+def _no_toml(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the line at which a file of containerd's, shown as a whole, is no TOML."""
+    for item in snapshot.files("*containerd/*.toml"):
+        is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.only or item.source.is_part)
+        if is_whole and not _EDITED_BY_HAND.search(item.text):
+            try:
+                tomlread.parse(item.text)
+            except (ValueError, RecursionError) as error:
+                at = _AT_LINE.search(str(error))
+                yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)
+
+
+_AT_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
+_INVALID: Final = any_of(_SAID_INVALID, custom_sign(_no_toml))
+_RUNS: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
+_NO_TYPE: Final = message_line(r"container\.Runtime\.Name must be set")
+_NO_CNI: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
+
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
@@ -258,7 +292,9 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/containerd/containerd/issues/4581",
                 "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",
             ),
-            decisive=unless(_SWITCHED_OFF, _RANCHER, unless(_DOCKERS, _UNIMPLEMENTED, _KUBELET)),
+            decisive=unless(
+                all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
+            ),
             typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
             symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
             against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
@@ -273,6 +309,96 @@ FAMILY: Final = RuleFamily(
                 )
             ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        ),
+        Rule(
+            cause="containerd-config-invalid",
+            layer="config",
+            disruption="restart-service",
+            title="containerd cannot read its configuration",
+            story=(
+                "containerd does not start with a file that is no TOML (a table declared twice, as where two files "
+                "were put together), with a version that it does not know, or with a drop-in of a higher version than "
+                "the file that imports it. Every container of the node is down then, or will be at the next restart. "
+                "Its journal names the file and the line."
+            ),
+            sources=(
+                "https://github.com/azimuth-cloud/capi-helm-charts/pull/838",
+                "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",
+                "https://toml.io/en/v1.0.0",
+            ),
+            decisive=_SAID_INVALID,
+            typical=unless(_INVALID, _RUNS),
+            look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
+            summary="containerd cannot read its configuration, and does not start with it",
+            remedy=always(
+                run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
+                manual_step(
+                    "configure",
+                    "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
+                    "drop-in let gpunode write it anew",
+                ),
+                restart("containerd.service"),
+            ),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
+        ),
+        Rule(
+            cause="containerd-runtime-entry-incomplete",
+            layer="config",
+            disruption="restart-service",
+            title="containerd's entry for NVIDIA's runtime has no runtime_type",
+            story=(
+                "An entry of a runtime needs runtime_type, which for NVIDIA's is that of runc. A drop-in that only "
+                "sets its options makes an entry without one: containerd reads it, and refuses every container that "
+                "is started by it, since container.Runtime.Name must be set."
+            ),
+            sources=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
+            decisive=_NO_TYPE,
+            symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
+            look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
+            summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
+            remedy=always(
+                run_step(
+                    "configure",
+                    "write the whole entry, and restart containerd to read it",
+                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
+                ),
+                manual_step(
+                    "install", "update the toolkit", when="the GPU Operator's pod of the toolkit wrote the entry"
+                ),
+            ),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        ),
+        Rule(
+            cause="containerd-cni-folder-replaced",
+            layer="config",
+            disruption="restart-service",
+            title="the toolkit wrote another folder of CNI plugins into containerd's configuration",
+            story=(
+                "On GKE from 1.33 on, with containerd 2, the GPU Operator's toolkit pod writes the defaults of "
+                "containerd into its file, and with them /opt/cni/bin; GKE has its plugins in /home/kubernetes/bin. "
+                "No new pod gets a network then, the operator's own least of all, and the message speaks of the "
+                "network alone."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1222",
+                "https://github.com/NVIDIA/gpu-operator/issues/1577",
+                "https://github.com/NVIDIA/cloud-native-docs/pull/312",
+            ),
+            decisive=_NO_CNI,
+            look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
+            summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
+            remedy=always(
+                manual_step(
+                    "configure",
+                    "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
+                    "with RUNTIME_CONFIG_SOURCE=file",
+                ),
+                manual_step(
+                    "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
+                ),
+                restart("containerd.service"),
+            ),
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="containerd-nvidia-runtime-missing",
@@ -379,7 +505,12 @@ FAMILY: Final = RuleFamily(
             summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
             remedy=always(
                 _FOR_CRIO,
-                run_step("remove", "remove the dead file", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
+                run_step(
+                    "remove",
+                    "remove the dead file",
+                    command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
+                    when="it is there",
+                ),
             ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),

@@ -13,6 +13,7 @@ from gpunode.diagnoses.consequences import GPU_LOST
 from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
+    look_first,
     manual_step,
     power_cycle,
     reboot,
@@ -143,6 +144,7 @@ def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from look_first()(snapshot)
     yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
     yield power_cycle()
     yield manual_step("install", "try the newest driver of another branch", "it persists")
@@ -239,7 +241,7 @@ FAMILY: Final = RuleFamily(
             summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
             remedy=always(
                 reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
-                power_cycle("power the node off and on again, if a reboot does not help"),
+                power_cycle("power the node off and on again", "a reboot does not help"),
                 manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
                 write_nvidia_report(),
             ),
@@ -260,7 +262,7 @@ FAMILY: Final = RuleFamily(
             decisive=_GFW,
             context=_INIT,
             summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
-            remedy=always(
+            remedy=look_first(
                 power_cycle(),
                 manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
                 manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),

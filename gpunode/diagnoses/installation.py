@@ -12,13 +12,14 @@ from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import install, is_supported, run_step
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
-from gpunode.facts.items import Item
+from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
@@ -122,12 +123,26 @@ def _missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found if len({one.key for one in found}) > 1 else ()
 
 
+_FIRST_EMPTY: Final = 615
+
+
+def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
+    found = driver.metapackages(snapshot)
+    are_empty = all(
+        one.name == "cuda-drivers" and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY for one in found
+    )
+    if are_empty and not (driver.kernel_packages(snapshot) or driver.user_packages(snapshot)):
+        yield from (one.citation for one in found)
+
+
 def _has_driver_traces(snapshot: Snapshot) -> bool:
     """Return whether anything of a driver is on the node."""
     installed = any(item.outcome == "ok" for item in snapshot.items_of("installer-log"))
     # nvidia-smi that complains is installed.
     installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi_states))
-    return installed or _has_libraries(snapshot) or bool(driver.driver_packages(snapshot))
+    has_packages = bool(driver.driver_packages(snapshot)) and not any(_empty_metapackages(snapshot))
+    return installed or _has_libraries(snapshot) or has_packages
 
 
 def _is_passed_through(snapshot: Snapshot) -> bool:
@@ -172,7 +187,8 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
 
 
-_MISSING: Final = custom_sign(_missing_lines)
+# A script of somebody's that asks for it says so with its line.
+_MISSING: Final = any_of(custom_sign(_missing_lines), any_line(rf"\bline \d+: nvidia-smi: {NO_COMMAND}", on_host=True))
 _ABSENT: Final = custom_sign(_failed_searches)
 _KERNEL_SIDE: Final = custom_sign(_kernel_side_lines)
 _LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")
@@ -186,6 +202,14 @@ _ELSEWHERE: Final = predicate(
     lambda snapshot: has_external_driver(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
 _PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
+# Of a GPU on the bus, which no driver of NVIDIA's has.
+_ON_BUS: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(pci.pci_gpus) if not (one.driver or "").startswith("nvidia"))
+)
+# The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
+_NOT_BROUGHT: Final = message_line(
+    r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
+)
 _NO_GPU: Final = predicate(
     lambda snapshot: pci.is_bus_listed(snapshot) and not snapshot.view(pci.pci_gpus), "there is no GPU on the bus"
 )
@@ -255,7 +279,13 @@ FAMILY: Final = RuleFamily(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_MISSING, _ABSENT),
-            typical=any_of(custom_sign(_two_failed_searches), custom_sign(_missing_by_two_programs)),
+            typical=any_of(
+                custom_sign(_two_failed_searches),
+                custom_sign(_missing_by_two_programs),
+                all_of(_MISSING, _ON_BUS),
+                all_of(custom_sign(_empty_metapackages), any_of(_MISSING, symptoms.NO_MODULE)),
+            ),
+            context=_NOT_BROUGHT,
             against=(
                 *(
                     symptoms.DRIVER_WORKS,
@@ -276,7 +306,11 @@ FAMILY: Final = RuleFamily(
                 "to containers. Without one there is no module, no libnvidia-ml.so.1 and no nvidia-smi, and each "
                 "layer above complains in its own words that a library or a driver cannot be loaded."
             ),
-            sources=("https://github.com/NVIDIA/libnvidia-container/issues/231", DRIVER_GUIDE),
+            sources=(
+                "https://github.com/NVIDIA/libnvidia-container/issues/231",
+                "https://github.com/cupy/cupy/pull/10295",
+                DRIVER_GUIDE,
+            ),
             remedy=_install_driver,
             explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
         ),

@@ -14,6 +14,7 @@ from gpunode.diagnoses.model import Citation, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
     drain,
+    look_first,
     manual_step,
     power_cycle,
     replace_gpu,
@@ -193,7 +194,7 @@ FAMILY: Final = RuleFamily(
                 r"|connect the PCIe? (?:auxiliary )?power cable",
                 flags=re.IGNORECASE,
             ),
-            remedy=always(
+            remedy=look_first(
                 manual_step("hardware", "power the node off and connect every power cable of the GPU"),
                 manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
             ),

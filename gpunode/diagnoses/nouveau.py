@@ -67,7 +67,7 @@ def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
 _OWNS: Final = any_of(
     custom_sign(_bound_gpus),
-    kernel_line(r"is already bound to (?:nouveau|nova)"),
+    kernel_line(r"is already bound to (?:nouveau|[Nn]ova)"),
     any_line(
         r"[Nn]ouveau kernel driver is currently in use|driver[=:] ?(?:nouveau|nova[_-]core)\b|Could not unload nouveau"
         r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$"
@@ -89,6 +89,17 @@ _BLACKLIST: Final = any_of(
     message_line(r"modprobe\.d/[\w.-]+:\s*blacklist\s+nouveau\b|^\s*blacklist\s+nouveau\b", "listing", "text", "file"),
     any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
+# A blacklist of nouveau alone leaves the GPU to nova.
+_NOVA: Final = any_of(
+    custom_sign(lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if "nova" in (gpu.driver or "").lower())),
+    kernel_line(r"is already bound to [Nn]ova|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"),
+    any_line(r"Kernel driver in use: (?:NovaCore|nova)|drivers/(?:NovaCore|nova)", on_host=True),
+    custom_sign(lambda node: (line for line in _loaded_lines(node) if line.line.startswith("nova"))),
+)
+_LEFT_TO_NOVA: Final = unless(
+    _NOVA,
+    any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b"),
+)
 _IMAGE: Final = custom_sign(_image_lines)
 _LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
@@ -128,14 +139,16 @@ FAMILY: Final = RuleFamily(
                 "The kernel ships its own drivers for NVIDIA GPUs, nouveau and now nova, which bind them early at "
                 "boot. A PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it logs "
                 "that its probe routine was not called, and unloads. nvidia-smi cannot reach a driver, and "
-                "everything above it fails. Blacklist nouveau in /etc/modprobe.d and in the initramfs, and reboot: "
-                "a driver that shows a console cannot be unloaded safely."
+                "everything above it fails. Blacklist both in /etc/modprobe.d and in the initramfs, and reboot: "
+                "a driver that shows a console cannot be unloaded safely. A blacklist of nouveau alone, as older "
+                "instructions have it, leaves the GPU to nova on kernels that ship it."
             ),
             sources=(
                 DRIVER_GUIDE,
                 f"{DRIVER_README}commonproblems.html",
                 "https://github.com/mattshma/bigdata/issues/133",
                 "https://github.com/negativo17/nvidia-driver/issues/73",
+                "https://github.com/beclab/Olares/pull/3963",
             ),
             decisive=_OWNS,
             typical=kernel_line(r"probe routine was not called for \d+ device"),
@@ -144,7 +157,9 @@ FAMILY: Final = RuleFamily(
             against=(symptoms.DRIVER_WORKS, _LEGACY),
             rivals=frozenset({"vfio-bound"}),
             look_at=(Shell("lspci -nnk -d 10de:"),),
-            summary="nouveau owns the GPU, so NVIDIA's module does not get it",
+            summary=lambda node: (
+                f"{'nova' if node.view(_NOVA) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
+            ),
             remedy=_blacklist_nouveau,
             explains=consequences.NO_DRIVER,
         ),
@@ -168,7 +183,7 @@ FAMILY: Final = RuleFamily(
             share=1,
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
             context=any_of(_IMAGE, _BLACKLIST),
-            against=(symptoms.DRIVER_WORKS, _LEGACY),
+            against=(symptoms.DRIVER_WORKS, _LEGACY, _LEFT_TO_NOVA),
             look_at=(
                 Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
                 Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),

@@ -58,7 +58,8 @@ _NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
 _NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not connected by NVSwitches"
 )
-_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED)
+# On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
+_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED, _BASEBOARD)
 _WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
 _START: Final = (
     Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
@@ -72,6 +73,15 @@ def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("install", text, *((join_commands(_OF_LOADED, words),) if words else ()))
     yield run_step("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
     yield run_step("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
+
+
+def _disable_manager(snapshot: Snapshot) -> Iterable[Fix]:
+    when = ""
+    if not snapshot.view(_NOT_NEEDED):
+        see = (Shell("nvidia-smi -L"), Shell("lspci -d 10de::0680"))
+        yield run_step("inspect", "look at the GPUs: SXM modules, HGX and DGX need the fabric manager", *see)
+        when = "every GPU is a PCIe card"
+    yield run_step("configure", "disable it", Shell("sudo systemctl disable --now nvidia-fabricmanager"), when=when)
 
 
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
@@ -311,15 +321,17 @@ FAMILY: Final = RuleFamily(
                 "The GPUs work; just disable the unit."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
-            decisive=any_of(
-                _NO_SWITCH_ANYWHERE,
-                unless(all_of(_state_sign("failed"), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY),
+            decisive=unless(
+                all_of(any_of(_NOTHING, _state_sign("failed")), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY
             ),
+            typical=_NO_SWITCH_ANYWHERE,
+            against=(_BASEBOARD,),
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
-            summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
-            remedy=always(
-                run_step("configure", "disable it", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
+            summary=lambda node: (
+                "the fabric manager finds no NVSwitch and exits: "
+                + ("this node has none to manage" if node.view(_NOT_NEEDED) else "nothing shows that this node has one")
             ),
+            remedy=_disable_manager,
         ),
         _rule(
             cause="nvswitch-sxid",

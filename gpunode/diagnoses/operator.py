@@ -219,7 +219,7 @@ FAMILY: Final = RuleFamily(
                 _HOST_DRIVER,
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=any_of(_MANAGED, _CLIENTS),
+            context=any_of(_MANAGED, all_of(_CLIENTS, any_of(_STUCK, _FAILING, symptoms.OPERATOR_WAITS))),
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
             summary="the operator's driver pod cannot unload the previous driver, which is in use",

@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
-from gpunode.diagnoses.remedies import always, manual_step, run_step
+from gpunode.diagnoses.remedies import look_first, manual_step, run_step
 from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.source_urls import OPEN_MODULES
@@ -194,7 +194,7 @@ FAMILY: Final = RuleFamily(
             check=_find_uncorrected,
             typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
             may_be_normal=True,
-            remedy=always(*_RESEAT),
+            remedy=look_first(*_RESEAT),
             explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
         _rule(
@@ -216,7 +216,7 @@ FAMILY: Final = RuleFamily(
                 r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"
             ),
             may_be_normal=True,
-            remedy=always(*_RESEAT),
+            remedy=look_first(*_RESEAT),
             explains=frozenset({"pcie-link-degraded"}),
         ),
         _rule(
@@ -239,7 +239,7 @@ FAMILY: Final = RuleFamily(
             check=_find_degraded,
             typical=custom_sign(_narrow_at_boot),
             may_be_normal=True,
-            remedy=always(*_RESEAT),
+            remedy=look_first(*_RESEAT),
         ),
     ),
 )

@@ -197,7 +197,7 @@ FAMILY: Final = RuleFamily(
                 unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
             ),
             may_be_normal=True,
-            context=any_of(_HANDLER, _CLASSLESS, _REGISTERED),
+            context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
             symptoms=(
                 _COMPLAINS,
                 symptoms.NO_DRIVER_INSIDE,
@@ -205,7 +205,11 @@ FAMILY: Final = RuleFamily(
                 symptoms.POD_PENDING,
                 symptoms.PLUGIN_FAILS,
             ),
-            against=(_NO_DRIVER, symptoms.NO_GPU),
+            against=(
+                _NO_DRIVER,
+                symptoms.NO_GPU,
+                unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE),
+            ),
             look_at=(
                 Shell("kubectl get runtimeclass"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),

@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
 from gpunode.diagnoses.remedies import always, drain, manual_step, run_step
-from gpunode.diagnoses.signs import any_of, command_run, custom_sign, message_line
+from gpunode.diagnoses.signs import any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
 
@@ -112,7 +112,7 @@ FAMILY: Final = RuleFamily(
             check=_find_heated,
             typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
             may_be_normal=True,
-            context=_SLOWED,
+            context=unless(_SLOWED, symptoms.ALL_WELL),
             remedy=always(
                 manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
                 drain("move the work away until the GPU is cool again"),
@@ -139,7 +139,7 @@ FAMILY: Final = RuleFamily(
                 r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
                 flags=re.IGNORECASE,
             ),
-            context=_SLOWED,
+            context=unless(_SLOWED, symptoms.ALL_WELL),
             remedy=always(
                 manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
                 manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
@@ -165,7 +165,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
             check=_find_limited,
-            context=_CAPPED,
+            context=unless(_CAPPED, symptoms.ALL_WELL),
             remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
         ),
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -61,6 +62,11 @@ _TELLING: Final = Pattern(
 )
 _QUOTING: Final = Pattern(r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]")
 _SIGNS_OF_AUTHOR: Final = (_SPEAKING, _ASKING, _DENYING, _SUPPOSING, _TELLING)
+# What mail programs and forums put above the words of another.
+_ATTRIBUTION: Final = Pattern(
+    r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb|a écrit|escribió|ha scritto|написал|写道)\s*[:：]\s*$",
+    re.IGNORECASE,
+)
 _FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _ENDS_SENTENCE: Final = (".", ":", "!", "?", "```")
 
@@ -98,7 +104,6 @@ class _ProseLines:
 
     def __init__(self, item: Item) -> None:
         self._lines = item.lines
-        self._fenced: frozenset[int] | None = None
         self._known: dict[int, bool] = {}
 
     def __contains__(self, number: int) -> bool:
@@ -116,21 +121,37 @@ class _ProseLines:
         if not 0 < number <= len(self._lines):
             return False
         line = self._lines[number - 1]
+        if line.startswith(">") and number in self._quotations:
+            return True
         sentence = _LEAD.sub("", line, 1)
-        if not sentence.strip() or _MACHINE.match(sentence) or number in self._in_fences():
+        if not sentence.strip() or _MACHINE.match(sentence) or number in self._fenced:
             return False
         if has_author(sentence):
             return True
         before = self._lines[number - 2].rstrip() if number > 1 else ""
         return None if before and not before.endswith(_ENDS_SENTENCE) else False
 
-    def _in_fences(self) -> frozenset[int]:
-        """Return the numbers of the lines between Markdown's fences: they are pasted."""
-        if self._fenced is None:
-            fences = [number for number, line in enumerate(self._lines, 1) if _FENCE.match(line)]
-            pairs = zip(fences[::2], fences[1::2], strict=False)
-            self._fenced = frozenset(number for first, last in pairs for number in range(first, last))
-        return self._fenced
+    @cached_property
+    def _fenced(self) -> frozenset[int]:
+        """The numbers of the lines between Markdown's fences: they are pasted."""
+        fences = [number for number, line in enumerate(self._lines, 1) if _FENCE.match(line)]
+        pairs = zip(fences[::2], fences[1::2], strict=False)
+        return frozenset(number for first, last in pairs for number in range(first, last))
+
+    @cached_property
+    def _quotations(self) -> frozenset[int]:
+        """The numbers of the lines that quote somebody who is named above them."""
+        found = set[int]()
+        is_named, above = False, ""
+        for number, line in enumerate(self._lines, 1):
+            if not line.startswith(">"):
+                above = line
+                continue
+            if not self._lines[number - 2].startswith(">") or number == 1:
+                is_named = _ATTRIBUTION.match(above) is not None
+            if is_named:
+                found.add(number)
+        return frozenset(found)
 
 
 def _prose_lines(item: Item) -> _ProseLines:

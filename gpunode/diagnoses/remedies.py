@@ -24,7 +24,7 @@ from gpunode.diagnoses.commands import (
 )
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, fabric, gpu_models, guests, modules
+from gpunode.diagnoses.views import cuda, fabric, gpu_models, guests, modules, pci
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import container_engine
 from gpunode.diagnoses.views.history import is_driver_package
@@ -88,6 +88,20 @@ def _command_for(snapshot: Snapshot, purpose: Purpose) -> Shell:
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     """Return a remedy that is the same on every node."""
     return lambda _: fixes
+
+
+def look_first(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
+    """Return a remedy at the machine itself; before it comes a look, unless its kernel, bus or GPUs were shown."""
+
+    def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        if not (
+            snapshot.view(pci.pci_gpus) or snapshot.items_of("kernel-log", "journal", "nvidia-smi", "nvidia-smi-q")
+        ):
+            see = Shell("sudo dmesg | grep -iE 'nvrm|xid|pcieport|aer'")
+            yield run_step("inspect", "see whether the kernel of this machine says it", see)
+        yield from fixes
+
+    return remedy
 
 
 def run_step(kind: FixKind, text: str, *commands: Command, when: str = "") -> Fix:
@@ -454,9 +468,9 @@ _POWER_CYCLE: Final = (
 )
 
 
-def power_cycle(text: str = _POWER_CYCLE) -> Fix:
+def power_cycle(text: str = _POWER_CYCLE, when: str = "") -> Fix:
     """Return the manual step that takes the power away."""
-    return Fix("reboot", text)
+    return Fix("reboot", text, when=when)
 
 
 def replace_gpu(text: str = "have the GPU replaced", when: str = "") -> Fix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog.releases import release
@@ -12,7 +13,7 @@ from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.model import Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.source_urls import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.views import apt_sources, driver, modules
@@ -38,6 +39,14 @@ _TOOLKIT_REFUSED: Final = message_line(
     rf"|{_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
     flags=re.IGNORECASE,
 )
+# The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
+_CUDA_SHA1: Final = all_of(
+    message_line(r"SHA-?1 is not considered secure"),
+    message_line(r"[Ss]igning key on \S*A4B469963BF863CC is not bound"),
+)
+_SQV_WARNS: Final = unless(
+    message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
+)
 # The next update is going to refuse it: nothing fails yet that is installed.
 _CUDA_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "cuda"))
 _TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "toolkit"))
@@ -60,9 +69,10 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         return
     found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
     has = release(known) if known else None
-    is_old = found is None or found["dir"] in _SIGNED_WITH_OLD
-    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
-        yield run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    may_have_old = not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key))
+    withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if may_have_old and found and found["dir"] in _SIGNED_WITH_OLD:
+        yield withdrawn
     if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
@@ -72,6 +82,24 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step(
             "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
         )
+    if may_have_old and not found:
+        yield replace(withdrawn, when="`apt-key list` shows 7FA2 AF80")
+
+
+def _use_own_folder(snapshot: Snapshot) -> Iterable[Fix]:
+    known = find_distro(snapshot)
+    has = release(known) if known else None
+    if has is not None and has.repository and is_supported(snapshot):
+        text = f"take the folder of this release, {has.repository}, with its own key"
+        yield setup_step(snapshot, "configure", text, "cuda-repository")
+    else:
+        find = Shell("grep -rn compute/cuda/repos /etc/apt/sources.list /etc/apt/sources.list.d")
+        yield run_step("inspect", "see which release's folder is used here", find)
+        yield manual_step(
+            "configure", "replace it by the folder of this release, and install the keyring of that folder"
+        )
+    text = "build the image from the release that the folder is for"
+    yield manual_step("configure", text, when="an image has to use an older release's folder")
 
 
 _RETIRED_RPM_KEY: Final = Shell(
@@ -183,6 +211,7 @@ FAMILY: Final = RuleFamily(
             decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
             latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+            against=(_CUDA_SHA1,),
             summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
@@ -194,6 +223,34 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_CUDA_BLOG, DRIVER_GUIDE),
             remedy=_renew_cuda_key,
+            explains=NO_PACKAGES,
+        ),
+        Rule(
+            cause="apt-nvidia-key-sha1",
+            layer="package",
+            disruption="none",
+            title="the CUDA repository's folder is signed by a key that is bound by SHA-1",
+            share=1,
+            decisive=_CUDA_SHA1,
+            latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
+            summary=lambda node: (
+                f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
+                "the right one, is bound by SHA-1; the release's own folder has another key"
+            ),
+            look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
+            story=(
+                "The key 3BF863CC of 2022, which signs NVIDIA's folder for Debian 12 among others, is bound to its "
+                "user by SHA-1. apt of Debian 13 checks signatures with sqv, whose policy takes no such binding since "
+                "February 2026: where that folder is used on a newer release, every update fails, although the key is "
+                "the one that NVIDIA publishes. The folder of the newer release has a key of its own. Do not allow "
+                "unsigned archives instead: then nobody checks what is installed."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/cuda-repo-management/issues/30",
+                "https://github.com/NVIDIA/cuda-repo-management/issues/34",
+                "https://github.com/devcontainers/features/pull/1591",
+            ),
+            remedy=_use_own_folder,
             explains=NO_PACKAGES,
         ),
         Rule(

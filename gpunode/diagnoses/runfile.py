@@ -44,6 +44,9 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
     uninstall = Shell("sudo nvidia-installer --uninstall --silent")
+    if not snapshot.view(any_of(_TRACE, _UNOWNED)):
+        see = Shell("ls -l /usr/bin/nvidia-installer /var/log/nvidia-installer.log")
+        yield run_step("inspect", "see whether the installer was ever run here", see)
     yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
     there = _installed_packages(snapshot)
     seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
@@ -85,7 +88,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
             remedy=_uninstall_runfile,
-            explains=MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
+            explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
         ),
     ),
 )

@@ -117,6 +117,7 @@ def _label_node(snapshot: Snapshot) -> Iterable[Fix]:
 # Nested nodes.
 
 _CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
+_PASSED_IN: Final = any_line(r"nvidia-container-devices/all")
 _NO_GPU_INSIDE: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
@@ -302,8 +303,10 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/nvkind",
             ),
             decisive=all_of(nested_cluster.NODE, _NO_GPU_INSIDE),
-            typical=all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))),
-            against=(_OFFERS,),
+            typical=unless(
+                all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN
+            ),
+            against=(_OFFERS, symptoms.CONTAINER_WORKS),
             context=nested_cluster.NODE,
             symptoms=(
                 symptoms.POD_PENDING,

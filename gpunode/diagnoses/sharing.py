@@ -93,6 +93,7 @@ _UNDIVIDED: Final = any_of(
     custom_sign(lambda node: _sharing_nodes(node, is_divided=False)),
     message_line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
+_UNSHARED: Final = all_of(_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
 _CUT_OUT: Final = unless(_EMPTY, message_line(r"Running with config"))
 _IS_STATIC: Final = any_of(command_run(_STATIC), message_line(_STATIC))
@@ -186,7 +187,7 @@ FAMILY: Final = RuleFamily(
             layer="kubernetes",
             disruption="restart-container",
             title="the running device plugin does not have the sharing configuration",
-            symptoms=(symptoms.POD_PENDING, _UNDIVIDED, _EMPTY),
+            symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
             look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
             story=(
                 "GPU sharing is configured in a file of the device plugin. The node's plugin prints an empty "
@@ -198,7 +199,8 @@ FAMILY: Final = RuleFamily(
             decisive=all_of(_DESIRED, _EMPTY),
             typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
-            context=any_of(_EMPTY, _UNDIVIDED),
+            context=any_of(_EMPTY, _UNSHARED),
+            against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
             summary="GPU sharing is configured, but the running device plugin does not have that configuration",
             remedy=_configure_slicing,
         ),
@@ -214,7 +216,7 @@ FAMILY: Final = RuleFamily(
             ),
             symptoms=(_NO_MEMORY,),
             against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
-            context=command_run(r"fuser|lsof|query-compute-apps"),
+            context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
             look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
             summary="the program found no free GPU memory; most of it is used by others",
             story=(

@@ -265,6 +265,19 @@ _CLOSED_ON_DISK: Final = predicate(
 _FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_others, "the driver drives another GPU"))
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
 _AGAINST: Final = (predicate(_shows_all, "nvidia-smi shows all GPUs"),)
+
+
+def _no_gpu_sign(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
+    """Return the sign that the report shows its GPUs, and none of this kind, nor a refusal of one."""
+    shows = predicate(lambda node: bool(node.view(gpu_models.gpu_models)), words)
+    return unless(shows, _model_sign(will_do, words), _REFUSED)
+
+
+_NONE_OLD: Final = _no_gpu_sign(lambda one: one.last_branch is not None, "current branches drive the GPUs of this node")
+_NONE_BEFORE_TURING: Final = _no_gpu_sign(
+    lambda one: not one.takes_open_modules, "no GPU of this node is before Turing"
+)
+_NONE_FOR_OPEN: Final = _no_gpu_sign(lambda one: one.needs_open_modules, "no GPU of this node needs the open modules")
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
@@ -296,7 +309,7 @@ FAMILY: Final = RuleFamily(
             latent=_FOR_OTHERS,
             summary=_summary_of(LEGACY, "{driver} no longer supports {gpu}: an older branch was its last"),
             context=_OLD_GPU,
-            against=_AGAINST,
+            against=(*_AGAINST, _NONE_OLD),
             remedy=_replace_packages("of the branch that no longer supports this GPU"),
             explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
@@ -348,7 +361,7 @@ FAMILY: Final = RuleFamily(
             latent=_FOR_OTHERS,
             summary=_summary_of(OPEN, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
-            against=_AGAINST,
+            against=(*_AGAINST, _NONE_BEFORE_TURING),
             remedy=_change_driver(keep=True),
             explains=consequences.NO_DRIVER,
         ),
@@ -379,7 +392,7 @@ FAMILY: Final = RuleFamily(
                 CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
             ),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
-            against=_AGAINST,
+            against=(*_AGAINST, _NONE_FOR_OPEN),
             remedy=_replace_packages("with the proprietary kernel modules", keep=True),
             explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),

@@ -13,11 +13,24 @@ from typing import Final
 
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.views import driver, in_container, pci
+from gpunode.facts.items import NO_COMMAND
+from gpunode.facts.patterns import Pattern
 
 # What nvidia-smi and NVML say.
 
 NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
+CONTAINER_WORKS: Final = custom_sign(driver.container_successes)
+_FAILURE: Final = Pattern(
+    r"\b(?:errors?|exception|fail\w*|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded|working)"
+    r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such|pending|crashloop\w*|false"
+    r"|out of memory|hangs?|slow(?!down)\w*|stuck|does(?: not|n't)|won't|problem|why)\b",
+    re.IGNORECASE,
+)
+ALL_WELL: Final = predicate(
+    lambda node: driver.works(node) and not any(_FAILURE.search(item.text) for item in node.items),
+    "the driver works, and nothing that is shown fails",
+)
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
 IN_CONTAINER: Final = custom_sign(in_container.container_marks)
 NO_DRIVER: Final = message_line(
@@ -57,7 +70,8 @@ MISMATCH: Final = message_line(
 NO_NVML_LIBRARY: Final = message_line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
     r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
-    r"|nvidia-smi[\"'’: ]{0,3}\s*(?:command )?not found|exec: \"nvidia-smi\""
+    rf"|nvidia-smi[\"'’:： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+    r"|exec: \"nvidia-smi\""
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
@@ -145,7 +159,9 @@ CUDA_BUSY: Final = message_line(
 CUDA_FAULT: Final = message_line(
     r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction|device-side assert"
     r"|launch timed out"
-    r"|CUDA_ERROR_(?:ILLEGAL|LAUNCH|MISALIGNED|ECC)\w*|uncorrectable (?:ECC|NVLink) error|cudaError(?:Illegal"
+    r"|CUDA_ERROR_(?:ILLEGAL|LAUNCH|MISALIGNED|ECC)\w*"
+    r"|(?<![Zz]ero )(?<![Nn]o )(?<!\b0 )uncorrectable (?:ECC|NVLink) error"
+    r"|cudaError(?:Illegal"
     r"|Launch|ECC)\w*"
 )
 NCCL_FAILS: Final = message_line(
@@ -155,8 +171,10 @@ NCCL_FAILS: Final = message_line(
     flags=re.IGNORECASE,
 )
 SLOW: Final = message_line(
-    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? out|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
-    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl",
+    # Not the heading of nvidia-smi's reasons, nor a reason that is not active.
+    r"slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
+    r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
+    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl(?!e reasons\b)",
     flags=re.IGNORECASE,
 )
 
@@ -176,6 +194,11 @@ PACKAGES_BROKEN: Final = message_line(
     r"|not (?:fully )?configured|Depends: "
     r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
     r"|nothing provides|Problem: "
+    # In Chinese, German, French and Spanish.
+    r"|未满足的依赖关系|处理软件包 [^\n]{1,80}时出错|在处理时有错误发生|unerfüllte Abhängigkeiten"
+    r"|Fehler beim Bearbeiten des Paket"
+    r"|Fehler traten auf beim Bearbeiten|dépendances non satisfaites|erreur de traitement du paquet"
+    r"|dependencias incumplidas|error al procesar el paquete"
     r"|dpkg was interrupted|Could not get lock|is locked by|Transaction (?:test|check) error"
 )
 REPOSITORY_REFUSED: Final = message_line(
@@ -273,7 +296,7 @@ PLUGIN_FAILS: Final = message_line(
 )
 OPERATOR_WAITS: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
-    r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d)"
+    r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d(?!\d*\s+Completed))"
     r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
 )
 

@@ -218,8 +218,8 @@ FAMILY: Final = RuleFamily(
             sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
             decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
             typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
-            symptoms=_GPU_REQUESTS_FAIL,
-            against=(toolkit.presence_lines, symptoms.NO_GPU),
+            symptoms=(*_GPU_REQUESTS_FAIL[:3], all_of(toolkit.absence_lines, _REGISTERED)),
+            against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
             may_be_normal=True,
             look_at=(
                 Shell("nvidia-ctk --version"),

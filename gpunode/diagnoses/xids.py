@@ -339,7 +339,7 @@ FAMILY: Final = RuleFamily(
             check=faults.incident_check(143),
             remedy=always(
                 reset_gpu(),
-                power_cycle("power the node off and on again, if the reset is refused"),
+                power_cycle("power the node off and on again", "the reset is refused"),
                 manual_step("hardware", "check seating and power of the GPU", "it persists"),
                 write_nvidia_report("it persists"),
             ),

@@ -21,10 +21,30 @@ T = TypeVar("T")
 
 _COLOURS: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
+# The words are those of bash's, zsh's and coreutils' catalogues of messages (translationproject.org).
+NO_COMMAND: Final = (
+    r"(?:command not found|未找到命令|命令未找到|找不到(?:指令|命令)|commande introuvable"
+    r"|(?:Befehl|Kommando) nicht gefunden"
+    r"|orden no encontrada|no se encontró la orden|comando não encontrado|comando non trovato|команда не найдена"
+    r"|コマンドが見つかりません|명령어를 찾을 수 없음|nie znaleziono polecenia|komut bulunamadı|příkaz nenalezen)"
+)
+NO_FILE: Final = (
+    r"(?:no such file or directory|没有那个文件或目录|沒有此一檔案或目錄|Datei oder Verzeichnis nicht gefunden"
+    r"|Aucun fichier ou dossier de ce (?:nom|type)|No existe el (?:fichero|archivo) o el directorio"
+    r"|Arquivo ou diretório inexistente|File o directory non esistente|Нет такого файла или каталога"
+    r"|そのようなファイルやディレクトリはありません)"
+)
+# apt's, before the package's name and behind it.
+NO_PACKAGE_BEFORE: Final = (
+    r"(?:Unable to locate package|无法定位软件包|找不到套件|Impossible de trouver le paquet"
+    r"|Impossibile trovare il pacchetto"
+    r"|No se ha podido localizar el paquete|Não foi possível encontrar o pacote|Не удалось найти пакет)"
+)
+NO_PACKAGE_BEHIND: Final = r"(?:kann nicht gefunden werden|が見つかりません|패키지를 찾을 수 없습니다)"
 _ABSENT: Final = Pattern(
-    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
-    r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
-    r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
+    rf"^(?:[^\n]{{0,200}}[:：] ?)?(?:{NO_COMMAND}|{NO_FILE}|not found)\.{{0,3}}$"
+    rf"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{{1,200}}: {NO_FILE}$"
+    r"|^zsh: command not found: \S+$|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
 _NEWLINE: Final = Pattern("\n")
@@ -212,7 +232,7 @@ def _own_text(source: Source, text: str) -> str:
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
 _NOT_FOUND: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?:\d+: )?"
-    r"(?:.{0,200}(?:not found|[Nn]o such file).*)$",
+    rf"(?:.{{0,200}}(?:not found|[Nn]o such file|{NO_COMMAND}|{NO_FILE}).*)$",
     re.MULTILINE,
 )
 

@@ -184,7 +184,24 @@ def _split_at_heads(first: ShellStep, lines: Sequence[str], heads: _Heads, *, is
     if before or not heads:
         yield from (replace(first, text=part) for part in ([before] if is_named else _split_paragraphs(before)))
     for (number, step), end in zip(heads.items(), ends[1:], strict=True):
-        yield replace(step, source=step.source + inside, text=_drop_prompts(lines[number + 1 : end], prompts))
+        body = lines[number + 1 : end]
+        body, rest = (body, ()) if is_named else _cut_at_fence(body)
+        yield replace(step, source=step.source + inside, text=_drop_prompts(body, prompts))
+        if after := _drop_prompts(rest, prompts):
+            yield from (replace(first, text=part) for part in _split_paragraphs(after))
+
+
+def _cut_at_fence(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return what one block of Markdown has of a command's output, and what is written behind the block."""
+    fences = [number for number, line in enumerate(lines) if _FENCE.match(line)]
+    if not fences:
+        return lines, ()
+    is_opened = not any(line.strip() for line in lines[: fences[0]])
+    begin, close = (fences[0] + 1, fences[1:2]) if is_opened and len(fences) > 1 else (0, fences[:1])
+    rest = [*lines[close[0] + 1 :]]
+    while rest and (not rest[-1].strip() or _FENCE.match(rest[-1])):  # the next block's beginning
+        rest.pop()
+    return lines[begin : close[0]], rest
 
 
 def _drop_prompts(lines: Sequence[str], prompts: AbstractSet[str]) -> str:

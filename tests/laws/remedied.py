@@ -520,6 +520,7 @@ def _no_persistence(node: Scene) -> Facts:
 
 STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
     "apt-nvidia-key-rotated": (_unkeyed_cuda, _keyless_cuda),
+    "apt-nvidia-key-sha1": (_unkeyed_cuda, _keyless_cuda),
     "apt-signed-by-conflict": (_signed_twice,),
     "apt-toolkit-key-missing": (_unkeyed_toolkit, _keyless_toolkit),
     "cgroup-driver-mismatch": (_other_cgroups,),

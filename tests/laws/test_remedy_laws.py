@@ -431,3 +431,28 @@ def test_vgpu_guest_gets_no_data_center_driver(system: str) -> None:
         (rule.cause, one) for rule in rules_by_cause().values() for fix in rule.remedy(node) for one in fix.commands
     )
     assert [(cause, one) for cause, one in commands_of if DATA_CENTER_DRIVER.search(one)] == []
+
+
+# Each takes something away, or stops what may be in use. A GPU that nobody knows is called ADDRESS, which is refused;
+# the kernel refuses to unload a module that is in use; gpunode names what it removes, and asks.
+TAKES_AWAY = re.compile(
+    r"\b(?:disable|mask|purge|autoremove|nvidia-uninstall|poweroff|apt-key del|snap remove|setenforce|virsh|swapoff"
+    r"|(?:apt-get|dnf|zypper|module) (?:-y )?(?:remove|reset)|pacman -R|rpm -e|minikube delete|kubectl (?:delete|drain)"
+    r"|--gpu-reset|-mig 0|-dci|-dgi)\b|(?<!-)\brm\b"
+)
+GUARDED = re.compile(r"--id=ADDRESS|-i ADDRESS|\[ ! -x |command -v|xargs -r")
+CHECKS = re.compile(r"\b(?:make sure|first check|save)\b")
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, ""])
+def test_fix_that_takes_away_comes_behind_its_check(system: str) -> None:
+    node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]) if system else {})
+    bare = []
+    for rule in rules_by_cause().values():
+        is_checked = False
+        for fix in rule.remedy(node):
+            takes = any(TAKES_AWAY.search(one) and not GUARDED.search(one) for one in fix.commands)
+            if (takes or "power the node off" in fix.text) and fix.kind != "inspect" and not (is_checked or fix.when):
+                bare.append((rule.cause, fix.text, fix.commands))
+            is_checked = is_checked or fix.kind in {"inspect", "drain", "reboot"} or bool(CHECKS.search(fix.text))
+    assert bare == []

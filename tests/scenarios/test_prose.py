@@ -87,6 +87,7 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
         "The kernel says that the GPU has fallen off the bus:",
         "Note: we never had Xid (PCI:0000:01:00): 79, GPU has fallen off the bus, on this node.",
         "Nobody here has a GPU that has fallen off the bus.",
+        "On Monday ann wrote:\n> hi,\n> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n",
     ],
 )
 def test_summary_never_reports_what_only_prose_says(text: str) -> None:

@@ -14,7 +14,7 @@ from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
-from gpunode.facts.items import Item
+from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -45,7 +45,8 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
     ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
     ("missing", Pattern(
-        r"nvidia-smi['‘’\": ]{0,3}\s*(?:command )?not found|nvidia-smi: No such file|executable file not found",
+        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+        r"|nvidia-smi: No such file|executable file not found",
         re.IGNORECASE)),
     ("failed", Pattern(
         r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
@@ -318,8 +319,30 @@ def is_broken(snapshot: Snapshot) -> bool:
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
-    return any(state == "works" for state, _ in snapshot.view(smi_states))
+    """Return whether nvidia-smi answered with a driver version or a list of GPUs, on the node, else in a container."""
+    states = snapshot.view(smi_states)
+    return any(state == "works" for state, _ in states) if states else bool(snapshot.view(container_successes))
+
+
+def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return what shows that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples and validators."""
+    kinds = {*CONTAINED, "kubernetes"}
+    items = (item for item in snapshot.items if item.is_seen and (item.where == "container" or item.kind in kinds))
+    found = ((item, _SUCCEEDS.search(item.text)) for item in items if not _FAILS.search(item.text))
+    return tuple(cite(item, item.number_at(match.start())) for item, match in found if match)
+
+
+_SUCCEEDS: Final = Pattern(
+    r"\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
+    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)",
+    re.MULTILINE,
+)
+# Of several nodes one may be well.
+_FAILS: Final = Pattern(
+    r"\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
+    r"|ContainerCreating)\b|ERR!",
+    re.IGNORECASE,
+)
 
 
 def unanswered_queries(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -98,4 +98,4 @@ def test_ruled_out_causes_cite_the_contradicting_line() -> None:
     root = diagnose(take_snapshot(pasted.collect_pieces(rows))).findings[0]
     assert root.cause == "nouveau-bound"
     assert "no NVIDIA driver is installed: a driver is installed" in root.ruled_out
-    assert "no NVIDIA GPU is on the bus: a GPU is on the bus" in root.ruled_out
+    assert any(one.endswith(": no GPU of this node needs the open modules") for one in root.ruled_out)

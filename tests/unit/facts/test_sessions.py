@@ -4,6 +4,7 @@ import pytest
 
 from gpunode.facts import pasted
 from gpunode.facts.items import split_items
+from gpunode.facts.sessions import split_session
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")
@@ -73,3 +74,15 @@ def test_root_shell_within_a_session_is_split() -> None:
 
 def test_shell_history_lines_have_no_output() -> None:
     assert len(pasted.collect_pieces([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1
+
+
+def test_block_of_markdown_ends_the_output() -> None:
+    text = (
+        "`/etc/docker/daemon.json`:\n```json\n{}\n```\n\nThe node works.\n\n```\n$ uname -r\n6.8.0-90-generic\n```\nBye"
+    )
+    assert [(step.source, step.text) for step in split_session("pasted text", text)] == [
+        ("/etc/docker/daemon.json", "{}"),
+        ("pasted text", "The node works."),
+        ("uname -r", "6.8.0-90-generic"),
+        ("pasted text", "Bye"),
+    ]
