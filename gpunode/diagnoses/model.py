@@ -135,7 +135,7 @@ _HARMFUL: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "d
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to do next: the same on the screen, in JSON, on the page and in a fleet.
+    """A command or a step in words: the same on the screen, in JSON, on the page and in a fleet.
 
     Attributes:
         text: the step in words.
@@ -146,7 +146,7 @@ class NextStep:
     command: Command | None
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The command, or the step in words."""
         return self.command or self.text
 
@@ -349,7 +349,7 @@ class Finding:
 
     @property
     def next_step(self) -> NextStep:
-        """What to do next."""
+        """The first step, or what is looked at before it."""
         return choose_next_step(self.cause, self.title, self.remedy, self.look_at, self.basis)
 
 
@@ -394,7 +394,7 @@ class Diagnosis:
 
     @property
     def next_step(self) -> NextStep | None:
-        """What to do next, for the first root, else about the suspects; None where neither is known."""
+        """The next step for the first root, else about the suspects; None where neither is known."""
         faults = [one for one in self.roots if one.severity != "info"]
         if faults:
             return faults[0].next_step

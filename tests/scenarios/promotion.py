@@ -30,7 +30,7 @@ MIN_FITTING = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What the ranking alone would answer.
+    """An answer that the ranking alone would give.
 
     Attributes:
         is_known: whether the report's cause was among the rules.

@@ -1,4 +1,4 @@
-"""What to do next is the same wherever it is printed; ``test_measured`` holds the steps of all reports."""
+"""The next step is the same wherever it is printed; ``test_measured`` holds the steps of all reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_next_is_the_same_on_screen_json_page_and_fleet(report: Report) -> None:
     rows = [line.text for line in diagnosis_lines(examined, verbose=False)]
     shown = [row.removeprefix("next:  ") for row in rows if row.startswith("next:  ")]
     if not examined.diagnosis.is_healthy or not examined.diagnosis.roots:
-        assert shown == [step.shown]
+        assert shown == [step.label]
     assert _diagnosis_envelope(examined, "", "").result["next"] == {"text": step.text, "command": step.command}
     page = html.unescape(re.sub(r"<[^>]*>", "", node_page(examined, PageOrigin("", "a report", "now", "0"))))
     assert f"next: {step.text}" in page

@@ -341,7 +341,7 @@ def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]
 
 
 def _next_line(step: NextStep) -> Line:
-    return line("next:  ", span(step.shown, "command") if step.command else span(step.text), hang=7)
+    return line("next:  ", span(step.label, "command") if step.command else span(step.text), hang=7)
 
 
 def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
