@@ -1,4 +1,4 @@
-"""What no sign decides: the likeliest causes, the answer where one stands alone, and what a found fault leaves over."""
+"""The likeliest causes where no sign decides, the answer where one stands alone, and what a found fault leaves over."""
 
 from __future__ import annotations
 
