@@ -69,7 +69,7 @@ def test_pasted_answer_is_never_asked_for() -> None:
 
 
 def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
-    report = next(one for one in reports() if one.name == "scheduling/plugin-desired-0-kind-worker")
+    report = next(one for one in reports() if one.name == "sharing/slicing-operator-default-not-taken")
     found = diagnosis(report.evidence[1:])
     (root,) = found.roots
     assert (root.cause, root.confidence, root.basis) == (report.cause, "likely", "ranking")
