@@ -17,7 +17,7 @@ from gpunode.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Finding, OpenQuestion, Suspect
+    from gpunode.diagnoses.model import Citation, Finding, NextStep, OpenQuestion, Suspect
     from gpunode.facts.evidence import Evidence
     from gpunode.workflow.doctor import Examination
 
@@ -231,7 +231,10 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
         unknown=[_question_row(one) for one in examined.diagnosis.open_questions],
         result={
             "stack": examined.stack,
+            "next": _step_row(examined.diagnosis.next_step),
+            "unexplained": [_suspect_row(one) for one in examined.diagnosis.unexplained],
             "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
+            "shared_steps": examined.diagnosis.shared_steps,
             "driver_works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
@@ -246,8 +249,12 @@ def _finding_row(finding: Finding) -> dict[str, object]:
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
     }
-    more = {"stack_layer": finding.stack_layer, "onset": finding.at, "citations": _citation_rows(finding.citations)}
+    more = {"onset": finding.at, "citations": _citation_rows(finding.citations), "next": _step_row(finding.next_step)}
     return {**row, **more}
+
+
+def _step_row(step: NextStep | None) -> dict[str, object] | None:
+    return None if step is None else {"text": step.text, "command": step.command}
 
 
 def _question_row(doubt: OpenQuestion) -> dict[str, object]:
@@ -257,7 +264,7 @@ def _question_row(doubt: OpenQuestion) -> dict[str, object]:
 
 def _suspect_row(suspect: Suspect) -> dict[str, object]:
     told = {"cause": suspect.cause, "title": suspect.title, "commands": suspect.look_at}
-    return {**told, "citations": _citation_rows(suspect.citations)}
+    return {**told, "next": _step_row(suspect.next_step), "citations": _citation_rows(suspect.citations)}
 
 
 def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:

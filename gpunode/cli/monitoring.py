@@ -50,6 +50,10 @@ def _metric_lines(examined: Examination, finished: float, seconds: float) -> Ite
             "root_cause": "false" if finding.explained_by else "true",
         }
         yield f"{_PREFIX}_finding{_render_labels(labels)} 1"
+    if examined.diagnosis.unexplained:
+        yield from _metric_head("unexplained", "A failure that no finding explains, by its likeliest cause.")
+    for suspect in examined.diagnosis.unexplained:
+        yield f"{_PREFIX}_unexplained{_render_labels({'cause': suspect.cause})} 1"
     yield from _render_gauge(
         "open_questions",
         "Faults without a known cause, for lack of evidence.",
@@ -126,7 +130,8 @@ def node_status(examined: Examination) -> tuple[Status, str]:
     diagnosis = examined.diagnosis
     faults = [one for one in diagnosis.roots if one.severity == "error"]
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        others = len(faults) - 1 + len(diagnosis.unexplained)
+        more = f" (and {others} more)" if others else ""
         return NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
     if examined.verdict == "unknown":
         open_questions = diagnosis.open_questions

@@ -8,9 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias, TypeVar
 
-from gpunode.diagnoses import remedy_fitting, special_systems, xids
-from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, find_suspects, is_examined
+from gpunode.diagnoses import look_at, prose, remedy_fitting, special_systems, suspects, xids
+from gpunode.diagnoses.commands import Command, Shell, command
+from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, is_examined
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -27,6 +27,7 @@ from gpunode.diagnoses.model import (
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.suspects import RankedSuspect
 from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery, resolved_faults
 from gpunode.diagnoses.views.pci import has_gpu
 
@@ -71,29 +72,90 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
     if before is not None and not is_well and not any(_is_certain_error(finding) for finding in findings):
         findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
     findings = _rank_all(findings)
+    ranked = _rank_suspects(findings, snapshot, report_words)
+    if ranked and ranked[0].stands_alone and _is_decided_by_ranking(findings, snapshot):
+        first, ranked = ranked[0].suspect, ranked[1:]
+        findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = explain_ruled_out(rules_by_cause(), snapshot, findings)
-    findings = tuple(replace(one, ruled_out=against.get(one.cause, ())) for one in findings)
+    findings = tuple(
+        replace(one, ruled_out=against.get(one.cause, ()), look_at=_look_at(one, snapshot)) for one in findings
+    )
     return Diagnosis(
         findings,
         _list_open_questions(snapshot, bugs),
         tuple(bugs or ()),
-        _select_suspects(findings, snapshot, report_words),
+        tuple(_fit_suspect(one.suspect, snapshot) for one in ranked[: suspects.MAX_SUSPECTS]),
+        _find_unexplained(findings, snapshot),
+        () if findings else _find_shared_steps(ranked, snapshot, bugs),
     )
 
 
-def _select_suspects(
-    findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
-) -> tuple[Suspect, ...]:
-    """Return the suspects with the commands that exist on this system.
+def _faults(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one.severity != "info")
 
-    On an examined node, a symptom next to a working driver is an old log line, and a machine without a GPU lacks
-    a driver anyway.
-    """
-    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
-    if is_well or any(_is_certain_error(finding) for finding in findings):
+
+def _rank_suspects(
+    findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
+) -> tuple[RankedSuspect, ...]:
+    """Return the suspects, likeliest first; none beside a certain error, or where the node is well."""
+    if _is_well(snapshot) or any(_is_certain_error(finding) for finding in findings):
         return ()
-    found = find_suspects(rules_by_cause(), snapshot, findings, report_words)
-    return tuple(replace(one, look_at=special_systems.fit_look_at(snapshot, one.look_at)) for one in found)
+    return suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
+
+
+def _is_well(snapshot: Snapshot) -> bool:
+    """Return whether symptoms on this examined node mean nothing.
+
+    A symptom next to a working driver is an old log line, and a machine without a GPU lacks a driver anyway.
+    """
+    return is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+
+
+def _is_decided_by_ranking(findings: tuple[Finding, ...], snapshot: Snapshot) -> bool:
+    """Return whether a suspect far ahead is the answer: nothing else was found, in what a person chose to show."""
+    return not findings and not is_examined(snapshot)
+
+
+def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
+    """Return the likely finding of the suspect that stands alone."""
+    rule = rules_by_cause()[suspect.cause]
+    citations = prose.without_prose(snapshot, suspect.citations)
+    summary = f"No line proves it; of all causes of what is shown, this is by far the likeliest: {rule.title}"
+    found = _merge_proofs(rule, [Proof(summary, citations, "likely")], snapshot, bugs)
+    return replace(found, basis="ranking")
+
+
+def _look_at(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
+    """Return the commands that would decide for a likely cause and are not answered yet."""
+    if finding.confidence == "certain":
+        return ()
+    asked = rules_by_cause()[finding.cause].look_at
+    return special_systems.fit_look_at(snapshot, look_at.drop_answered(snapshot, asked))
+
+
+def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:
+    """Return the suspect with the commands that exist on this system."""
+    return replace(suspect, look_at=special_systems.fit_look_at(snapshot, suspect.look_at))
+
+
+def _find_unexplained(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[Suspect, ...]:
+    """Return the failures beside a fault that it does not explain."""
+    if not _faults(findings) or _is_well(snapshot):
+        return ()
+    found = suspects.find_unexplained(rules_by_cause(), snapshot, findings)
+    return tuple(_fit_suspect(one, snapshot) for one in found)
+
+
+def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Fix, ...]:
+    """Return the first steps of the leading suspects, if they share them and it likely is one of them."""
+    steps, probability = suspects.find_shared_steps(ranked, lambda cause: fit_remedy(cause, snapshot, bugs))
+    return steps if probability >= suspects.TOGETHER else ()
+
+
+def fit_remedy(cause: str, snapshot: Snapshot, bugs: _Tracebacks = None) -> tuple[Fix, ...]:
+    """Return the remedy of a cause for this node, which may not have it."""
+    rule = rules_by_cause()[cause]
+    return _fit_remedy(rule, (Proof(rule.title),), (), snapshot, bugs)[0]
 
 
 def _findings_of_earlier_boots(

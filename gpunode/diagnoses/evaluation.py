@@ -1,22 +1,18 @@
-"""Evaluate rules against a snapshot: findings by decisive signs, suspects by symptoms. Pure."""
+"""Evaluate rules against a snapshot: findings by decisive signs, and the causes ruled out beside them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from math import sqrt
 from typing import Final
 
 from gpunode.diagnoses import prose
-from gpunode.diagnoses.model import Citation, Finding, Proof, Rule, Suspect
-from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
+from gpunode.diagnoses.model import Citation, Finding, Proof, Rule
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, kernel, pci
+from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-MAX_SUSPECTS: Final = 3
 MAX_RULED_OUT: Final = 3
 _MAX_QUOTE_LENGTH: Final = 160
 _ADDRESS: Final = Pattern(
@@ -98,7 +94,9 @@ def explain_ruled_out(
     ]
     ruled_out: dict[str, tuple[str, ...]] = {}
     for root in (one for one in findings if not one.explained_by and one.severity != "info"):
-        shared_symptoms = {sign for sign in rules[root.cause].symptoms if snapshot.view(sign)}
+        # A symptom of the root that its proof does not cite may be another fault's.
+        cited = set(root.citations)
+        shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}
         alike = [(len(shared_symptoms & set(rule.symptoms)), rule.share, rule, line) for rule, line in others]
         nearest = sorted((one for one in alike if one[0]), key=lambda one: (-one[0], -one[1]))
         ruled_out[root.cause] = tuple(f"{rule.title}: {_quote(line)}" for *_, rule, line in nearest[:MAX_RULED_OUT])
@@ -114,50 +112,3 @@ def _quote(line: Citation) -> str:
     if line.line_number is None:
         return text.strip("()")
     return f"{text if len(text) <= _MAX_QUOTE_LENGTH else f'{text[:_MAX_QUOTE_LENGTH]}…'} ({line.source})"
-
-
-def find_suspects(
-    rules: Mapping[str, Rule],
-    snapshot: Snapshot,
-    findings: Iterable[Finding],
-    report_words: ReportWords | None = None,
-) -> tuple[Suspect, ...]:
-    """Return the most likely causes of what no finding explains, most likely first.
-
-    A symptom weighs more the fewer causes share it. For a pasted report, similarity to ``report_words`` (by
-    default the project's collection) and context count as well, since its author selected what to show.
-    """
-    is_chosen = not is_examined(snapshot)
-    explained = {finding.cause for finding in findings}
-    for finding in findings:
-        explained |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
-    cause_counts = Counter(sign for rule in rules.values() for sign in rule.symptoms)
-    similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
-    is_well = driver.works(snapshot)
-    found: list[tuple[float, Suspect]] = []
-    for cause, rule in rules.items():
-        if cause in explained or is_ruled_out(rule, snapshot):
-            continue
-        seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
-        context = snapshot.view(rule.context) if seen or is_chosen else ()
-        told = [line for one in (rule.decisive, rule.typical) for line in snapshot.view(one)]
-        told = [line for line in told if prose.cites_prose(snapshot, line)]
-        weight = sum(1 / sqrt(cause_counts[sign]) for sign in seen) + (_CONTEXT_WEIGHT if context else 0.0)
-        weight += 1.0 if told else 0.0
-        if weight or (similarity.get(cause, 0.0) > _MIN_SIMILARITY and not is_well):
-            lines = (*(line for sign in seen for line in snapshot.view(sign)), *told, *context)
-            score = _SIGN_WEIGHT * weight * rule.share**_SHARE_EXPONENT + similarity.get(cause, 0.0)
-            found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
-    found.sort(key=lambda one: -one[0])
-    return tuple(suspect for _, suspect in found[:MAX_SUSPECTS])
-
-
-def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
-    return extract_words(f"{item.written}\n{item.text}" for item in snapshot.items)
-
-
-_CONTEXT_WEIGHT: Final = 0.7
-_SHARE_EXPONENT: Final = 0.2
-_SIGN_WEIGHT: Final = 40.0
-# Unrelated texts reach as much.
-_MIN_SIMILARITY: Final = 0.25

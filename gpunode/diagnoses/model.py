@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from gpunode.diagnoses.commands import Command
+from gpunode.diagnoses.commands import Command, command
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot
@@ -63,6 +63,7 @@ _IN_STACK: Final[Mapping[Layer, StackLayer]] = {
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
 Confidence: TypeAlias = Literal["certain", "likely"]
+Basis: TypeAlias = Literal["signs", "ranking"]
 Disruption: TypeAlias = Literal[
     "none", "restart-container", "restart-service", "reset-gpu", "reboot", "power-cycle", "RMA"
 ]
@@ -124,6 +125,59 @@ class Fix:
     text: str
     commands: tuple[Command, ...] = ()
     when: str = ""
+
+
+MAX_NEXT_LENGTH: Final = 100
+_SEPARATORS: Final = (";", "&&", "||", "\n")
+# What takes something away or stops work; a likely cause is looked at first.
+_HARMFUL: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """A command or a step in words: the same on the screen, in JSON, on the page and in a fleet.
+
+    Attributes:
+        text: the step in words.
+        command: one command of at most ``MAX_NEXT_LENGTH`` characters; empty where a person's hand is needed.
+    """
+
+    text: str
+    command: Command | None
+
+    @property
+    def label(self) -> str:
+        """The command, or the step in words."""
+        return self.command or self.text
+
+
+def is_single_command(typed: str) -> bool:
+    """Return whether ``typed`` is one short command, or one pipe of them."""
+    return 0 < len(typed) <= MAX_NEXT_LENGTH and not any(one in typed for one in _SEPARATORS)
+
+
+def choose_next_step(
+    cause: str, title: str, remedy: Sequence[Fix], look_at: Sequence[Command], basis: Basis = "signs"
+) -> NextStep:
+    """Return the first step of the remedy, by its command if it is a short one.
+
+    What ``look_at`` shows, the commands that would decide for a likely cause, comes first if the ranking alone speaks
+    for it, or if the step takes something away or is done by hand.
+    """
+    first = next(iter(remedy), None)
+    look = next((one for one in look_at if is_single_command(one)), None)
+    if first is None:
+        return NextStep(title, look or command("gpunode", "doctor", cause))
+    done = _own_command(first)
+    if look is not None and (done is None or first.kind in _HARMFUL or basis == "ranking"):
+        return NextStep(f"make sure of it: {title}", look)
+    return NextStep(first.text, done)
+
+
+def _own_command(fix: Fix) -> Command | None:
+    """Return the command of the step, if it is one short command that always applies."""
+    fitting = fix.commands[:1] if not fix.when else ()
+    return next((one for one in fitting if is_single_command(one)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +322,8 @@ class Finding:
         onsets: onset on each GPU, where known.
         is_past: only an earlier boot showed it.
         container_log: the container log that alone reports it on an examined node; else empty.
+        basis: what it rests on: signs of the cause, or that the ranking of suspects puts it far ahead.
+        look_at: of a likely cause, commands that would decide and are not answered in the evidence.
     """
 
     cause: str
@@ -288,6 +344,13 @@ class Finding:
     onsets: tuple[FaultOnset, ...] = ()
     is_past: bool = False
     container_log: str = ""
+    basis: Basis = "signs"
+    look_at: tuple[Command, ...] = ()
+
+    @property
+    def next_step(self) -> NextStep:
+        """The first step, or what is looked at before it."""
+        return choose_next_step(self.cause, self.title, self.remedy, self.look_at, self.basis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +359,19 @@ class Suspect:
 
     Attributes:
         citations: the symptoms.
-        look_at: commands that would decide.
+        look_at: commands that would decide and are not answered in the evidence.
     """
 
     cause: str
     title: str
     citations: tuple[Citation, ...]
     look_at: tuple[Command, ...]
+
+    @property
+    def next_step(self) -> NextStep:
+        """The command that would decide; where all were answered, what the cause is and how it is fixed."""
+        fitting = next((one for one in self.look_at if is_single_command(one)), None)
+        return NextStep(self.title, fitting or command("gpunode", "doctor", self.cause))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,12 +381,28 @@ class Diagnosis:
     Attributes:
         suspects: the most likely causes of unexplained symptoms, most likely first.
         bugs: tracebacks of rules that crashed; each is an open question as well.
+        unexplained: failures that no finding explains, each with its likeliest cause.
+        shared_steps: those with which the remedies of the leading suspects begin, if they are the same.
     """
 
     findings: tuple[Finding, ...]
     open_questions: tuple[OpenQuestion, ...]
     bugs: tuple[str, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    unexplained: tuple[Suspect, ...] = ()
+    shared_steps: tuple[Fix, ...] = ()
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """The next step for the first root, else about the suspects; None where neither is known."""
+        faults = [one for one in self.roots if one.severity != "info"]
+        if faults:
+            return faults[0].next_step
+        if not self.suspects:
+            return None
+        first = self.suspects[0]
+        shared = self.shared_steps
+        return choose_next_step(first.cause, first.title, shared, first.look_at) if shared else first.next_step
 
     @property
     def roots(self) -> tuple[Finding, ...]:

@@ -440,9 +440,9 @@ def reboot(text: str = "reboot the node", when: str = "") -> Fix:
     return Fix("reboot", text, (Shell("sudo systemctl reboot"),), when)
 
 
-def drain(text: str = "move the work away from this node first") -> Fix:
-    """Return the step that moves the work away."""
-    return Fix("drain", text)
+def drain(text: str = "move the work away from this node first: this shows what uses its GPUs") -> Fix:
+    """Return the step that moves the work away; its command shows what is to be moved."""
+    return Fix("drain", text, (Shell("sudo fuser -v /dev/nvidia*"),))
 
 
 _RESET: Final = (

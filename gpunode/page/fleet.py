@@ -317,6 +317,8 @@ def _describe_node(row: FleetRow, longest: int) -> Iterator[Markup]:
                 else join_markup("also ", comma_list(row.other_causes))
             )
             yield tag("p", others)
+        if row.unexplained and not is_brief:
+            yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
         yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN, longest))
     if row.differences:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules_by_cause
-from gpunode.diagnoses.model import Finding, Fix, OpenQuestion, Suspect
+from gpunode.diagnoses.model import Diagnosis, Finding, Fix, NextStep, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import find_topology
 from gpunode.page import topology as wiring
@@ -18,6 +18,7 @@ from gpunode.page.timeline import render_timeline
 from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix, count
 
 if TYPE_CHECKING:
+    from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examination
 
@@ -58,7 +59,8 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_verdict(examined, faults),
         (_render_fault(root, examined, number, detail) for number, root in enumerate(faults)),
         _render_questions(diagnosis.open_questions, examined, detail),
-        _render_suspects(diagnosis.suspects, examined, detail),
+        _render_unexplained(diagnosis.unexplained, examined, detail),
+        _render_suspects(diagnosis, examined, detail),
         _render_denied(examined.denied),
         _render_topology(examined),
         render_timeline(examined.snapshot),
@@ -81,9 +83,16 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
         tag("p.label", label),
         tag("h1#verdict", title),
         told,
+        _render_next(examined.diagnosis.next_step),
         tag("div.columns", _render_stack(examined.stack), remedy),
     )
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
+
+
+def _render_next(step: NextStep | None) -> Markup | None:
+    if step is None:
+        return None
+    return join_markup((tag("p", f"next: {step.text}"), command_block(*filter(None, (step.command,)))))
 
 
 def _likely_prefix(root: Finding) -> str:
@@ -200,19 +209,31 @@ def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, det
     return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
 
-def _render_suspects(suspects: Sequence[Suspect], examined: Examination, detail: EvidenceDetail) -> Markup | None:
-    if not suspects:
+def _render_suspects(diagnosis: Diagnosis, examined: Examination, detail: EvidenceDetail) -> Markup | None:
+    if not diagnosis.suspects:
         return None
-    rows = (
-        tag(
-            "li",
-            tag("p", suspect.title, " ", tag("code", suspect.cause)),
-            command_block(*suspect.look_at),
-            render_citations(suspect.citations, examined.snapshot, detail),
-        )
-        for suspect in suspects
+    rows = (_render_suspect(suspect, suspect.look_at, examined, detail) for suspect in diagnosis.suspects)
+    shared = _render_remedy(diagnosis.shared_steps, "shared", "h3") if diagnosis.shared_steps else None
+    title = tag("h2", "Most likely causes, and how to tell them apart")
+    return tag("section.card.unknown", title, tag("ol", rows), shared)
+
+
+def _render_unexplained(suspects: Sequence[Suspect], examined: Examination, detail: EvidenceDetail) -> Markup | None:
+    rows = [_render_suspect(one, (), examined, detail) for one in suspects]
+    title = tag("h2", "Also seen, not explained by this")
+    return tag("section.card.unknown", title, tag("ul", rows)) if rows else None
+
+
+def _render_suspect(
+    suspect: Suspect, look_at: Sequence[Command], examined: Examination, detail: EvidenceDetail
+) -> Markup:
+    """Return the suspect with the commands that would decide, or the next one where none are given."""
+    return tag(
+        "li",
+        tag("p", suspect.title, " ", tag("code", suspect.cause)),
+        command_block(*look_at or filter(None, (suspect.next_step.command,))),
+        render_citations(suspect.citations, examined.snapshot, detail),
     )
-    return tag("section.card.unknown", tag("h2", "Most likely causes, and how to tell them apart"), tag("ol", rows))
 
 
 def _render_topology(examined: Examination) -> Markup | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.comparison import Difference, compare
 from gpunode.diagnoses.fleet_comparison import Census, FeatureKey, ModelGroup
-from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StackLayer
+from gpunode.diagnoses.model import Confidence, Diagnosis, Layer, Severity, StackLayer
 from gpunode.diagnoses.node_profile import Axis, NodeProfile, profile_node
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
@@ -71,7 +71,8 @@ class FleetRow:
         node: the host's own name, where the report tells it.
         cause: the root cause; empty where none was found.
         other_causes: further root causes.
-        advice: the first thing to be done about the root cause.
+        unexplained: the likeliest causes of failures that no root explains.
+        advice: what to do next about the root cause, or to find it.
         command: that does it; empty where a person's hand is needed.
         unknown: the questions that the evidence leaves open.
         error: why it could not be read or diagnosed.
@@ -93,6 +94,7 @@ class FleetRow:
     confidence: Confidence | None = None
     summary: str = ""
     other_causes: tuple[str, ...] = ()
+    unexplained: tuple[str, ...] = ()
     advice: str = ""
     command: str = ""
     unknown: tuple[str, ...] = ()
@@ -149,19 +151,15 @@ def build_row(
         versions={axis: redact_recursively(version) for axis, version in seen.versions.items()},
     )  # fmt: skip
     row = _with_drift(row, evidence, recipe) if recipe else row
+    if (step := examined.diagnosis.next_step) is not None:
+        row = replace(row, advice=step.text, command=step.command or "")
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]
     if not roots:
         return row, seen
     told = {name: getattr(roots[0], name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
     others = tuple(other.cause for other in roots[1:])
-    advice, command = first_step(roots[0].remedy)
-    return replace(row, **told, other_causes=others, advice=advice, command=command), seen
-
-
-def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
-    """Return the first fix that has commands, in words and as one line; without any, the first in words alone."""
-    typed = ((fix.text, " && ".join(fix.commands)) for fix in remedy if fix.commands)
-    return next(typed, (remedy[0].text if remedy else "", ""))
+    left = tuple(one.cause for one in examined.diagnosis.unexplained)
+    return replace(row, **told, other_causes=others, unexplained=left), seen
 
 
 def _node(examined: Examination) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
-from gpunode.diagnoses.model import STACK, Disruption, StackLayer
+from gpunode.diagnoses.model import STACK, Disruption, StackLayer, choose_next_step
 from gpunode.diagnoses.node_profile import AXES, Axis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.workflow.doctor import Verdict
-from gpunode.workflow.fleet import Drift, FleetRow, Outlier, first_step
+from gpunode.workflow.fleet import Drift, FleetRow, Outlier
 
 K = TypeVar("K")
 
@@ -120,7 +120,11 @@ def tally_causes(rows: Iterable[FleetRow]) -> tuple[CauseTally, ...]:
 def _tally_cause(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> CauseTally:
     rule = rules_by_cause()[cause]
     # What names this node's GPU or package does not do for another.
-    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(generic_remedy(cause, take_snapshot({})))
+    if len(steps) == 1:
+        advice, command = next(iter(steps))
+    else:
+        step = choose_next_step(cause, rule.title, generic_remedy(cause, take_snapshot({})), ())
+        advice, command = step.text, step.command or ""
     return CauseTally(cause, rule.title, names, advice, command, rule.disruption)
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from gpunode.diagnoses import rule_families
-from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.model import Diagnosis, NextStep
 from gpunode.diagnoses.report_similarity import ReportWords
 from tests.scenarios.reports import Report, diagnosis, reports
 from tests.scenarios.words import words_of
@@ -30,6 +30,7 @@ class Answer:
         left: the number of the piece that was taken away; None where none was.
         said: the cause that it put first; empty where it named none.
         named: the first causes that it named, findings and then suspects.
+        steps: what it says to do next, of the whole and of each cause that it named.
     """
 
     report: str
@@ -38,6 +39,7 @@ class Answer:
     said: str
     is_certain: bool
     named: tuple[str, ...]
+    steps: tuple[NextStep | None, ...]
 
     @property
     def is_right(self) -> bool:
@@ -69,6 +71,11 @@ def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
         first.cause if first else "",
         bool(first and first.confidence == "certain"),
         named,
+        (
+            found.next_step,
+            *(one.next_step for one in found.findings),
+            *(one.next_step for one in (*found.unexplained, *found.suspects)),
+        ),
     )
 
 

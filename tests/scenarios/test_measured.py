@@ -7,8 +7,10 @@ rules that ask for too little.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
+from gpunode.diagnoses.model import MAX_NEXT_LENGTH
 from tests.scenarios.measure import NAMED, Answer, answers
 from tests.scenarios.reports import reports
 
@@ -34,3 +36,12 @@ def test_most_reports_missing_a_piece_are_right_or_name_the_cause() -> None:
 def test_few_reports_missing_a_piece_are_wrong_or_certainly_wrong() -> None:
     assert share(SHORTENED, lambda one: one.is_wrong) <= 0.05
     assert share(SHORTENED, lambda one: one.is_wrong and one.is_certain) <= 0.005
+
+
+def test_each_next_step_is_one_short_command_or_words() -> None:
+    """Not one of what any report, whole or with a piece removed, is answered by."""
+    for answer in GIVEN:
+        for step in filter(None, answer.steps):
+            assert step.text, answer.report
+            assert step.command is None or 0 < len(step.command) <= MAX_NEXT_LENGTH, (answer.report, step)
+            assert not re.search(r"[;\n]|&&|\|\|", step.command or ""), (answer.report, step)

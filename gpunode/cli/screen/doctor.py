@@ -29,7 +29,8 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, OpenQuestion, Rule
+    from gpunode.diagnoses.commands import Command
+    from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, NextStep, OpenQuestion, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examination
@@ -86,8 +87,6 @@ _RELATED = 8
 _PASSAGE = 400
 _PAGE = 100
 _LONGEST = 2000
-# Of the first answer, a command of more than two rows of a narrow terminal stands below its proof.
-_SHORT = 140
 _STYLES: dict[str, Style] = {
     "broken": "bad",
     "warning": "warn",
@@ -132,6 +131,9 @@ def diagnosis_lines(examined: Examination, *, verbose: bool) -> Iterator[Line]:
     if diagnosis.open_questions:
         yield from _question_lines(diagnosis.open_questions, display)
         yield BLANK
+    if diagnosis.unexplained:
+        yield from _unexplained_lines(diagnosis.unexplained, display)
+        yield BLANK
     if diagnosis.suspects:
         yield from _suspect_lines(diagnosis, display)
         yield BLANK
@@ -175,12 +177,15 @@ def _root_lines(
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
     yield line("  ", finding.summary, hang=2)
     if is_first:
-        yield from indent_lines([*_next_line(finding, _SHORT)], 2)
+        yield from indent_lines([_next_line(finding.next_step)], 2)
     yield from _citation_lines(
         finding.citations, telling_words(finding.summary, finding.title), display, indent=2, heading="proof"
     )
     yield from _ruled_out_lines(finding.ruled_out, display)
     yield from _consequence_lines(consequences, display)
+    if finding.look_at:
+        yield _heading_line("to be sure, look at")
+        yield from indent_lines([_command_line(command) for command in finding.look_at], 4)
     yield from _remedy_lines(finding.remedy, DISRUPTIONS[finding.disruption])
 
 
@@ -262,7 +267,25 @@ def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[L
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
-        yield from indent_lines([_command_line(command) for command in suspect.look_at], 5)
+        yield from indent_lines([_command_line(command) for command in _suspect_commands(suspect)], 5)
+    if diagnosis.shared_steps:
+        yield from _remedy_lines(diagnosis.shared_steps, "the first steps are likely these, whichever it is")
+    if not diagnosis.roots and diagnosis.next_step is not None:
+        yield _next_line(diagnosis.next_step)
+
+
+def _suspect_commands(suspect: Suspect) -> tuple[Command, ...]:
+    """Return the commands that would decide; never none."""
+    told = suspect.next_step.command
+    return suspect.look_at or ((told,) if told else ())
+
+
+def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) -> Iterator[Line]:
+    yield line(span("also seen, not explained by this", "bold"))
+    for suspect in suspects:
+        yield from _citation_lines(suspect.citations[:1], frozenset(), display, indent=2)
+        yield line("    could be ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=6)
+        yield from indent_lines([_next_line(suspect.next_step)], 4)
 
 
 def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
@@ -310,18 +333,15 @@ def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
     yield line(span(f"{root.cause} {verb}", style), more, hang=2)
-    yield from _next_line(root)
+    yield _next_line(root.next_step)
     yield line("more:  ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
         yield line("       ", span("-v", "command"), f" shows how {count(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
-def _next_line(root: Finding, room: int = 0) -> Iterator[Line]:
-    """Yield the first step: its command if shorter than ``room``, else its text."""
-    for fix in root.remedy[:1]:
-        command = next((one for one in fix.commands[:1] if not room or len(one) <= room), "")
-        yield line("next:  ", *([span(command, "command")] if command else [span(fix.text)]), hang=7)
+def _next_line(step: NextStep) -> Line:
+    return line("next:  ", span(step.label, "command") if step.command else span(step.text), hang=7)
 
 
 def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:

@@ -52,6 +52,7 @@ def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
     if row.cause:
         likely = "" if row.confidence == "certain" else " (likely)"
         more = f"; also {join_names(row.other_causes)}" if row.other_causes else ""
+        more += f"; not explained by this, perhaps {join_names(row.unexplained)}" if row.unexplained else ""
         return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
     if row.unknown:
         return (row.unknown[0],)

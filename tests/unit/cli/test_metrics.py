@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode import __version__
 from gpunode.cli.monitoring import render_metrics
-from gpunode.diagnoses.model import Diagnosis, Finding, OpenQuestion
+from gpunode.diagnoses.model import Diagnosis, Finding, OpenQuestion, Suspect
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.unit.workflow.test_fleet import NOUVEAU
@@ -39,6 +39,13 @@ def test_metrics_show_findings_and_version() -> None:
     found = [labels for name, labels, value in samples(SICK) if name == "gpunode_doctor_finding" and value == 1]
     assert {"cause": "nouveau-bound", "layer": "kernel", "severity": "error", "root_cause": "true"} in found
     assert ("gpunode_doctor_info", {"version": __version__}, 1.0) in samples(SICK)
+
+
+def test_failure_without_an_explanation_is_a_metric_of_its_own() -> None:
+    assert not [name for name, *_ in samples(SICK) if name == "gpunode_doctor_unexplained"]
+    left = replace(SICK.diagnosis, unexplained=(Suspect("toolkit-not-installed", "no toolkit", (), ()),))
+    found = samples(replace(SICK, diagnosis=left))
+    assert ("gpunode_doctor_unexplained", {"cause": "toolkit-not-installed"}, 1.0) in found
 
 
 def test_healthy_metric_is_1_only_for_a_healthy_node() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli import CommandExit, monitoring
-from gpunode.diagnoses.model import Diagnosis, OpenQuestion
+from gpunode.diagnoses.model import Diagnosis, OpenQuestion, Suspect
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examination, diagnose_evidence
@@ -37,6 +37,9 @@ def run_check(examined: Examination | Exception, capsys: pytest.CaptureFixture[s
 def test_npd_status_is_0_healthy_1_problem_2_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     status, message = run_check(SICK, capsys)
     assert (status, message) == (1, "nouveau-bound: nouveau owns the GPU\n")
+    left = replace(SICK.diagnosis, unexplained=(Suspect("toolkit-not-installed", "no toolkit", (), ()),))
+    status, message = run_check(replace(SICK, diagnosis=left), capsys)
+    assert (status, message) == (1, "nouveau-bound (and 1 more): nouveau owns the GPU\n")
     assert run_check(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
     status, message = run_check(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
     assert (status, message) == (2, "undetermined: why?\n")

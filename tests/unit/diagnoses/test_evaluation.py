@@ -6,10 +6,11 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.evaluation import evaluate_rule, find_suspects
+from gpunode.diagnoses.evaluation import evaluate_rule
 from gpunode.diagnoses.model import Rule
 from gpunode.diagnoses.signs import all_of, any_of, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
+from gpunode.diagnoses.suspects import find_suspects
 from gpunode.facts import pasted
 
 DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (

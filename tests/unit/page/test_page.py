@@ -120,8 +120,9 @@ def test_root_cause_is_on_top_with_layer_evidence_and_command() -> None:
         "root cause",
         "<h1",
         "nouveau owns the GPU",
-        'class="broken"',
+        "next: ",
         "sudo gpunode setup --only nouveau",
+        'class="broken"',
         "<mark>",
     ]
     places = [text.index(part, text.index("<body")) for part in order]

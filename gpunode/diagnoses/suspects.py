@@ -1,0 +1,244 @@
+"""Rank the causes that no sign decides for, and tell where the ranking itself gives an answer. Pure.
+
+A cause's odds grow with each symptom (the more, the fewer causes share it), with context that only its reports have,
+with an answer among the evidence to what would decide for it, with how often people report it, and with how its
+reports read. ``tests/scenarios/promotion.py`` learns the limits; see docs/explanation/how-doctor-decides.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from math import exp, log, sqrt
+from typing import Final
+
+from gpunode.diagnoses import look_at, prose
+from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
+from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
+from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver
+from gpunode.facts.patterns import Pattern
+
+MAX_SUSPECTS: Final = 3
+# Of suspects that share a step.
+_FEWEST: Final = 2
+# In logarithms of odds.
+_SYMPTOM_WEIGHT: Final = 3.2
+_CONTEXT_WEIGHT: Final = 3.2
+_ANSWER_WEIGHT: Final = 1.2
+_SHARE_WEIGHT: Final = 0.2
+_SIMILARITY_WEIGHT: Final = 0.15
+# Unrelated texts reach as much.
+_MIN_SIMILARITY: Final = 0.25
+# The first suspect is the answer from this probability on; several give their common first step from that one on.
+# ``python -m tests.scenarios.promotion`` prints both; ALONE is raised above it until no look-alike of the unit cases is
+# answered.
+ALONE: Final = 0.95
+TOGETHER: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSuspect:
+    """A suspect and what speaks for it.
+
+    Attributes:
+        probability: among all suspects.
+        similarity: of the evidence's words to the reports of the cause; below 0 they speak against it.
+        is_distinct: what is shown belongs to this cause alone, or answers what would decide for it.
+        is_shown: a program's own line is among its symptoms.
+    """
+
+    suspect: Suspect
+    probability: float
+    similarity: float
+    is_distinct: bool
+    is_shown: bool
+
+    @property
+    def may_stand_alone(self) -> bool:
+        """True if a failure is shown, it has a reason of its own, and the evidence reads like its reports."""
+        return self.is_distinct and self.is_shown and self.similarity >= 0
+
+    @property
+    def stands_alone(self) -> bool:
+        """True if it is the answer, being far ahead of all others as well."""
+        return self.may_stand_alone and self.probability >= ALONE
+
+
+def rank_suspects(
+    rules: Mapping[str, Rule],
+    snapshot: Snapshot,
+    findings: Iterable[Finding],
+    report_words: ReportWords | None = None,
+) -> tuple[RankedSuspect, ...]:
+    """Return the causes of what no finding explains, most likely first.
+
+    For a pasted report, similarity to ``report_words`` (by default the project's collection) and context count as
+    well, since its author selected what to show.
+    """
+    is_chosen = not is_examined(snapshot)
+    explained = explained_causes(rules, findings)
+    cause_counts = count_sharers(rules)
+    similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
+    is_well = driver.works(snapshot)
+    found: list[tuple[float, Suspect, float, bool, bool]] = []
+    for cause, rule in rules.items():
+        if cause in explained or is_ruled_out(rule, snapshot):
+            continue
+        seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
+        context = snapshot.view(rule.context) if seen or is_chosen else ()
+        told = _prose_lines(rule, snapshot)
+        alike = similarity.get(cause, 0.0)
+        if not (seen or context or told or (alike > _MIN_SIMILARITY and not is_well)):
+            continue
+        asked = look_at.drop_answered(snapshot, rule.look_at)
+        is_answered = len(asked) < len(rule.look_at)
+        symptoms = tuple(line for sign in seen for line in snapshot.view(sign))
+        score = (
+            _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
+            + _CONTEXT_WEIGHT * bool(context)
+            + _ANSWER_WEIGHT * is_answered
+            + _SHARE_WEIGHT * log(rule.share)
+            + _SIMILARITY_WEIGHT * alike
+        )
+        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*symptoms, *told, *context))), asked)
+        is_distinct = is_answered or bool(prose.without_prose(snapshot, context))
+        found.append((score, suspect, alike, is_distinct, bool(prose.without_prose(snapshot, symptoms))))
+    found.sort(key=lambda one: -one[0])
+    total = sum(exp(score) for score, *_ in found)
+    return tuple(
+        RankedSuspect(suspect, exp(score) / total, alike, is_distinct, is_shown)
+        for score, suspect, alike, is_distinct, is_shown in found
+    )
+
+
+def find_suspects(
+    rules: Mapping[str, Rule],
+    snapshot: Snapshot,
+    findings: Iterable[Finding],
+    report_words: ReportWords | None = None,
+) -> tuple[Suspect, ...]:
+    """Return the most likely causes of what no finding explains, most likely first."""
+    ranked = rank_suspects(rules, snapshot, findings, report_words)
+    return tuple(one.suspect for one in ranked[:MAX_SUSPECTS])
+
+
+def find_shared_steps(
+    ranked: Sequence[RankedSuspect], remedy_of: Callable[[str], Sequence[Fix]]
+) -> tuple[tuple[Fix, ...], float]:
+    """Return the first steps that the leading suspects share, and the probability that one of them it is.
+
+    Args:
+        ranked: the suspects, likeliest first; nothing is shared where no program's own line shows the first.
+        remedy_of: returns the steps for a cause.
+    """
+    leading = ranked[:MAX_SUSPECTS] if ranked and ranked[0].is_shown else ()
+    remedies = [remedy_of(one.suspect.cause) for one in leading]
+    sharing = list(takewhile(lambda one: _count_shared((one, remedies[0])), remedies))
+    if len(sharing) < _FEWEST:
+        return (), 0.0
+    steps = tuple(sharing[0][: _count_shared(sharing)])
+    return steps, sum(one.probability for one in leading[: len(sharing)])
+
+
+def _count_shared(remedies: Iterable[Sequence[Fix]]) -> int:
+    """Return how many steps the remedies share from their beginning."""
+    return sum(1 for _ in takewhile(_are_same, zip(*remedies, strict=False)))
+
+
+def _are_same(steps: Sequence[Fix]) -> bool:
+    """Return whether all type the same, or say the same where nothing is typed."""
+    kinds = {(one.kind, one.commands, "" if one.commands else one.text) for one in steps}
+    return len(kinds) == 1 and not any(one.when for one in steps)
+
+
+def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Suspect, ...]:
+    """Return the likeliest cause of each failure that no finding explains, with the lines that show it.
+
+    A symptom is explained if a finding cites its line, if a found cause shows it, or if the most frequent cause of it
+    follows from a found one.
+    """
+    findings = tuple(findings)
+    explained, counts = explained_causes(rules, findings), count_sharers(rules)
+    known = {line for one in findings for line in one.citations}
+    known |= {line for one in findings for sign in rules[one.cause].symptoms for line in snapshot.view(sign)}
+    able = [rule for cause, rule in rules.items() if cause not in explained]
+    left = {
+        sign: lines
+        for sign in counts
+        if (lines := _failures(snapshot, sign, known)) and _usual_cause(sign, rules, snapshot) not in explained
+    }
+    found: list[Suspect] = []
+    while left and len(found) < MAX_SUSPECTS:
+        able = [rule for rule in able if not left.keys().isdisjoint(rule.symptoms) and not is_ruled_out(rule, snapshot)]
+        if not able:
+            break
+        rule = max(able, key=lambda one: _weigh_rule(one, snapshot, left, counts))
+        lines = tuple(dict.fromkeys(line for sign in rule.symptoms for line in left.get(sign, ())))
+        found.append(Suspect(rule.cause, rule.title, lines, look_at.drop_answered(snapshot, rule.look_at)))
+        rest = {sign: tuple(line for line in seen if line not in lines) for sign, seen in left.items()}
+        left = {sign: seen for sign, seen in rest.items() if seen}
+    return tuple(found)
+
+
+# Settings and tables have the words of many a symptom, and tell of no failure.
+_FAILS: Final = Pattern(
+    r"\b(?:errors?|exception|fail(?:s|ed|ure)?|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded)"
+    r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such|xid)\b",
+    re.IGNORECASE,
+)
+
+
+def _failures(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:
+    """Return the lines of the sign that programs wrote about a failure, without the known ones."""
+    lines = (line for line in snapshot.view(sign) if line.line_number and line not in known)
+    return prose.without_prose(snapshot, (line for line in lines if _FAILS.search(line.line)))
+
+
+def _usual_cause(sign: Sign, rules: Mapping[str, Rule], snapshot: Snapshot) -> str:
+    """Return the most frequent cause of the symptom, among those that nothing rules out."""
+    able = [rule for rule in rules.values() if sign in rule.symptoms and not is_ruled_out(rule, snapshot)]
+    return max(able, key=lambda rule: rule.share).cause if able else ""
+
+
+def _weigh_rule(
+    rule: Rule, snapshot: Snapshot, left: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]
+) -> float:
+    shown = _weigh_symptoms({sign: left[sign] for sign in rule.symptoms if sign in left}, counts)
+    return _SYMPTOM_WEIGHT * shown + _CONTEXT_WEIGHT * bool(snapshot.view(rule.context)) + log(rule.share)
+
+
+def _weigh_symptoms(seen: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]) -> float:
+    """Return the weight of these symptoms of a cause; a line counts once, as the rarest symptom that it shows."""
+    counted = set[Citation]()
+    weight = 0.0
+    for sign in sorted(seen, key=counts.__getitem__):
+        if not counted.issuperset(seen[sign]):
+            weight += 1 / sqrt(counts[sign])
+            counted.update(seen[sign])
+    return weight
+
+
+def explained_causes(rules: Mapping[str, Rule], findings: Iterable[Finding]) -> frozenset[str]:
+    """Return the found causes, and those that follow from a fault among them."""
+    found = [(one, rules[one.cause].explains) for one in findings]
+    return frozenset().union(*({one.cause} | (more if one.severity != "info" else frozenset()) for one, more in found))
+
+
+def count_sharers(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
+    """Return the number of causes that show each symptom."""
+    return Counter(sign for rule in rules.values() for sign in rule.symptoms)
+
+
+def _prose_lines(rule: Rule, snapshot: Snapshot) -> list[Citation]:
+    """Return what people's own sentences say of the cause."""
+    told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
+    return [line for line in told if prose.cites_prose(snapshot, line)]
+
+
+def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
+    return extract_words(f"{item.written}\n{item.text}" for item in snapshot.items)

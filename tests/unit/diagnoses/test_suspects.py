@@ -1,0 +1,84 @@
+"""The likeliest causes where no sign decides, the answer where one stands alone, and what a found fault leaves over."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose, suspects
+from gpunode.diagnoses.look_at import is_answered
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.facts import pasted
+from tests.scenarios.reports import diagnosis, reports
+
+LOST = ("dmesg", "[ 100.1] NVRM: Xid (PCI:0000:01:00): 79, pid=1204, name=python, GPU has fallen off the bus.")
+NO_DRIVER_OF_DOCKER = (
+    "docker run --rm --gpus all ubuntu nvidia-smi",
+    'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+)
+MISMATCH = ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161")
+LOADED = (
+    "cat /proc/driver/nvidia/version",
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 15:37:48 UTC 2023",
+)
+
+
+def of(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
+
+
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    [(NO_DRIVER_OF_DOCKER, "toolkit-not-installed"), (MISMATCH, "driver-library-mismatch-reboot-pending")],
+)
+def test_failure_beside_a_decided_root_is_listed(other: tuple[str, str], cause: str) -> None:
+    found = of(LOST, other)
+    assert [one.cause for one in found.roots] == ["gpu-fallen-off-bus"]
+    (left,) = found.unexplained
+    assert left.cause == cause
+    assert left.next_step.command
+    assert all(citation.line in other[1] for citation in left.citations)
+    assert other[1].split("\n")[0] not in str(found.roots[0].ruled_out)
+
+
+def test_consequence_of_a_root_is_not_listed_as_unexplained() -> None:
+    assert of(LOST, ("nvidia-smi", "No devices were found")).unexplained == ()
+    assert of(LOST).unexplained == ()
+
+
+def test_missing_toolkit_is_suspected_before_a_snap() -> None:
+    found = of(NO_DRIVER_OF_DOCKER)
+    assert found.suspects[0].cause == "toolkit-not-installed"
+
+
+def test_suspects_with_the_same_first_steps_print_them() -> None:
+    found = of(MISMATCH, LOADED)
+    assert not found.roots
+    assert [fix.kind for fix in found.shared_steps][:1] == ["drain"]
+    assert found.next_step is not None
+    assert found.next_step.command == "modinfo -F version nvidia"
+
+
+def test_pasted_answer_is_never_asked_for() -> None:
+    found = of(MISMATCH, LOADED)
+    assert LOADED[0] not in [command for one in found.suspects for command in one.look_at]
+    node = take_snapshot(pasted.collect_pieces([LOADED, ("sudo dmesg -T | grep -i nvrm", "NVRM: loading")]))
+    assert is_answered(node, "dmesg | grep -i nvrm | grep Xid")
+    assert not is_answered(node, "dmesg | grep -i pcie")
+    assert not is_answered(node, "nvidia-smi")
+
+
+def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
+    report = next(one for one in reports() if one.name == "sharing/slicing-operator-default-not-taken")
+    found = diagnosis(report.evidence[1:])
+    (root,) = found.roots
+    assert (root.cause, root.confidence, root.basis) == (report.cause, "likely", "ranking")
+    assert root.look_at
+    assert root.next_step.command == root.look_at[0]
+    assert report.cause not in [one.cause for one in found.suspects]
+
+
+def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "ALONE", 0.0)
+    for pieces in ((LOST,), (LOST, NO_DRIVER_OF_DOCKER)):
+        assert all(one.basis == "signs" for one in of(*pieces).findings)
