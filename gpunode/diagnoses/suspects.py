@@ -49,7 +49,7 @@ class RankedSuspect:
         probability: among all suspects.
         similarity: of the evidence's words to the reports of the cause; below 0 they speak against it.
         is_distinct: what is shown belongs to this cause alone, or answers what would decide for it.
-        is_shown: a program's own line is among its symptoms.
+        is_shown: a program's own line about a failure is among its symptoms.
     """
 
     suspect: Suspect
@@ -107,7 +107,8 @@ def rank_suspects(
         )
         suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*symptoms, *told, *context))), asked)
         is_distinct = is_answered or bool(prose.without_prose(snapshot, context))
-        found.append((score, suspect, alike, is_distinct, bool(prose.without_prose(snapshot, symptoms))))
+        is_shown = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, symptoms))
+        found.append((score, suspect, alike, is_distinct, is_shown))
     found.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in found)
     return tuple(
