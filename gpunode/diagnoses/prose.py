@@ -121,10 +121,10 @@ class _ProseLines:
         if not 0 < number <= len(self._lines):
             return False
         line = self._lines[number - 1]
-        if line.startswith(">") and number in self._quotations:
+        if line.startswith(">") and number in self._quoted_lines:
             return True
         sentence = _LEAD.sub("", line, 1)
-        if not sentence.strip() or _MACHINE.match(sentence) or number in self._fenced:
+        if not sentence.strip() or _MACHINE.match(sentence) or number in self._fenced_lines:
             return False
         if has_author(sentence):
             return True
@@ -132,14 +132,14 @@ class _ProseLines:
         return None if before and not before.endswith(_ENDS_SENTENCE) else False
 
     @cached_property
-    def _fenced(self) -> frozenset[int]:
+    def _fenced_lines(self) -> frozenset[int]:
         """The numbers of the lines between Markdown's fences: they are pasted."""
         fences = [number for number, line in enumerate(self._lines, 1) if _FENCE.match(line)]
         pairs = zip(fences[::2], fences[1::2], strict=False)
         return frozenset(number for first, last in pairs for number in range(first, last))
 
     @cached_property
-    def _quotations(self) -> frozenset[int]:
+    def _quoted_lines(self) -> frozenset[int]:
         """The numbers of the lines that quote somebody who is named above them."""
         found = set[int]()
         is_named, above = False, ""

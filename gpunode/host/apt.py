@@ -165,7 +165,7 @@ class Apt:
             return None
         return parse_simulation(_decode_text(finished.stdout), _decode_text(finished.stderr), ok=finished.ok)
 
-    def offered(self, packages: Collection[PackageId]) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId]) -> Mapping[PackageId, frozenset[str]]:
         """Return the versions of each package in the index, without those that are only installed."""
         if not packages:
             return {}

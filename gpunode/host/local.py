@@ -150,9 +150,9 @@ class LocalHost:
             return simulate_in_root(self.root, changes)
         return self.packages.simulate(changes)
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Return the versions of each package in the index."""
-        return self.packages.offered(packages)
+        return self.packages.list_offered_versions(packages)
 
     def workloads(self) -> Workloads:
         """Return the running GPU processes and containers; none in an image."""

@@ -159,7 +159,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Return the versions of each package that its archives have now."""
         ...
 
@@ -200,7 +200,7 @@ class PackageManager(Protocol):
         """Simulate ``transact`` without any lock; return None without the package manager."""
         ...
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Return the versions of each package that its archives have now."""
         ...
 

@@ -86,7 +86,7 @@ class RehearsalHost:
             raise Conflict(f"{change.path} has changed since it was planned", why="another program wrote it meanwhile")
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Return nothing: a capture has no archives."""
         del packages
         return {}

@@ -103,7 +103,7 @@ RUN_DRIVER = Step("run-driver", ".run driver", "sources", plan_run_driver, for_d
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
-    why="it is in /usr/bin (nvidia-installer, nvidia-uninstall); two drivers in the same places do not work",
+    why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
     hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
     "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
 )

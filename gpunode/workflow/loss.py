@@ -15,25 +15,27 @@ from gpunode.packages import system
 from gpunode.packages.simulation import is_removal, was_installed
 from gpunode.workflow.converge import StagePlan
 
-Offered: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
+VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
 _ASKED_BESIDE = 30
 
 
-def archive_lookup(host: HostView, facts: Facts) -> Offered:
+def archive_lookup(host: HostView, facts: Facts) -> VersionLookup:
     """Return what asks the package index of ``host`` by looking alone; a capture has none."""
 
-    def offered(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
+    def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         answer = host.look(system(facts).archives_of(packages))
         versions: dict[PackageId, list[str]] = {}
         for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
             versions.setdefault(PackageId.of(name), []).append(version)
         return versions
 
-    return offered
+    return list_offered_versions
 
 
-def lost_packages(plans: Sequence[StagePlan], facts: Facts, offered: Offered) -> tuple[PackageChange, ...] | None:
+def lost_packages(
+    plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup
+) -> tuple[PackageChange, ...] | None:
     """Return the purges of packages that no archive has, in whatever version; None where there is no package index.
 
     Such as a package that somebody built, or got as a file: a rollback could not bring it back.
@@ -43,7 +45,7 @@ def lost_packages(plans: Sequence[StagePlan], facts: Facts, offered: Offered) ->
         return ()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
     beside = islice(sorted(installed), _ASKED_BESIDE)
-    found = offered(dict.fromkeys((*(change.id for change in purges), *beside)))
+    found = list_offered_versions(dict.fromkeys((*(change.id for change in purges), *beside)))
     return tuple(change for change in purges if not found.get(change.id)) if found else None
 
 

@@ -112,7 +112,7 @@ def setup(
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
     preview = _preview(recipe, facts, host, options)
-    lost = lost_packages(preview, facts, host.offered)
+    lost = lost_packages(preview, facts, host.list_offered_versions)
     if not options.allow_loss:
         refuse_loss(lost)
     left = find_backlog(store, facts)
@@ -244,7 +244,7 @@ class _SetupRun:
         self._refuse_unagreed_removals(exact, system(facts).manager)
         if not self.knows_losses and not self.options.allow_loss:
             # There was no package index when the plan was made.
-            refuse_loss(lost_packages([exact], facts, self.host.offered))
+            refuse_loss(lost_packages([exact], facts, self.host.list_offered_versions))
         return with_origins(exact, self.host, facts)
 
     def _refuse_unagreed_removals(self, exact: StagePlan, manager: str) -> None:

@@ -411,7 +411,7 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
     coming = [change for change in changes if _is_fetched(change)]
-    offered = host.offered([change.id for change in coming])
+    offered = host.list_offered_versions([change.id for change in coming])
     gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()

@@ -91,7 +91,7 @@ class MemoryNode(RehearsalHost):
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         return obey(tuple(change for change in changes if not change.is_mark))
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         return {one: self.versions[one] for one in packages if one in self.versions}
 
     def apply(self, changes: Sequence[Change], /) -> None:

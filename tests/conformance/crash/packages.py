@@ -28,7 +28,7 @@ class FilePackages:
             tuple(Action(one.verb, one.id, versions.get(one.id, one.version), one.former) for one in wanted.actions)
         )
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Return the one version of each."""
         return {package: frozenset({_VERSION}) for package in packages}
 

@@ -90,7 +90,7 @@ class Machine(Node):
         if isinstance(changes[0], PackageChange):
             self.files.update(self.after_packages)
 
-    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+    def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         return {one: self.archives[str(one)] for one in packages if str(one) in self.archives}
 
     def workloads(self) -> Workloads:
