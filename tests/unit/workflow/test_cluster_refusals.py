@@ -260,6 +260,7 @@ def test_patch_refused_by_a_webhook_is_reported_and_the_rest_goes_on(server: Api
     assert not server.peek("RuntimeClass")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_sigint_stops_an_apply_between_two_changes(server: ApiServer, user: User) -> None:
     user.kubectl.intercept = intercept_once("apply", lambda: signal.raise_signal(signal.SIGINT))
     user.apply(check=130)
