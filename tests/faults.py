@@ -63,7 +63,7 @@ _SECURE_BOOT: Final = (
 )
 FAULTS: Final = (
     Fault("no-driver", "a fresh node: no driver was ever installed", ":", "driver-not-installed",
-          node="fresh", core=True),
+          node="fresh"),
     Fault("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "driver-module-not-loaded"),
     Fault("module-blacklisted", "somebody blacklisted the module", "modprobe -r nvidia; "
           "echo 'blacklist nvidia' > /etc/modprobe.d/site.conf", "driver-module-not-loaded"),

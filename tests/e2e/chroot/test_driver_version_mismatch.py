@@ -63,6 +63,7 @@ def test_library_of_another_version_is_aligned_with_the_driver(node: Chroot, ver
     heals(node, before)
 
 
+@pytest.mark.long
 def test_upgraded_libraries_go_back_to_the_module_version(node: Chroot) -> None:
     before = node.installed()
     node.run("apt-mark", "hold", MODULES)

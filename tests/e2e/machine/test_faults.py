@@ -48,9 +48,8 @@ def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
     run(["rm", "-rf", *(str(path) for path in machines.folder.glob("booted-*"))])
 
 
-@pytest.mark.parametrize(
-    "start", ["docker", *(pytest.param(start, marks=pytest.mark.long) for start in ("kubernetes", "containerd"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("start", ["docker", "kubernetes", "containerd"])
 def test_machine_after_setup_has_no_fault(booted: Boot, start: Start) -> None:
     with booted(start) as node:
         found = live.diagnose(node)
