@@ -19,7 +19,6 @@ class Release:
     Attributes:
         distribution: the ID of os-release(5).
         repository: NVIDIA's folder for it (``debian12``); empty where gpunode installs no driver.
-        own_branch: the driver branch of the release's own package; 0 where it has several, or none.
         ended: the packages of branches that NVIDIA's repository dropped.
         has_apt_key: whether it has the program apt-key.
     """
@@ -27,7 +26,6 @@ class Release:
     distribution: str
     version: str
     repository: str
-    own_branch: int
     ended: Mapping[int, str]
     has_apt_key: bool
 
@@ -50,7 +48,6 @@ def _release(distribution: str, version: str) -> Release | None:
         distribution=distribution,
         version=version,
         repository=found["repository"],
-        own_branch=int(found["own_branch"] or 0),
         ended={int(branch): name for branch, _, name in (part.partition(":") for part in found["ended"].split())},
         has_apt_key=found["apt_key"] == "yes",
     )

@@ -67,7 +67,7 @@ class SetupFlags:
     Attributes:
         lock_timeout_s: how long to wait for other programs at work on the node.
         resumes: the run to continue after its reboot; empty for a new request.
-        mok_password_file: whence the password of a Secure Boot enrolment comes; empty for a new one.
+        mok_password_file: the file with the password of a Secure Boot enrolment; empty for a new one.
     """
 
     yes: bool = False

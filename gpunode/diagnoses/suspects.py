@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import exp, log, sqrt
 from typing import Final
 
-from gpunode.diagnoses import look_at, prose
+from gpunode.diagnoses import look_at, prose, symptoms
 from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
@@ -97,7 +97,7 @@ def rank_suspects(
             continue
         asked = look_at.drop_answered(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
-        symptoms = tuple(line for sign in seen for line in snapshot.view(sign))
+        shown = tuple(line for sign in seen for line in snapshot.view(sign))
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
             + _CONTEXT_WEIGHT * bool(context)
@@ -105,9 +105,9 @@ def rank_suspects(
             + _SHARE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
-        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*symptoms, *told, *context))), asked)
+        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context))), asked)
         is_distinct = is_answered or bool(prose.without_prose(snapshot, context))
-        is_shown = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, symptoms))
+        is_shown = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, shown))
         found.append((score, suspect, alike, is_distinct, is_shown))
     found.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in found)
@@ -115,17 +115,6 @@ def rank_suspects(
         RankedSuspect(suspect, exp(score) / total, alike, is_distinct, is_shown)
         for score, suspect, alike, is_distinct, is_shown in found
     )
-
-
-def find_suspects(
-    rules: Mapping[str, Rule],
-    snapshot: Snapshot,
-    findings: Iterable[Finding],
-    report_words: ReportWords | None = None,
-) -> tuple[Suspect, ...]:
-    """Return the most likely causes of what no finding explains, most likely first."""
-    ranked = rank_suspects(rules, snapshot, findings, report_words)
-    return tuple(one.suspect for one in ranked[:MAX_SUSPECTS])
 
 
 def find_shared_steps(
@@ -187,11 +176,7 @@ def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: It
 
 
 # Settings and tables have the words of many a symptom, and tell of no failure.
-_FAILS: Final = Pattern(
-    r"\b(?:errors?|exception|fail(?:s|ed|ure)?|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded)"
-    r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such|xid)\b",
-    re.IGNORECASE,
-)
+_FAILS: Final = Pattern(rf"\b(?:{symptoms.FAILURE_WORDS}|xid)\b", re.IGNORECASE)
 
 
 def _failures(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:

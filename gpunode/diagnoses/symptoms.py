@@ -21,10 +21,14 @@ from gpunode.facts.patterns import Pattern
 NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
 CONTAINER_WORKS: Final = custom_sign(driver.container_successes)
+# What programs write when something fails.
+FAILURE_WORDS: Final = (
+    r"errors?|exception|fail(?:s|ed|ure)?|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded)"
+    r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such"
+)
 _FAILURE: Final = Pattern(
-    r"\b(?:errors?|exception|fail\w*|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded|working)"
-    r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such|pending|crashloop\w*|false"
-    r"|out of memory|hangs?|slow(?!down)\w*|stuck|does(?: not|n't)|won't|problem|why)\b",
+    rf"\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*|stuck"
+    r"|does(?: not|n't)|won't|problem|why)\b",
     re.IGNORECASE,
 )
 ALL_WELL: Final = predicate(

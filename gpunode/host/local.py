@@ -75,7 +75,7 @@ class LocalHost:
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
         self.mok_password_file = ""
-        """Whence the one-time password of a key's enrolment comes; empty to make one and show it on the terminal."""
+        """The file with the one-time password of a key's enrolment; empty to make one and show it on the terminal."""
         self._mok_password = ""
 
     @cached_property

@@ -80,7 +80,7 @@ def _read_password(path: str) -> str:
         os.close(descriptor)
         raise Refused(
             f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
-            why="whoever reads the password can enrol a key of his own at the console",
+            why="whoever reads the password can enrol another key at the console",
             hint=_HINT_FILE,
         )
     os.set_blocking(descriptor, True)

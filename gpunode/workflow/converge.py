@@ -275,9 +275,9 @@ def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
     if not any(_may_take_gpus(change) for change in plan.changes):
         return plan
-    from gpunode.steps.gpu_services import GPU_RELEASE, plan_release  # a first setup has nothing to take
+    from gpunode.steps.gpu_services import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
 
-    release = plan_release(plan.changes, facts)
+    release = plan_gpu_services(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
 

@@ -12,7 +12,6 @@ from typing import Final
 from gpunode.change import (
     GPU_SERVICES,
     Change,
-    FileChange,
     MigChange,
     PackageChange,
     ServiceChange,
@@ -26,12 +25,12 @@ from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.gpu_services import Taking, find_taking
+from gpunode.steps.gpu_services import GpuLoss, find_gpu_loss
 from gpunode.workflow import mig_layouts
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.undo import any_replaced
 
-_DOING: Final[dict[Taking, str]] = {
+_DOING: Final[dict[GpuLoss, str]] = {
     "driver": "take the driver away from",
     "layout": "change the MIG layout under",
     "mps": "stop the MPS daemon, and so perhaps end",
@@ -50,19 +49,19 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
     Raises:
         DrainRequired: such programs are counted and named, with what ends each kind.
     """
-    taking = find_taking(changes) or find_taking([FileChange("", None, None, frozenset(owed))])
-    if taking is None:
+    loss = find_gpu_loss(changes, owed)
+    if loss is None:
         return
-    divided = [change.gpu for change in MigChange.among(changes)] if taking == "layout" else []
-    pids, pods = (frozenset(), ()) if taking == "mps" else mig_layouts.find_gpu_users(host, divided)
+    divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
+    pids, pods = (frozenset(), ()) if loss == "mps" else mig_layouts.find_gpu_users(host, divided)
     found = {client.pid: client for client in host.workloads().gpu}
     # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
-    users = pids if taking == "layout" else {*pids, *found}
+    users = pids if loss == "layout" else {*pids, *found}
     stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
     every = (found.get(pid, GpuClient(pid)) for pid in sorted(users))
-    clients = [client for client in every if not _is_expected(client, taking, stopped)]
+    clients = [client for client in every if not _is_expected(client, loss, stopped)]
     if clients:
-        raise drain_error(_DOING[taking], "process", clients, dict.fromkeys(map(_advise, clients)))
+        raise drain_error(_DOING[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
@@ -71,10 +70,10 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
         )
 
 
-def _is_expected(client: GpuClient, taking: Taking, stopped: Collection[str]) -> bool:
+def _is_expected(client: GpuClient, loss: GpuLoss, stopped: Collection[str]) -> bool:
     """Return whether a client ends with the units ``stopped``, or takes no part in what ends."""
     is_no_work = client.unit in GPU_SERVICES or _MPS_DAEMON in client.command
-    return client.unit in stopped or (taking == "mps" and is_no_work)
+    return client.unit in stopped or (loss == "mps" and is_no_work)
 
 
 def _advise(client: GpuClient) -> str:

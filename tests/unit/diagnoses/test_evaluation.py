@@ -10,7 +10,7 @@ from gpunode.diagnoses.evaluation import evaluate_rule
 from gpunode.diagnoses.model import Rule
 from gpunode.diagnoses.signs import all_of, any_of, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.suspects import find_suspects
+from gpunode.diagnoses.suspects import rank_suspects
 from gpunode.facts import pasted
 
 DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (
@@ -68,17 +68,17 @@ def test_suspect_with_the_rarer_symptom_ranks_first() -> None:
         one.cause: one
         for one in (rule("a"), rule("b"), rule("c", symptoms=(rare,)), rule("d", symptoms=(message_line("unseen"),)))
     }
-    found = find_suspects(rules, node("third", "rare"), ())
+    found = [one.suspect for one in rank_suspects(rules, node("third", "rare"), ())]
     assert [one.cause for one in found] == ["c", "a", "b"]
     assert found[0].look_at == ("look",)
     assert [one.line for one in found[0].citations] == ["rare sign"]
-    assert not find_suspects(rules, node("third", "rare", "no"), ())
+    assert not rank_suspects(rules, node("third", "rare", "no"), ())
 
 
 def test_context_makes_a_suspect_and_ranks_it_higher() -> None:
     rules = {one.cause: one for one in (rule("a", context=message_line("unseen")), rule("b"))}
-    assert [one.cause for one in find_suspects(rules, node("third"), ())] == ["a", "b"]
-    assert [one.cause for one in find_suspects(rules, node("third", "by"), ())] == ["b", "a"]
+    assert [one.suspect.cause for one in rank_suspects(rules, node("third"), ())] == ["a", "b"]
+    assert [one.suspect.cause for one in rank_suspects(rules, node("third", "by"), ())] == ["b", "a"]
 
 
 def test_combined_signs_follow_boolean_logic() -> None:

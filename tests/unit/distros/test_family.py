@@ -62,10 +62,9 @@ def test_release_row_is_complete(row: Mapping[str, str]) -> None:
         assert cuda_repository(distro(row["distribution"], row["version"]), "amd64") is not None
         assert family(distro(row["distribution"], row["version"])) is not None
     if row["derivative_of"]:
-        assert not any(row[key] for key in ("repository", "own_branch", "ended", "apt_key"))
+        assert not any(row[key] for key in ("repository", "ended", "apt_key"))
     else:
         assert row["apt_key"] in {"yes", "no"}
-        assert found.own_branch or row["distribution"] != "debian"
 
 
 def test_every_repository_belongs_to_a_release() -> None:

@@ -34,7 +34,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.daemons import MPS_SERVICE
-from gpunode.steps.gpu_services import find_taking, plan_pauses
+from gpunode.steps.gpu_services import find_gpu_loss, plan_pauses
 from gpunode.workflow.converge import plan_stage, project_stage
 from gpunode.workflow.disruption import refuse_gpu_clients, refuse_setup
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
@@ -71,7 +71,7 @@ class Busy(RehearsalHost):
 
 
 @pytest.mark.parametrize(
-    ("change", "taking"),
+    ("change", "loss"),
     [
         (UPGRADE, "driver"),
         (package("nvidia-kernel-open-dkms", "580.95.05-1"), "driver"),
@@ -88,8 +88,8 @@ class Busy(RehearsalHost):
         (OTHER, None),
     ],
 )
-def test_change_takes_the_gpu_from_its_users(change: Change, taking: str | None) -> None:
-    assert find_taking([change]) == taking
+def test_change_takes_the_gpu_from_its_users(change: Change, loss: str | None) -> None:
+    assert find_gpu_loss([change]) == loss
 
 
 def test_services_stop_against_the_order_in_which_they_start() -> None:
