@@ -79,6 +79,14 @@ def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
 
 
 def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = next(one for one in reports() if one.name == "modules/container-without-driver-module")
+    alone = [(one["source"], one["text"]) for one in (report.evidence[0], *report.evidence[2:])]
+    manager = (
+        "systemctl status nvidia-fabricmanager",
+        "Active: failed\nnv-fabricmanager[1]: NVSwitch devices not found",
+    )
+    assert [one.basis for one in of(*alone).findings] == ["ranking"]
+    assert [one.basis for one in of(*alone, manager).findings] == ["signs"]
     monkeypatch.setattr(suspects, "ALONE", 0.0)
     for pieces in ((LOST,), (LOST, NO_DRIVER_OF_DOCKER)):
         assert all(one.basis == "signs" for one in of(*pieces).findings)

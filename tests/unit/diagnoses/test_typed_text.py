@@ -36,6 +36,13 @@ def test_message_of_a_program_counts_wherever_it_was_pasted(source: str, text: s
     assert [one.cause for one in diagnose_pieces((source, text)).roots] == ["gpu-fallen-off-bus"]
 
 
+@pytest.mark.parametrize("author", ["Anna Berg wrote:", "Am 3. Mai schrieb Jan:", "张伟 写道："])
+def test_quotation_of_a_named_person_is_of_another_node(author: str) -> None:
+    quoted = f"> we had this\n> {XID}\n\nOurs is fine."
+    assert not diagnose_pieces(("mail", f"{author}\n{quoted}")).findings
+    assert diagnose_pieces(("mail", f"On the node\n{quoted}")).findings
+
+
 @pytest.mark.parametrize(
     "source", ["history", "history | tail", "cat ~/.bash_history", "fc -l", "/root/.zsh_history", "shell history"]
 )
