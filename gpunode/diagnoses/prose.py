@@ -64,7 +64,8 @@ _QUOTING: Final = Pattern(r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“�
 _SIGNS_OF_AUTHOR: Final = (_SPEAKING, _ASKING, _DENYING, _SUPPOSING, _TELLING)
 # What mail programs and forums put above the words of another.
 _ATTRIBUTION: Final = Pattern(
-    r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)\s*[:：]\s*$",
+    r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
+    r"\s*[:：]\s*$",
     re.IGNORECASE,
 )
 _FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
