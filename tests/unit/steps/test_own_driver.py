@@ -136,6 +136,12 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: {}\nComponents
         (STANZA.format("bookworm bookworm-updates", "main"), "contrib and non-free and non-free-firmware"),
         (STANZA.format("bookworm", "main contrib non-free"), "non-free-firmware"),
         (STANZA.format("bookworm", "main contrib non-free non-free-firmware"), ""),
+        # An entry for source packages brings no driver.
+        (
+            STANZA.format("bookworm", "main")
+            + STANZA.format("bookworm", "main contrib non-free non-free-firmware").replace("deb", "deb-src", 1),
+            "contrib and non-free and non-free-firmware",
+        ),
         (STANZA.format("bookworm-backports", "main"), ""),
         ("deb http://127.0.0.1/flat/ /\n", ""),
     ],
