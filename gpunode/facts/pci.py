@@ -9,6 +9,7 @@ from gpunode.facts.evidence import Found
 from gpunode.facts.model import PciDevice
 from gpunode.facts.patterns import Pattern
 
+MELLANOX = "15b3"
 _ADDRESS = Pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ID = Pattern(r"\[([0-9a-f]{4})\]\Z")
 
