@@ -69,8 +69,8 @@ class Fabric:
 def find_fabric(facts: Facts) -> Fabric | None:
     """Return what joins this machine's GPUs; None for GPUs without switches.
 
-    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which say so, and the GPU's
-    board tells as well: its modules are sold on such boards alone.
+    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which say so. The GPU
+    tells as well: its modules are sold on such boards alone.
     """
     devices = known(facts.devices, ())
     switches = [
