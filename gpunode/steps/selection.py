@@ -83,6 +83,8 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return found
     if isinstance(chosen, Refusal):
         return chosen
+    if refused := _refuse_mixture(found, chosen, facts):
+        return refused
     if awaits_enrolment(recipe, facts):
         return Planned((), WAITS, later=True)
     if chosen.source == "nvidia":
@@ -93,6 +95,47 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         found, chosen, known(facts.kernels, Kernels(None, ())), known(facts.packages, {})
     )
     return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
+
+
+def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
+    """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
+
+    Neither would leave for the other, and a mixture does not work: Debian's nvidia-alternative removes the links of
+    NVIDIA's libraries, so that no program finds libcuda.so.1 (seen with 535.309.01 of both).
+    """
+    if family.signs_modules:  # Ubuntu's own have other names
+        return None
+    packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
+    there = {one: packages[one] for one in _NAMED_ALIKE if one in packages and branch_of(packages[one].version)}
+    others = [
+        one
+        for one, state in there.items()
+        if matches(state, f"{chosen.branch}.") and (state.version.rpartition("-")[2] == _NVIDIAS_REVISION) == wants_own
+    ]
+    # NVIDIA's whole driver is told by this package, and leaves.
+    if not others or PackageId("nvidia-driver-cuda") in packages:
+        return None
+    ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
+    named = ", ".join(f"{one} {packages[one].version}" for one in others)
+    purge = system(facts).purge(tuple(str(one) for one in sorted(driver_packages(packages))))
+    return Refusal(
+        what=f"{named} of {theirs}'s driver {'is' if len(others) == 1 else 'are'} installed, and {ours}'s driver of "
+        f"the same branch {chosen.branch} is wanted",
+        why="the packages of both have the same names, so they would be mixed, and then programs do not find CUDA's "
+        "library",
+        hint=f"take another branch ({gpunode('gpus')} lists those that fit), or the driver of the other source "
+        f"(--driver-source {'nvidia' if wants_own else 'distro'}); or purge the driver first: `sudo {purge}`",
+    )
+
+
+_NAMED_ALIKE = tuple(
+    map(
+        PackageId,
+        ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
+    )
+)
+# Of all of NVIDIA's packages for Debian; Debian's own of these branches have others (-0+deb12u1, -2).
+_NVIDIAS_REVISION = "1"
 
 
 def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:

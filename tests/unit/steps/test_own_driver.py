@@ -218,6 +218,23 @@ def test_same_branch_of_nvidias_is_replaced_whole() -> None:
     assert brought["libcuda1"] == brought["nvidia-kernel-dkms"] == KnownAfter("535.", "driver")
 
 
+@pytest.mark.parametrize(
+    ("source", "packages", "named"),
+    [
+        ("nvidia", dict.fromkeys(("libcuda1", "nvidia-kernel-dkms", "nvidia-smi"), OWN), f"nvidia-kernel-dkms {OWN}"),
+        ("distro", {"nvidia-kernel-dkms": OWN, "nvidia-smi": "535.309.01-1"}, "nvidia-smi 535.309.01-1 of NVIDIA's"),
+    ],
+)
+def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, str], named: str) -> None:
+    facts = machine(gpus=(gpu(GTX_1080),), packages=packages)
+    for step in (DRIVER, CONFLICTS, MODULE_BUILD):
+        refused = refusal(step.plan(recipe(source=source, version="535"), facts))
+        assert named in refused.what
+        assert f"--driver-source {'distro' if source == 'nvidia' else 'nvidia'}" in refused.hint
+        assert "nvidia-kernel-dkms" in refused.hint
+    assert planned(CONFLICTS.plan(recipe(version="580"), facts)).changes, "another branch leaves"
+
+
 def test_cuda_toolkit_comes_from_nvidia_beside_the_own_driver() -> None:
     wanted = replace(NO_OPTION, cuda=CudaToolkit(version="auto"))
     outcome = planned(CUDA_REPOSITORY.plan(wanted, machine()))
