@@ -100,8 +100,8 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
 def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
     """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
 
-    Neither would leave for the other, and a mixture does not work: Debian's nvidia-alternative removes the links of
-    NVIDIA's libraries, so that no program finds libcuda.so.1 (seen with 535.309.01 of both).
+    Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
+    nvidia-alternative then goes on replacing and removing the links of NVIDIA's libraries (535.309.01 of both).
     """
     if family.signs_modules:  # Ubuntu's own have other names
         return None
@@ -112,8 +112,7 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
         for one, state in there.items()
         if matches(state, f"{chosen.branch}.") and (state.version.rpartition("-")[2] == _NVIDIAS_REVISION) == wants_own
     ]
-    # NVIDIA's whole driver is told by this package, and leaves.
-    if not others or PackageId("nvidia-driver-cuda") in packages:
+    if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
     named = ", ".join(f"{one} {packages[one].version}" for one in others)
@@ -121,8 +120,8 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     return Refusal(
         what=f"{named} of {theirs}'s driver {'is' if len(others) == 1 else 'are'} installed, and {ours}'s driver of "
         f"the same branch {chosen.branch} is wanted",
-        why="the packages of both have the same names, so they would be mixed, and then programs do not find CUDA's "
-        "library",
+        why="the packages of both have the same names, so they would be mixed, and Debian's nvidia-alternative removes "
+        "links of the libraries that NVIDIA's packages bring",
         hint=f"take another branch ({gpunode('gpus')} lists those that fit), or the driver of the other source "
         f"(--driver-source {'nvidia' if wants_own else 'distro'}); or purge the driver first: `sudo {purge}`",
     )

@@ -206,23 +206,16 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
     assert brought <= set(names(planned(DRIVER.plan(NO_OPTION, facts)).changes))
 
 
-def test_same_branch_of_nvidias_is_replaced_whole() -> None:
-    packages = dict.fromkeys(("nvidia-driver-cuda", "nvidia-kernel-dkms", "libcuda1"), "535.288.01-1")
-    facts = machine(packages=packages)
-    assert names(planned(CONFLICTS.plan(NO_OPTION, facts)).changes) == ["nvidia-driver-cuda"]
-    brought = {
-        str(change.id): change.after
-        for change in planned(DRIVER.plan(NO_OPTION, facts)).changes
-        if isinstance(change, PackageChange)
-    }
-    assert brought["libcuda1"] == brought["nvidia-kernel-dkms"] == KnownAfter("535.", "driver")
-
-
 @pytest.mark.parametrize(
     ("source", "packages", "named"),
     [
         ("nvidia", dict.fromkeys(("libcuda1", "nvidia-kernel-dkms", "nvidia-smi"), OWN), f"nvidia-kernel-dkms {OWN}"),
         ("distro", {"nvidia-kernel-dkms": OWN, "nvidia-smi": "535.309.01-1"}, "nvidia-smi 535.309.01-1 of NVIDIA's"),
+        (
+            "distro",
+            dict.fromkeys(("nvidia-driver-cuda", "nvidia-kernel-dkms", "libcuda1"), "535.288.01-1"),
+            "libcuda1 535.288.01-1 of NVIDIA's",
+        ),
     ],
 )
 def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, str], named: str) -> None:
