@@ -106,12 +106,10 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     if family.signs_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = {one: packages[one] for one in _NAMED_ALIKE if one in packages and branch_of(packages[one].version)}
-    others = [
-        one
-        for one, state in there.items()
-        if matches(state, f"{chosen.branch}.") and (state.version.rpartition("-")[2] == _NVIDIAS_REVISION) == wants_own
-    ]
+    there = [one for one in _NAMED_ALIKE if matches(packages.get(one), f"{chosen.branch}.")]
+    # Of a planned package the branch alone is known.
+    revisions = {one: packages[one].version.partition("-")[2] for one in there}
+    others = [one for one, revision in revisions.items() if revision and (revision == _NVIDIAS_REVISION) == wants_own]
     if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)

@@ -228,6 +228,13 @@ def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, 
     assert planned(CONFLICTS.plan(recipe(version="580"), facts)).changes, "another branch leaves"
 
 
+def test_planned_driver_is_no_mixture() -> None:
+    """Of its packages a plan knows the branch alone."""
+    facts = machine(gpus=(gpu(GTX_1080),), packages=dict.fromkeys(("nvidia-kernel-dkms", "libcuda1"), "580."))
+    for source, version in (("nvidia", "580"), ("distro", "535")):
+        planned(MODULE_BUILD.plan(recipe(source=source, version=version), facts))
+
+
 def test_cuda_toolkit_comes_from_nvidia_beside_the_own_driver() -> None:
     wanted = replace(NO_OPTION, cuda=CudaToolkit(version="auto"))
     outcome = planned(CUDA_REPOSITORY.plan(wanted, machine()))
