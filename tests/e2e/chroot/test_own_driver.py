@@ -225,7 +225,7 @@ def test_setup_and_doctor_quote_the_compilers_error(
         assert found.exit_code == 8
         (first,) = [finding for finding in found.envelope["findings"] if finding["cause"].startswith("dkms-build")]
         assert first == found.envelope["findings"][0], "the root cause"
-        assert "broken on purpose" in first["citations"][0]["text"]
+        assert "broken on purpose" in first["citations"][0]["line"]
         assert "runfile-leftover" not in {finding["cause"] for finding in found.envelope["findings"]}
 
 
