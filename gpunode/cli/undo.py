@@ -19,7 +19,7 @@ from gpunode.cli.screen.results import (
     undo_plan_lines,
 )
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import UsageError
+from gpunode.errors import ChangeFailed, GpunodeError, UsageError
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run
@@ -128,8 +128,7 @@ def _run_undo(
     with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
         if (interrupted := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        repaired = whole and _finish_package_changes(verb, node, yes=yes)
-        plan = make_plan(node)
+        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(node), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
             result = {"undone_run": plan.of.run, "next_run": plan.standing.run if plan.standing else ""}
@@ -200,20 +199,52 @@ def _find_remainder(plan: UndoPlan, node: Session) -> Remainder:
     return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), plan)
 
 
-def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
-    """Finish an interrupted package transaction, since the installed packages are unknown before.
+def _plan_after_repair(
+    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session, *, yes: bool
+) -> tuple[UndoPlan | NothingToUndo, bool]:
+    """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
+
+    Where all that is unfinished goes with the plan, nothing is finished before.
 
     Returns:
-        Whether there was one.
+        The plan, and whether something was finished.
     """
     from gpunode.workflow.repair import find_repair, run_repair
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
-        return False
+        return make_plan(node), False
+    if plan := _plan_without_repair(verb, make_plan, node):
+        return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
-    run_repair(
-        work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
-    )
-    return True
+    try:
+        run_repair(
+            work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
+        )
+    except ChangeFailed:
+        # dpkg's journal may have hidden until now that only what goes cannot be finished.
+        if plan := _plan_without_repair(verb, make_plan, node):
+            return plan, True
+        raise
+    return make_plan(node), True
+
+
+def _plan_without_repair(
+    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
+) -> UndoPlan | None:
+    """Return the plan if it takes away all that is unfinished; None if a repair has to come first."""
+    from gpunode.workflow.repair import is_superseded
+
+    facts = survey(node.host, image=node.host.root != "/")
+    if not facts.unconfigured:
+        return None
+    try:
+        plan = make_plan(node)
+    except GpunodeError:
+        return None  # it may be the broken packages' fault; else it is raised again
+    if isinstance(plan, NothingToUndo) or not is_superseded(facts, plan.packages):
+        return None
+    names = ", ".join(map(str, sorted(facts.unconfigured)))
+    node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")
+    return plan

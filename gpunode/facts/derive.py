@@ -62,6 +62,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         devices=_with_install_hint(_read_devices(reader, image=image), reader),
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
+        unconfigured=installed.unconfigured,
         sources=installed.sources,
         dependencies=installed.dependencies,
         headers=_read_headers(reader),

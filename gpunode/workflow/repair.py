@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from gpunode.change import CommandChange
+from gpunode.change import CommandChange, PackageChange
 from gpunode.errors import GpunodeError, Interrupted
 from gpunode.facts.model import Facts, known
 from gpunode.host.port import Host
@@ -21,6 +21,14 @@ def find_repair(facts: Facts) -> CommandChange | None:
     called installed nor be removed.
     """
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
+
+
+def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
+    """Return whether ``changes`` remove or replace all that the repair would configure.
+
+    Such packages are not configured first: a driver's module that did not build would not build again.
+    """
+    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.ends_version}
 
 
 def run_repair(
