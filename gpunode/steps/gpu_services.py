@@ -10,7 +10,6 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, purge_reason
 from gpunode.change import (
     GPU_SERVICES,
     Change,
-    CommandChange,
     MigChange,
     ModuleChange,
     PackageChange,
@@ -37,7 +36,7 @@ def find_gpu_loss(changes: Collection[Change], owed: Collection[Trigger] = ()) -
     no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
     """
     unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.among(changes))
-    uninstalls = any(change.argv == UNINSTALL_RUN_DRIVER for change in CommandChange.among(changes))
+    uninstalls = any(change.runs(*UNINSTALL_RUN_DRIVER) for change in changes)
     if unloads or uninstalls or any(_takes_driver(change) for change in PackageChange.among(changes)):
         return "driver"
     if MigChange.among(changes):

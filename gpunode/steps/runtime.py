@@ -9,7 +9,6 @@ from gpunode.change import (
     Change,
     Deferred,
     FileChange,
-    FileState,
     KnownAfter,
     PackageChange,
     PackageState,
@@ -17,7 +16,6 @@ from gpunode.change import (
     ServiceState,
     Trigger,
     ordered,
-    without_foreign_writers,
 )
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
@@ -245,7 +243,7 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
     touched = {change.path for change in FileChange.among(planned.changes)}
-    edited = tuple(_restrict_change(change) if change.subject in found else change for change in planned.changes)
+    edited = (one.without_foreign_writers() if one.subject in found else one for one in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and describe_write_access(present[path])]
     notes = (
@@ -261,12 +259,6 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
         reason="; ".join((explain_restriction(found.values()), planned.reason)) if found else planned.reason,
         notes=(*planned.notes, *notes),
     )
-
-
-def _restrict_change(change: Change) -> Change:
-    if isinstance(change, FileChange) and isinstance(change.after, FileState):
-        return replace(change, after=without_foreign_writers(change.after))
-    return change
 
 
 def _lacks_program(facts: Facts) -> bool:

@@ -218,7 +218,7 @@ def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
 
 def with_manager_notes(planned: Planned) -> Planned:
     """Return ``planned`` with a note for every changed file that another program says it manages."""
-    files = (change for change in FileChange.among(planned.changes) if change.before != change.after)
+    files = (change for change in FileChange.among(planned.changes) if not change.is_reread)
     notes = tuple(note for change in files if (note := _manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
@@ -273,17 +273,13 @@ def walk(
 
 def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
-    if not any(_may_take_gpus(change) for change in plan.changes):
+    if not any(change.may_take_gpus for change in plan.changes):
         return plan
     from gpunode.steps.gpu_services import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
 
     release = plan_gpu_services(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
-
-
-def _may_take_gpus(change: Change) -> bool:
-    return not isinstance(change, FileChange) and not (isinstance(change, PackageChange) and not change.ends_version)
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:

@@ -14,7 +14,6 @@ from gpunode.change import (
     ServiceChange,
     Trigger,
     digest,
-    is_pause,
 )
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, VerifyFailed
@@ -162,7 +161,7 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return live_state.read_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
-        case ServiceChange(unit=unit, after=after) if not is_pause(change):
+        case ServiceChange(unit=unit, after=after) if not change.is_pause:
             fact = facts.unit(unit)
             return not isinstance(fact, Known) or not fact.value.exists or fact.value.state == after
         case _:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import Deferred, FileChange, Trigger, settle_order
+from gpunode.change import Trigger, settle_order
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.model import Facts, known
 from gpunode.host.port import Host, TriggerResult
@@ -281,7 +281,7 @@ class _SetupRun:
         # An upgrade asks for the newest every time; what it must leave behind is what a plain setup wants.
         left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
         for step in left.steps:
-            changes = [change for change in step.changes if not _is_unsettled(change)]
+            changes = [change for change in step.changes if not change.outlasts_stage]
             if changes and isinstance(step.outcome, Planned):
                 listed = ", ".join(dict.fromkeys(change.subject for change in changes))
                 raise ChangeFailed(
@@ -289,8 +289,3 @@ class _SetupRun:
                     why=f"still to do: {listed}: {step.outcome.reason}",
                     hint="the log has the tools' output; `gpunode plan` shows what is missing",
                 )
-
-
-def _is_unsettled(change: object) -> bool:
-    """Return whether a stage's end leaves a change open: a package's file, or a daemon's restart."""
-    return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)

@@ -35,7 +35,8 @@ def keep_sources_readable(
     while (found := _find_contradiction(remaining, facts)) is not None:
         step, other = found
         remaining.remove(step)
-        kept_items.append(_describe_kept_list(step, other, backup_of, system(facts).manager))
+        if step.file:
+            kept_items.append(_describe_kept_list(step.file, other, backup_of, system(facts).manager))
     for source in known(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
             for step in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
@@ -46,10 +47,10 @@ def keep_sources_readable(
 
 def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
     """Return whether ``step`` removes an entry's keyring, or changes it if gpunode wrote the entry (``is_own``)."""
-    change = step.change
-    if not isinstance(change, FileChange) or change.path not in source.signed_by.replace(",", " ").split():
+    file = step.file
+    if file is None or file.path not in source.signed_by.replace(",", " ").split():
         return False
-    return is_own or change.after is None
+    return is_own or file.after is None
 
 
 def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
@@ -67,30 +68,27 @@ def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoSt
 
 def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
     """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
-    match step.change:
-        case FileChange(path=path, after=FileState(content=content)):
-            try:
-                return system(facts).sources_in(path, content.decode("utf-8", "replace")) or ()
-            except ValueError:
-                return ()  # the package manager could not read it before gpunode, either
-        case _:
-            return ()
+    if step.file is None or not isinstance(former := step.file.after, FileState):
+        return ()
+    try:
+        return system(facts).sources_in(step.file.path, former.content.decode("utf-8", "replace")) or ()
+    except ValueError:
+        return ()  # the package manager could not read it before gpunode, either
 
 
 def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
-    return frozenset(change.path for change in FileChange.among(step.change for step in steps))
+    return frozenset(step.file.path for step in steps if step.file)
 
 
 def _describe_kept_list(
-    step: UndoStep, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
+    file: FileChange, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
 ) -> KeptItem:
-    assert isinstance(step.change, FileChange)
-    former = step.change.after
+    former = file.after
     assert isinstance(former, FileState)
-    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), step.change.path)
-    does = "not restored" if step.change.before is None else "kept as it is"
+    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), file.path)
+    does = "not restored" if file.before is None else "kept as it is"
     return KeptItem(
-        step.change.path,
+        file.path,
         f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; {manager} "
         f"would read no list at all. Once that entry is gone, `{copy}` restores the former list",
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState
+from gpunode.change import Change
 from gpunode.errors import Conflict, UsageError
 from gpunode.journal.history import RunSummary, intents_to_undo
 from gpunode.journal.record import MAKING
@@ -148,8 +148,7 @@ def _remaining_additions(
         return  # what takes something back needs nothing
     for intent in intents_to_undo(store.entries(run.run), whole=True):
         back = intent.change  # from what the run made to what was there before
-        has_made = not isinstance(back, FileChange | PackageChange) or back.before is not None
-        if has_made and back.subject in run.standing and is_there(back):
+        if back.is_there_before and back.subject in run.standing and is_there(back):
             yield intent.step, back
 
 
@@ -161,15 +160,8 @@ def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[st
     """Return the subjects that ``changes`` remove, by the step of each."""
     found: dict[str, list[str]] = {}
     for step, change in changes:
-        match change:
-            case (
-                FileChange(after=None)
-                | PackageChange(after=None)
-                | PackageChange(after=PackageState(config_files_only=True))
-            ):
-                found.setdefault(step, []).append(change.subject)
-            case _:
-                pass
+        if not change.is_there_after:
+            found.setdefault(step, []).append(change.subject)
     return found
 
 

@@ -308,7 +308,7 @@ def resolve_stage(
         return replace(plan, unresolved=transaction.problem)
     exact = {change.id: change for change in transaction.asked}
     steps = tuple(
-        replace(step, changes=_with_versions(step, exact), outcome=_with_upgrades(step, transaction.upgraded))
+        replace(step, changes=(*_with_versions(step, exact),), outcome=_with_upgrades(step, transaction.upgraded))
         for step in plan.steps
     )
     return replace(plan, steps=steps, dependencies=transaction.dependencies)
@@ -330,12 +330,12 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
 
 
-def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> tuple[Change, ...]:
-    return tuple(
-        exact[change.id] if isinstance(change, PackageChange) else change
-        for change in step.changes
-        if not isinstance(change, PackageChange) or change.id in exact
-    )
+def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> Iterator[Change]:
+    for change in step.changes:
+        if not isinstance(change, PackageChange):
+            yield change
+        elif change.id in exact:
+            yield exact[change.id]
 
 
 def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:

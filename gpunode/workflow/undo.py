@@ -43,6 +43,11 @@ class UndoStep:
     change: Change
     expectation: RuntimeExpectation | None = None
 
+    @property
+    def file(self) -> FileChange | None:
+        """The change, if it is a file's."""
+        return self.change if isinstance(self.change, FileChange) else None
+
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
@@ -185,18 +190,18 @@ class UndoExecutor:
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
     def _apply_step(self, step: UndoStep) -> None:
-        change, note = step.change, ""
-        if isinstance(change, FileChange):
-            if change.before is None:
+        file, note = step.file, ""
+        if file is not None:
+            if file.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
-                change = replace(change, before=live_state.read_file_state(self.host, change.path))
-            if step.step_id == CONFFILES and change.before is None:
+                file = replace(file, before=live_state.read_file_state(self.host, file.path))
+            if step.step_id == CONFFILES and file.before is None:
                 return  # its package did not come back
-            if step.step_id == OVERWRITTEN and change.before is not None:
+            if step.step_id == OVERWRITTEN and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
-                note = self.host.check(step.expectation, (change,))
-        self.applier.apply_change(step.stage, step.step_id, change, self.reason, note)
+                note = self.host.check(step.expectation, (file,))
+        self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:

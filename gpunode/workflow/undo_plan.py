@@ -389,13 +389,9 @@ def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence
 
 
 def _serves_packages(step: UndoStep) -> bool:
-    match step.change:
-        case FileChange(after=None):
-            return step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
-        case ServiceChange(after=after):
-            return not after.active or not after.enabled
-        case _:
-            return False
+    if step.file:
+        return step.file.after is None and step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
+    return isinstance(step.change, ServiceChange) and not (step.change.after.active and step.change.after.enabled)
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:

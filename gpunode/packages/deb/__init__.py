@@ -51,9 +51,7 @@ def _read(reader: EvidenceReader) -> PackageFacts:
         dependencies=Known(InstalledRelations(rows), key),
         folder_modes=_folder_modes(reader),
         toolkit_checksums=_checksums(reader),
-        unconfigured=known(
-            derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()
-        ),
+        unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
     )
 
 
