@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, settle_order, triggers
+from gpunode.change import Change, FileChange, PackageChange, Trigger, ordered, settle_order, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -293,16 +293,12 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 
 def _files_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
-    new = {change.id for change in plan.packages if change.after and not _is_present(change.before)}
+    new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
     brought += [(CONFIG, str(CONFIG_FROM))] if CONFIG_FROM in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
-
-
-def _is_present(state: PackageState | None) -> bool:
-    return state is not None and not state.config_files_only
 
 
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:

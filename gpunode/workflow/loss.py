@@ -12,7 +12,6 @@ from gpunode.facts.model import Facts, known
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.simulation import is_removal, was_installed
 from gpunode.workflow.converge import StagePlan
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
@@ -40,7 +39,7 @@ def lost_packages(
 
     Such as a package that somebody built, or got as a file: a rollback could not bring it back.
     """
-    purges = [c for plan in plans for c in plan.packages if is_removal(c) and was_installed(c)]
+    purges = [c for plan in plans for c in plan.packages if not c.is_there_after and c.is_there_before]
     if not purges:
         return ()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})

@@ -31,7 +31,6 @@ from gpunode.host.port import Host
 from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
-from gpunode.packages.simulation import is_removal
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.cuda import CUDA_TOOLKIT
@@ -320,8 +319,8 @@ def plan_package_restore(
         for package, state in wanted.items()
         if not _is_so(installed.get(package), state)
     ]
-    leaving = [change.id for change in changes if is_removal(change)]
-    changing = [change.id for change in changes if not is_removal(change)]
+    leaving = [change.id for change in changes if not change.is_there_after]
+    changing = [change.id for change in changes if change.is_there_after]
     staying = database.needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept

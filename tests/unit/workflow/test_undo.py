@@ -35,7 +35,7 @@ from gpunode.journal.history import inverse_intents, made_changes
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import Action, Simulation, is_removal
+from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.cuda import PROFILE
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
@@ -101,7 +101,7 @@ def _obeys(changes: Sequence[PackageChange]) -> Simulation:
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)
-            if is_removal(change)
+            if not change.is_there_after
             else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )
