@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examination
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import FleetSummary
+    from gpunode.workflow.fleet import FleetRow, FleetSummary
 
 
 class ReportScreen:

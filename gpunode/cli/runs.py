@@ -9,8 +9,8 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
+from gpunode.journal.chronicle import list_runs
 from gpunode.journal.store import Store
-from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -26,7 +26,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     from gpunode.cli.screen.plans import note_line
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.rollback_preview import preview_rollback
+    from gpunode.workflow.rollback import preview_rollback
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)

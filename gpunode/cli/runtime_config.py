@@ -31,7 +31,7 @@ from gpunode.journal.history import made_changes
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED
-from gpunode.steps.runtime_edits import refuse_default
+from gpunode.steps.runtime import refuse_default
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan

@@ -23,7 +23,7 @@ from gpunode.errors import ChangeFailed, GpunodeError, UsageError
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run
-from gpunode.workflow.standing import NothingToUndo
+from gpunode.workflow.rollback import NothingToUndo
 
 if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
@@ -55,7 +55,6 @@ class UndoPermissions:
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
     from gpunode.workflow import rollback as undo
-    from gpunode.workflow import standing
 
     require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = validate_root(root)
@@ -63,7 +62,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
     def make_plan(node: Session) -> UndoPlan | NothingToUndo:
         store, whole = node.store, permissions.whole
         try:
-            of = standing.find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            of = undo.find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
         except UsageError as error:
             for note in explain_lost_record(node.host, store):
                 error.why = f"{error.why}\n{note}"
@@ -77,14 +76,14 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             return plan
         undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-        return replace(standing.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
+        return replace(undo.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
 
     _run_undo("rollback", make_plan, output, place, permissions)
 
 
 def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummary | NothingToUndo:
     """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    from gpunode.workflow.standing import explain_undone, find_newest_run
+    from gpunode.workflow.rollback import explain_undone, find_newest_run
 
     last = find_newest_run(node.store, whole=permissions.whole)
     if not last.is_undone(whole=permissions.whole):
@@ -209,7 +208,7 @@ def _plan_after_repair(
     Returns:
         The plan, and whether something was finished.
     """
-    from gpunode.workflow.repair import find_repair, run_repair
+    from gpunode.workflow.undo import find_repair, run_repair
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return make_plan(node), False
@@ -234,7 +233,7 @@ def _plan_without_repair(
     verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
 ) -> UndoPlan | None:
     """Return the plan if it takes away all that is unfinished; None if a repair has to come first."""
-    from gpunode.workflow.repair import is_superseded
+    from gpunode.workflow.undo import is_superseded
 
     facts = survey(node.host, image=node.host.root != "/")
     if not facts.unconfigured:

@@ -28,6 +28,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
+from gpunode.facts import os_release
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
@@ -44,6 +45,7 @@ from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
     from gpunode.host.port import PackageManager
+
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
@@ -102,9 +104,7 @@ class LocalHost:
         return files.read_file(probe.path, probe.limit_bytes, root=self.root)
 
     def distribution(self) -> Distro | None:
-        """Return the distribution; see ``distribution.read_distribution``."""
-        from gpunode.host.distribution import read_distribution
-
+        """Return the distribution; see ``read_distribution``."""
         return read_distribution(self.root)
 
     def wait_until_alone(self) -> None:
@@ -415,3 +415,30 @@ def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
         why=f"{ended}; its last lines:\n{done.last_lines()}",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
+
+
+_LIMIT_BYTES = 1 << 16
+
+
+def read_distribution(root: str = "/") -> Distro | None:
+    """Return the distribution in ``root``; None if ``distro`` cannot tell.
+
+    ``LinuxDistribution(root_dir=…)`` would follow an absolute link out of the root, so each file is found inside it and
+    handed over by the folder in which it stands. Of ``distro`` only os-release is asked: its other sources are programs
+    that it looks for in the caller's PATH.
+    """
+    import distro
+
+    for path in os_release.PATHS:
+        try:
+            with places.open_place(path, root) as place:
+                if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
+                    continue
+                file = f"/proc/self/fd/{place.folder}/{place.name}"
+                found = distro.LinuxDistribution(
+                    os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
+                ).os_release_info()
+            return os_release.make_distro({key.upper(): value for key, value in found.items()})
+        except (OSError, ValueError):  # no such file, or one with a quote that is never closed
+            continue
+    return None

@@ -285,9 +285,7 @@ class Applier:
         """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
         if not driver_packages(change.id for change in batch if change.before is None):
             return
-        from gpunode.workflow.foreign_files import find_foreign_files  # only where a driver comes
-
-        for path in find_foreign_files(self.host):
+        for path in live_state.find_foreign_files(self.host):
             if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 

@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
 )
 from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import NODE_USER, ClusterPlan
-from gpunode.workflow.namespace_contents import describe_contents
+from gpunode.workflow.cluster_workloads import describe_contents
 
 LiveObjects: TypeAlias = Mapping[Key, Body]
 # An object is deleted before those that it uses.

@@ -26,10 +26,9 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
-from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
+from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
@@ -275,7 +274,7 @@ def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
     if not any(change.may_take_gpus for change in plan.changes):
         return plan
-    from gpunode.steps.gpu_services import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
+    from gpunode.steps.daemons import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
 
     release = plan_gpu_services(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()

@@ -14,7 +14,7 @@ from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime
-from gpunode.steps.runtime_edits import plan_reread
+from gpunode.steps.runtime import plan_reread
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
 from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
@@ -167,7 +167,7 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
     Raises:
         Undetermined: if the evidence does not show what there is.
     """
-    from gpunode.workflow.cdi_checks import cdi_checks
+    from gpunode.workflow.extra_checks import cdi_checks
 
     checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host, image=image), host)) if not image else ()
     failed = tuple(check for check in checks if check.status == "failed")

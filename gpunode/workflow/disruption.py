@@ -25,10 +25,9 @@ from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.gpu_services import GpuLoss, find_gpu_loss
-from gpunode.workflow import mig_layouts
+from gpunode.steps.daemons import GpuLoss, find_gpu_loss
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.undo import any_replaced
 
 _DOING: Final[dict[GpuLoss, str]] = {
     "driver": "take the driver away from",
@@ -53,7 +52,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
     if loss is None:
         return
     divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
-    pids, pods = (frozenset(), ()) if loss == "mps" else mig_layouts.find_gpu_users(host, divided)
+    pids, pods = (frozenset(), ()) if loss == "mps" else live_state.find_gpu_users(host, divided)
     found = {client.pid: client for client in host.workloads().gpu}
     # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
     users = pids if loss == "layout" else {*pids, *found}
@@ -169,3 +168,8 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
             why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
             hint=f"make `docker ps` answer, or {_OVERRIDE_HINT}",
         )
+
+
+def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
+    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
+    return any(change.id in those and change.ends_version for change in packages)

@@ -36,9 +36,8 @@ from gpunode.runtimes.installations import choose_row, has_products, kubelet_usi
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, took_out
 from gpunode.runtimes.toolkit import Machine, Setting
-from gpunode.steps import cdi, runtime_edits
-from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.steps.runtime_edits import MissingProgram, RuntimeTarget, missing_program, plan_edits
+from gpunode.steps import cdi, runtime
+from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
 from gpunode.workflow.file_restore import RestoredFile, recorded_edit, restore_file, revert_change
 
@@ -207,7 +206,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     drop_in = desired.drop_in or row.drop_in
     others = _others_content(trails.get(drop_in), target.present.get(drop_in))
     target = replace(target, desired=replace(desired, others=others))
-    planned = with_manager_notes(runtime_edits.plan_configuration(target))
+    planned = with_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -12,7 +12,9 @@ from gpunode.change import (
     OBSOLETE,
     OVERWRITTEN,
     Change,
+    CommandChange,
     FileChange,
+    FileState,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -20,14 +22,18 @@ from gpunode.change import (
     settle_order,
     triggers,
 )
-from gpunode.errors import Refused
-from gpunode.facts.model import Facts, need
+from gpunode.command import command
+from gpunode.errors import GpunodeError, Interrupted, Refused
+from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.host.port import Host, HostView, TriggerResult
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.packages.simulation import Action, differences_from_plan
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.events import Observer
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,127 @@ def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
 
 
-def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
-    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and change.ends_version for change in packages)
+def keep_sources_readable(
+    steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
+) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
+    """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
+
+    That is a former list that contradicts one that stays: where gpunode's own list stays, the list that it replaced
+    does not come back. And it is a keyring that an entry which stays names: gpunode's own entry needs gpunode's
+    keyring, and an entry of somebody else's any.
+
+    Args:
+        steps: of the undo.
+        kept: what it leaves already, gpunode's own list maybe among it.
+        facts: of the node before it.
+        backup_of: where the backup with this content is.
+
+    Returns:
+        The remaining steps, and what is kept now, each with the reason.
+    """
+    own = {one.subject for one in kept}
+    kept_items = list(kept)
+    remaining = list(steps)
+    while (found := _find_contradiction(remaining, facts)) is not None:
+        step, other = found
+        remaining.remove(step)
+        if step.file:
+            kept_items.append(_describe_kept_list(step.file, other, backup_of, system(facts).manager))
+    for source in known(facts.sources, ()):
+        if source.enabled and source.file not in _changed_paths(remaining):
+            for step in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
+                remaining.remove(step)
+                kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
+    return tuple(remaining), tuple(kept_items)
+
+
+def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
+    """Return whether ``step`` removes an entry's keyring, or changes it if gpunode wrote the entry (``is_own``)."""
+    file = step.file
+    if file is None or file.path not in source.signed_by.replace(",", " ").split():
+        return False
+    return is_own or file.after is None
+
+
+def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
+    """Return the first step that puts back an entry which contradicts one that is there then, and that one."""
+    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
+    architecture = known(facts.architecture, "")
+    for step in steps:
+        coming = _restored_entries(step, facts)
+        for source in coming:
+            if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
+                return step, other
+        there += coming
+    return None
+
+
+def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
+    """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
+    if step.file is None or not isinstance(former := step.file.after, FileState):
+        return ()
+    try:
+        return system(facts).sources_in(step.file.path, former.content.decode("utf-8", "replace")) or ()
+    except ValueError:
+        return ()  # the package manager could not read it before gpunode, either
+
+
+def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
+    return frozenset(step.file.path for step in steps if step.file)
+
+
+def _describe_kept_list(
+    file: FileChange, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
+) -> KeptItem:
+    former = file.after
+    assert isinstance(former, FileState)
+    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), file.path)
+    does = "not restored" if file.before is None else "kept as it is"
+    return KeptItem(
+        file.path,
+        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; {manager} "
+        f"would read no list at all. Once that entry is gone, `{copy}` restores the former list",
+    )
+
+
+def find_repair(facts: Facts) -> CommandChange | None:
+    """Return what finishes an interrupted change of packages; None if there is none.
+
+    Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
+    called installed nor be removed.
+    """
+    return system(facts).repair if known(facts.packages_interrupted, default=False) else None
+
+
+def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
+    """Return whether ``changes`` remove or replace all that the repair would configure.
+
+    Such packages are not configured first: a driver's module that did not build would not build again.
+    """
+    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.ends_version}
+
+
+def run_repair(
+    work: CommandChange,
+    host: Host,
+    store: Store,
+    *,
+    version: str,
+    argv: tuple[str, ...],
+    on_event: Observer,
+    pause: Callable[[], None],
+) -> None:
+    """Carry out ``work`` as a run of its own.
+
+    Raises:
+        ChangeFailed: if that failed; nothing else was touched.
+    """
+    run = store.begin("repair", version=version, argv=argv)
+    applier = Applier(host, run, on_event, pause)
+    try:
+        applier.pause()
+        applier.apply_change("sources", "repair", work, work.purpose)
+    except GpunodeError as error:
+        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+        raise
+    run.commit("done")

@@ -17,6 +17,8 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
+    MigLayout,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -25,7 +27,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.model import Facts, Known, MigGpu, Unknown
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
@@ -33,21 +35,19 @@ from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
-from gpunode.steps.cuda import CUDA_TOOLKIT
-from gpunode.steps.gpu_services import GPU_RELEASE, plan_pauses
-from gpunode.steps.packages import CUDA_REPOSITORY
-from gpunode.workflow import live_state, mig_layouts
+from gpunode.steps.daemons import GPU_RELEASE, plan_pauses
+from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, survey
-from gpunode.workflow.disruption import DOCKER, refuse_undoing
+from gpunode.workflow.disruption import DOCKER, any_replaced, refuse_undoing
 from gpunode.workflow.file_restore import ResolveEdit, RestoredFile, restore_file
-from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import (
     KeptItem,
     UndoPlan,
     UndoStep,
-    any_replaced,
     conffile_sum,
     installed_packages,
+    keep_sources_readable,
     with_dependencies,
 )
 
@@ -93,7 +93,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     footprint, there = request.footprint, installed_packages(facts)
     conffiles = tuple(_restore_conffiles(footprint, host, force=request.force))
     files, notes, unknown = _restore_files(request, host, footprint.files)
-    layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
+    layouts, unchanged = _restore_layouts(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
         for package, span in footprint.packages.items()
@@ -148,7 +148,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
     files, notes, kept = _restore_files(request, host, trails)
-    layouts, unchanged = mig_layouts.plan_restore(host, spans, force=request.force)
+    layouts, unchanged = _restore_layouts(host, spans, force=request.force)
     pauses = tuple(_pause_services(layouts, survey(host))) if layouts else ()
     steps = (*pauses, *files, *layouts)
     if not request.disrupt:
@@ -196,6 +196,48 @@ def _restore_files(
         steps.append(UndoStep(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
         notes += restored.notes
     return tuple(steps), tuple(notes), tuple(kept)
+
+
+def _restore_layouts(
+    host: Host, spans: Mapping[str, ChangeSpan[MigChange]], *, force: bool
+) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
+
+    Raises:
+        Conflict: somebody has changed the layout of one since.
+    """
+    if not spans:
+        return (), ()
+    try:
+        present = live_state.list_gpus(host)
+    except ValueError as error:
+        return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
+    found: list[UndoStep] = []
+    notes: list[str] = []
+    for uuid, span in reversed(tuple(spans.items())):
+        gpu, back = present.get(uuid), span.change.inverse()
+        if gpu is None or gpu.layout is None:
+            notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
+        elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
+            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_cut_short(span, gpu.layout)
+            # The driver forgets instances at each boot: a GPU without any was divided by nobody.
+            if gpu.layout.instances and not is_ours and not force:
+                raise _changed_since(uuid, back, gpu)
+            found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
+    return tuple(found), tuple(notes)
+
+
+def _is_cut_short(span: ChangeSpan[MigChange], layout: MigLayout) -> bool:
+    """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
+    return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
+
+
+def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
+    return Conflict(
+        f"{uuid} no longer has the MIG layout that gpunode set",
+        why=f"gpunode left it with {change.before}; now it has {gpu.layout}",
+        hint="add --force to restore its former layout anyway",
+    )
 
 
 def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
@@ -264,9 +306,7 @@ def _is_overwritten(span: ChangeSpan[FileChange], host: Host) -> bool:
     """Return whether a package has its file in the place of one that was backed up before."""
     if span.step != OVERWRITTEN:
         return False
-    from gpunode.workflow.foreign_files import find_unowned  # few undos meet one
-
-    return not find_unowned(host, [span.change.path])
+    return not live_state.find_unowned(host, [span.change.path])
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:

@@ -24,11 +24,9 @@ from gpunode.steps.cdi import CDI
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
 from gpunode.steps.mig import may_divide as mig_is_wanted
-from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.steps.runtime_edits import enable_cri
+from gpunode.steps.runtime import RUNTIME_CONFIG, enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
-from gpunode.workflow.driver_checks import check_vector_addition, driver_checks
-from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
+from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
@@ -297,7 +295,7 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
 
 
 def _cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    from gpunode.workflow.cdi_checks import cdi_checks
+    from gpunode.workflow.extra_checks import cdi_checks
 
     return cdi_checks(recipe, facts, host)
 

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
-    from gpunode.workflow.rollback import RollbackResult
+    from gpunode.workflow.rollback import NothingToUndo, RollbackResult
     from gpunode.workflow.setup import SetupResult
-    from gpunode.workflow.standing import NothingToUndo
     from gpunode.workflow.undo import UndoPlan
     from gpunode.workflow.verify import VerifyReport
 

@@ -12,7 +12,7 @@ from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.steps.runtime_edits import RuntimeTarget
+from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan

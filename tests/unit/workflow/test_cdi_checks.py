@@ -12,7 +12,7 @@ from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe, RuntimeSettings
-from gpunode.workflow.cdi_checks import cdi_checks
+from gpunode.workflow.extra_checks import cdi_checks
 from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
 SPEC = "/var/run/cdi/nvidia.yaml"

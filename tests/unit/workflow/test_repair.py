@@ -13,7 +13,7 @@ from gpunode.packages.deb import status as dpkg
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
 from gpunode.steps.packages import REPAIR
-from gpunode.workflow.repair import find_repair, is_superseded
+from gpunode.workflow.undo import find_repair, is_superseded
 from tests.unit.steps.machines import machine, planned
 
 WHOLE = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"

@@ -15,9 +15,16 @@ from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
-from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
-from gpunode.workflow.rollback_preview import preview_rollback
-from gpunode.workflow.standing import explain_undone, find_newest_run, find_run
+from gpunode.workflow.rollback import (
+    RollbackResult,
+    explain_undone,
+    find_newest_run,
+    find_run,
+    mark_undone,
+    plan_rollback,
+    preview_rollback,
+    rollback,
+)
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node

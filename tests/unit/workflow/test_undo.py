@@ -36,12 +36,11 @@ from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.steps.cuda import PROFILE
-from gpunode.workflow import standing
+from gpunode.steps.packages import PROFILE
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, failure_of, plan_rollback, rollback
+from gpunode.workflow.rollback import RollbackResult, failure_of, find_newest_run, plan_rollback, rollback
 from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
@@ -261,12 +260,12 @@ class TestWholeRollback:
         run = newest(store)
         plain = plan_rollback(store, host, run)
         rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
-        chosen = standing.find_newest_run(store, whole=True)
+        chosen = find_newest_run(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = plan_rollback(store, host, run, facts_now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
-        assert standing.find_newest_run(store, whole=True).is_undone(whole=True)
+        assert find_newest_run(store, whole=True).is_undone(whole=True)
 
     def test_later_run_on_the_same_package_must_be_rolled_back_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
