@@ -225,7 +225,7 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
 
         host = LocalHost("/")
         try:
-            return next(iter(runtime_checks(recipe, survey(host), host.effective)), None)
+            return next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
         except GpunodeError:
             return None
 

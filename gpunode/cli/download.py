@@ -52,7 +52,7 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
     require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     recipe = recipe_options.load()
     with exclusive_session("download", output, "/", options.lock_timeout_s) as node:
-        node.host.trigger((Trigger("index-refresh"),))
+        node.host.run_triggers((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
         packages = [str(change.id) for change in changes if change.is_there_after]

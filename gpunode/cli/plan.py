@@ -74,11 +74,11 @@ def plan(
 
 
 def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """See ``LocalHost.elsewhere``."""
+    """See ``LocalHost.note_symlinks``."""
     from gpunode.host.local import LocalHost
 
     changes = [change for stage in plans for change in stage.changes]
-    return host.elsewhere(changes) if isinstance(host, LocalHost) else ()
+    return host.note_symlinks(changes) if isinstance(host, LocalHost) else ()
 
 
 LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]

@@ -48,7 +48,7 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe
 
     # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
-    if not any(host.look(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
         return ()
     from gpunode.workflow.converge import survey
     from gpunode.workflow.recovery import find_lost_record
@@ -62,7 +62,7 @@ def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe, decode_found
     from gpunode.workflow.undo import find_leftovers
 
-    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
     return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))
 
 

@@ -149,7 +149,7 @@ def _run_undo(
             )
             output.emit(answer.with_failure(left.failure))
             return
-        node.host.vet(plan.files)
+        node.host.refuse_irreplaceable(plan.files)
         node.screen.confirm_shown(verb, yes=yes)
         answer = _execute_undo(verb, plan, node, output, whole=whole)
     output.emit(answer)

@@ -63,7 +63,7 @@ class Objects:
             raise damaged_object(path, run, "is not what was saved: its sha256 differs")
         return content
 
-    def sweep(self) -> None:
+    def remove_temporary_files(self) -> None:
         """Delete the partial backups of a killed run."""
         for draft in self.folder.glob("??/.*"):
             with contextlib.suppress(OSError):

@@ -287,9 +287,9 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def sweep(self) -> None:
+    def remove_temporary_files(self) -> None:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
-        self.objects.sweep()
+        self.objects.remove_temporary_files()
 
     def unsettled_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.

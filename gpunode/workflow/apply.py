@@ -103,10 +103,10 @@ class Applier:
     def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
         self._tried.update(batch)
         try:
-            settled = self.host.trigger(batch)
+            settled = self.host.run_triggers(batch)
             for one in settled:
                 if one.trigger in self._expectations and not one.skipped:
-                    self.host.confirm(self._expectations[one.trigger])
+                    self.host.check_daemon(self._expectations[one.trigger])
         except ChangeFailed as failure:
             if batch[0].kind in _UNITS:
                 self._restore_and_restart(batch, failure)
@@ -127,7 +127,7 @@ class Applier:
             if not restored and failed[0].kind == "reload":
                 failure.why += "\ngpunode did not write the rejected file, so nothing was restored"
                 return
-            for one in self.host.trigger(failed):
+            for one in self.host.run_triggers(failed):
                 self.run.settle(one.trigger, "with the former configuration")
                 self.on_event(Triggered(one))
         except GpunodeError as second:
@@ -219,7 +219,7 @@ class Applier:
     def _check_written(self, step: StepPlan) -> None:
         """Have the runtime's own parser check the written files of ``step``."""
         if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
-            self.host.read_back(step.outcome.expectation)
+            self.host.check_written_files(step.outcome.expectation)
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
@@ -241,7 +241,7 @@ class Applier:
         if expectation is None or step.step.id in self.checked:
             return ""
         changes = FileChange.among(step.changes)
-        self.checked[step.step.id] = self.host.check(expectation, changes)
+        self.checked[step.step.id] = self.host.check_candidates(expectation, changes)
         self.expect(expectation, *triggers(changes))
         return self.checked[step.step.id]
 
@@ -256,7 +256,7 @@ class Applier:
         """Make one change: realized, journaled with its backup, made, recorded as done."""
         self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
-        concrete = self.host.realize(change)
+        concrete = self.host.complete_change(change)
         (seq,) = self.run.intend_all(stage, step, (concrete,), reason)
         self._make_and_record((concrete,), (seq,))
         self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
@@ -279,7 +279,7 @@ class Applier:
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := live_state.read_file_state(self.host, path)) is not None:
-                yield self.host.realize(FileChange(path, state, None))
+                yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_foreign(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
@@ -287,7 +287,7 @@ class Applier:
             return
         for path in live_state.find_foreign_files(self.host):
             if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
-                yield self.host.realize(FileChange(path, state, None))
+                yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_touched(self, batch: Sequence[PackageChange]) -> frozenset[Change]:
         """Return the changes of packages that a failed transaction touched; the user may change the others later.

@@ -109,7 +109,7 @@ def run_probes(host: HostView, wanted: Sequence[Probe]) -> Evidence:
 
 
 def _run_probe(host: HostView, probe: Probe) -> Capture:
-    return replace(host.look(probe), content_kind=probe.content_kind)
+    return replace(host.run_probe(probe), content_kind=probe.content_kind)
 
 
 def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
@@ -182,7 +182,7 @@ def survey(
         image: whether it is a root folder without a running kernel of its own.
         gpus: the GPUs of the machine that an image is built for; they replace the present machine's devices.
     """
-    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.distribution())
+    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 

@@ -84,7 +84,7 @@ def _daemon_unit(plan: CtkPlan) -> Unit | None:
 
 def has_systemd(host: HostView) -> bool:
     """Return whether systemd runs here (sd_booted(3))."""
-    return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
+    return bool(host.run_probe(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
 
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
@@ -97,7 +97,7 @@ def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
 def has_socket(host: HostView, plan: CtkPlan) -> bool:
     """Return whether the runtime's socket is there, so that its daemon may run."""
     socket = plan.target.row.socket if plan.target else ""
-    return bool(socket) and bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
+    return bool(socket) and bool(host.run_probe(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
 def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
@@ -120,7 +120,7 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
         ChangeFailed: if one could not be written, or the daemon did not come back; it names what was restored.
         Conflict: if somebody edited one meanwhile; the others are as they were.
     """
-    host.vet(plan.files)
+    host.refuse_irreplaceable(plan.files)
     options.pause()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()

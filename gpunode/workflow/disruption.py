@@ -53,7 +53,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
         return
     divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
     pids, pods = (frozenset(), ()) if loss == "mps" else live_state.find_gpu_users(host, divided)
-    found = {client.pid: client for client in host.workloads().gpu}
+    found = {client.pid: client for client in host.find_workloads().gpu}
     # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
     users = pids if loss == "layout" else {*pids, *found}
     stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
@@ -125,7 +125,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
         refuse_while_running(docker, host)
     refuse_gpu_clients(host, changes, owed)
-    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.workloads().containers):
+    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.find_workloads().containers):
         raise drain_error("take containerd away from", "container", containers, ["end them first"])
 
 
@@ -151,7 +151,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         DrainRequired: naming them.
         Undetermined: if docker runs and does not say.
     """
-    running = host.look(_RUNNING_CONTAINERS)
+    running = host.run_probe(_RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
         count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"

@@ -157,7 +157,7 @@ def check_vector_addition(host: HostView) -> Check:
     from gpunode.facts.cuda import CudaRun, read_cuda_answer
     from gpunode.host import cuda
 
-    answer, title = read_cuda_answer(host.look(cuda.make_probe())), "vector addition on every GPU (CUDA)"
+    answer, title = read_cuda_answer(host.run_probe(cuda.make_probe())), "vector addition on every GPU (CUDA)"
     if isinstance(answer, NoAnswer):
         return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
     if not isinstance(answer, CudaRun):
@@ -193,7 +193,7 @@ def await_fabric(
     until = clock() + _PATIENCE_S
     while _is_manager_active(facts) and _has_gpu_on_the_way(answer) and clock() < until:
         sleep(_POLL_INTERVAL_S)
-        answer = nvml_facts.read_nvml_answer(host.look(nvml.make_probe()))
+        answer = nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe()))
     return answer
 
 

@@ -145,13 +145,13 @@ def _check_devices(judged: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Ch
 
 def _is_missing(path: str, host: HostView) -> bool:
     pattern = re.sub(r"([*?[])", r"[\1]", path)
-    found = host.look(Probe(f"listed:{path}", glob=pattern, contents=False))
+    found = host.run_probe(Probe(f"listed:{path}", glob=pattern, contents=False))
     return found.outcome == "ok" and not found.data
 
 
 def _podman_too_old(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     """Return what podman is too old for and what to do; None if it is not."""
-    told = host.look(Probe("podman-version", argv=("podman", "--version")))
+    told = host.run_probe(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", told.text)
     if told.outcome == "absent":
         return "podman is not installed", "gpunode setup --runtime podman"

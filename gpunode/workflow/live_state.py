@@ -25,7 +25,7 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _LIMIT) -> Fil
     Raises:
         Undetermined: it cannot be read.
     """
-    capture = host.look(Probe(path, path=path, limit_bytes=limit_bytes))
+    capture = host.run_probe(Probe(path, path=path, limit_bytes=limit_bytes))
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
@@ -45,7 +45,8 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
     nothing is left to do.
     """
     return any(
-        host.look(Probe(folder, glob=folder, contents=False)).data and _names_in(host, folder) <= {*going, *folders}
+        host.run_probe(Probe(folder, glob=folder, contents=False)).data
+        and _names_in(host, folder) <= {*going, *folders}
         for folder in folders
     )
 
@@ -53,7 +54,7 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
 def _names_in(host: HostView, folder: str) -> frozenset[str]:
     """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
-    captures = [host.look(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
+    captures = [host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
     return frozenset(found.path for capture in captures for found in decode_found(capture.data))
 
 
@@ -66,7 +67,7 @@ def read_package_database(host: HostView) -> Database:
     for system in SYSTEMS:
         file = system.database_file
         # The probe that facts come from, so that a rehearsal finds its answer in the capture.
-        capture = host.look(next(probe for probe in system.probes if probe.path == file))
+        capture = host.run_probe(next(probe for probe in system.probes if probe.path == file))
         if capture.outcome == "ok":
             return system.database(capture.text)
         if capture.outcome != "absent":
@@ -87,10 +88,11 @@ def list_gpus(host: HostView) -> dict[str, MigGpu]:
     Raises:
         ValueError: if NVML does not say.
     """
-    if host.look(_LOADED).outcome != "ok":
+    if host.run_probe(_LOADED).outcome != "ok":
         raise ValueError("the driver is not loaded")
     return {
-        gpu.uuid: gpu for gpu in nvml_facts.list_mig_gpus(nvml_facts.read_nvml_answer(host.look(nvml.make_probe())))
+        gpu.uuid: gpu
+        for gpu in nvml_facts.list_mig_gpus(nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())))
     }
 
 
@@ -136,13 +138,13 @@ def find_gpu_pods(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
 
 def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
     path = f"{root}/device-plugins/kubelet_internal_checkpoint"
-    checkpoint = host.look(Probe("pod-devices", path=path, content_kind="table"))
+    checkpoint = host.run_probe(Probe("pod-devices", path=path, content_kind="table"))
     if checkpoint.outcome == "absent":
         return
     if checkpoint.outcome != "ok":
         yield f"unknown pods, because {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
-    folders = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
+    folders = host.run_probe(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
     running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
     try:
         entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()
@@ -193,7 +195,7 @@ def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
     both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
     asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
     # Its exit status is 1 where one of them is not found.
-    answer = host.look(asked) if paths else None
+    answer = host.run_probe(asked) if paths else None
     if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
         return ()
     owned = {line.partition(": ")[2] for line in answer.data.decode("utf-8", "replace").splitlines()}
@@ -201,5 +203,5 @@ def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
 
 
 def _list_files(host: HostView, place: str) -> Iterator[str]:
-    found = host.look(Probe(f"foreign-{place}", glob=place, contents=False))
+    found = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
     yield from (one.path for one in decode_found(found.data) if one.link is None) if found.outcome == "ok" else ()

@@ -28,7 +28,7 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         return plan
     named = dict.fromkeys(change.id for change in brought)
     package_system = system(facts)
-    answer = host.look(package_system.archives_of(named))
+    answer = host.run_probe(package_system.archives_of(named))
     archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
@@ -54,7 +54,7 @@ def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
     """
     package_system = system(facts)
     named = driver_packages(package_system.packages_in(problem))
-    answer = host.look(package_system.archives_of(named)) if named else None
+    answer = host.run_probe(package_system.archives_of(named)) if named else None
     if answer is None or answer.outcome != "ok":
         return ""
     versions: dict[Archive, list[str]] = {}
@@ -103,7 +103,7 @@ def _describe_keys(word: str, host: HostView) -> str:
     """Return the fingerprints of a keyring, or the one that the entry itself names."""
     if named := _FINGERPRINT.fullmatch(word):
         return named[1].upper()
-    capture = host.look(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
+    capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
         found = openpgp.fingerprints(capture.data) if capture.outcome == "ok" else ()
     except ValueError:

@@ -236,7 +236,7 @@ def _changes_not_undone(
 def _enrolled_keys(host: HostView) -> Iterator[str]:
     """Yield Secure Boot keys that are in the firmware: only its own console deletes one."""
     for key in _MACHINE_KEYS:
-        told = host.look(Probe("mok-test", argv=("mokutil", "--test-key", key)))
+        told = host.run_probe(Probe("mok-test", argv=("mokutil", "--test-key", key)))
         if "already enrolled" in f"{told.text}{told.error}":
             yield (
                 f"the key {key} stays enrolled for Secure Boot; `mokutil --delete {key}`, a reboot and the password on "

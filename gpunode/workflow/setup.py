@@ -141,7 +141,7 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
         refuse_setup(preview, left.owed, facts, host)
-    host.vet([change for stage in preview for change in stage.changes])
+    host.refuse_irreplaceable([change for stage in preview for change in stage.changes])
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
@@ -174,7 +174,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
     if options.resume:
         resume_unit(options.resume.command(""))  # what cannot stand in a unit is told now, not after the changes
     if recipe.upgrade and preview[0].changes == ():
-        host.trigger((Trigger("index-refresh"),))
+        host.run_triggers((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, options.only)
     return preview
 

@@ -148,7 +148,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
         cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
-        nvml=nvml_facts.read_nvml_answer(host.look(nvml.make_probe())),
+        nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
         pending=left.left,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )

@@ -378,7 +378,7 @@ def archive_lookup(host: HostView, facts: Facts) -> VersionLookup:
     """Return what asks the package index of ``host`` by looking alone; a capture has none."""
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
-        answer = host.look(system(facts).archives_of(packages))
+        answer = host.run_probe(system(facts).archives_of(packages))
         versions: dict[PackageId, list[str]] = {}
         for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
             versions.setdefault(PackageId.of(name), []).append(version)

@@ -206,7 +206,7 @@ class UndoExecutor:
             if step.step_id == OVERWRITTEN and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
-                note = self.host.check(step.expectation, (file,))
+                note = self.host.check_candidates(step.expectation, (file,))
         self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
 
 

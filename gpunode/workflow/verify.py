@@ -124,7 +124,7 @@ def verify(
     undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.look, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
+        asked = pool.submit(host.run_probe, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731

@@ -81,7 +81,7 @@ class Archives:
 
     installed: Mapping[str, PackageState]
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return an absent capture: the facts hold the state of the node."""
         return Capture(probe.source, "absent")
 
@@ -626,11 +626,11 @@ class Shown:
 
     evidence: Evidence
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
-    def distribution(self) -> None:
+    def read_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

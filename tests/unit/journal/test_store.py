@@ -452,7 +452,7 @@ class TestInterruptedRun:
         draft = store.objects.path(name).parent / f".{name}.123"
         draft.write_bytes(b"wh")
 
-        store.sweep()
+        store.remove_temporary_files()
 
         assert [path.name for path in store.objects.folder.rglob("*") if path.is_file()] == [name]
 

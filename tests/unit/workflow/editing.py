@@ -44,12 +44,12 @@ class Machine(Node):
         self.says = dict(says or {})
         self.full: set[str] = set()
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv and (said := self.says.get(" ".join(probe.argv))) is not None:
             return Capture(probe.source, "ok", said.encode())
         if probe.glob:
             return Capture(probe.source, "ok", encode_found(self._found(probe.glob)))
-        return super().look(probe)
+        return super().run_probe(probe)
 
     def _found(self, pattern: str) -> Iterator[Found]:
         for path, state in self.files.items():

@@ -44,7 +44,7 @@ class Node(RehearsalHost):
         super().__init__({}, {})
         self.there, self.podman = there, podman
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv:
             outcome = Capture(probe.source, "absent") if not self.podman else None
             return outcome or Capture(probe.source, "ok", f"{self.podman}\n".encode())

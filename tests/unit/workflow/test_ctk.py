@@ -113,12 +113,12 @@ def test_configuration_refused_by_the_runtime_parser_is_not_written(
 ) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
-    def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
         assert [change.path for change in changes] == [DROP_IN, CONTAINERD]
         assert expectation.handlers == {("nvidia", "/usr/bin/nvidia-container-runtime")}
         raise Refused("containerd does not take it")
 
-    monkeypatch.setattr(host, "check", check)
+    monkeypatch.setattr(host, "check_candidates", check_candidates)
     with pytest.raises(Refused):
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
@@ -202,8 +202,8 @@ HAS = {"nvidia": "/usr/bin/nvidia-container-runtime"}
 @pytest.mark.parametrize(("changed", "unread"), [(STARTED - 1, False), (STARTED + 1, True), (None, False)])
 def test_daemon_started_before_its_file_changed_is_restarted(changed: float | None, unread: bool, store: Store) -> None:
     class Dated(Machine):
-        def look(self, probe: Probe, /) -> Capture:
-            capture = super().look(probe)
+        def run_probe(self, probe: Probe, /) -> Capture:
+            capture = super().run_probe(probe)
             owner = capture.ownership
             return replace(capture, ownership=replace(owner, ctime=changed)) if owner else capture
 

@@ -65,7 +65,7 @@ class Busy(RehearsalHost):
         super().__init__({}, {})
         self.gpu = gpu
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         return Workloads(gpu=self.gpu)
 
 

@@ -36,7 +36,7 @@ class WithIndex(RehearsalHost):
         super().__init__({}, {})
         self.table = table
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         assert probe.argv[:2] == ("apt-cache", "madison")
         return Capture(probe.source, "ok", self.table.encode())
 

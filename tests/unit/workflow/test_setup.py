@@ -276,7 +276,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
 
 def test_written_config_that_containerd_misreads_is_put_back(store: Store) -> None:
     class Misread(Node):
-        def read_back(self, expectation: RuntimeExpectation, /) -> None:
+        def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
             assert self.bytes_of(expectation.path) != BEFORE
             raise ChangeFailed("containerd does not read its new configuration as intended")
 

@@ -72,7 +72,7 @@ class Machine(Node):
         self.owned: frozenset[str] = frozenset()
         self.globs: dict[str, Capture] = {}
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv[:2] == ("mokutil", "--test-key") and self.enrolled:
             # mokutil's own words; it exits with 1 when the key is there (mokutil.c, test_key).
             said = b"is already enrolled\n" if probe.argv[2] == self.enrolled else b"is not enrolled\n"
@@ -82,7 +82,7 @@ class Machine(Node):
         if probe.argv[:2] == ("dpkg-query", "--search"):
             owners = "".join(f"nvidia-smi: {path}\n" for path in probe.argv[2:] if path in self.owned)
             return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
-        return super().look(probe)
+        return super().run_probe(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
         super().apply(changes)
@@ -92,7 +92,7 @@ class Machine(Node):
     def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         return {one: self.archives[str(one)] for one in packages if str(one) in self.archives}
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         return self.busy
 
 
@@ -717,11 +717,11 @@ class TestRemove:
     ) -> None:
         host.files[CONTAINERD] = edited = FileState(b"# mine, edited\nnvidia = true\n")
 
-        def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+        def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
             assert (expectation.runtime, [change.path for change in changes]) == ("containerd", [CONTAINERD])
             raise Refused("containerd does not take it")
 
-        monkeypatch.setattr(host, "check", check)
+        monkeypatch.setattr(host, "check_candidates", check_candidates)
         with pytest.raises(Refused, match="does not take it"):
             undo(host, store, plan_removal(store, host, facts_now()))
         assert host.files[CONTAINERD] == edited
