@@ -24,7 +24,7 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
-from gpunode.workflow.transaction import archive_lookup, loss_note, lost_packages, refuse_loss
+from gpunode.workflow.plan import archive_lookup, loss_note, lost_packages, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen

@@ -21,17 +21,17 @@ from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.origins import archives_behind, with_origins
-from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, Resume, arrange_resume, resume_unit
-from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, missing_marks
-from gpunode.workflow.transaction import (
+from gpunode.workflow.plan import (
     describe_differences,
     loss_note,
     lost_packages,
+    plan,
     refuse_loss,
     resolve_stage,
     unplanned_removals,
 )
+from gpunode.workflow.reboot import UNIT, Resume, arrange_resume, resume_unit
+from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, missing_marks
 
 
 def _accept_plan(plans: Sequence[StagePlan]) -> None:

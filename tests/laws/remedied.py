@@ -58,7 +58,7 @@ from gpunode.steps.kernel import BLACKLIST
 from gpunode.workflow import edits
 from gpunode.workflow.converge import StagePlan, project_stage, walk
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.transaction import resolve_stage
+from gpunode.workflow.plan import resolve_stage
 from tests.ids import by_id, by_name
 
 HERE: Final = "evidence"

@@ -13,7 +13,7 @@ from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.origins import archives_behind
-from gpunode.workflow.transaction import archive_lookup, lost_packages, refuse_loss
+from gpunode.workflow.plan import archive_lookup, lost_packages, refuse_loss
 from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
