@@ -98,9 +98,8 @@ class ChangeKind(ABC):
     is_configuration: ClassVar[bool] = False
     # Whether the record that it failed says that the node is as it was.
     is_undone_by_failure: ClassVar[bool] = False
-    # Positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
-    _undo_rank: ClassVar[int] = 2
-    _redo_rank: ClassVar[int] = 4
+    # The positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
+    _undo_ranks: ClassVar[tuple[int, int]] = (2, 4)
     triggers: frozenset[Trigger]
 
     @property
@@ -223,13 +222,9 @@ class ChangeKind(ABC):
         Law: an involution where all states are known.
         """
 
-    def undo_rank(self, stage: str, step: str) -> int:
-        """Return the position in an undo of a setup, in which what uses a thing goes before the thing."""
-        return self._undo_rank
-
-    def redo_rank(self, stage: str, step: str) -> int:
-        """Return the position in an undo of an undo, which is made in the order of a setup."""
-        return self._redo_rank
+    def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
+        """Return the position in an undo of a setup, or with ``is_redo`` in an undo of an undo."""
+        return self._undo_ranks[is_redo]
 
     def without_foreign_writers(self) -> Self:
         """Return it with a result that root alone can write."""

@@ -183,13 +183,10 @@ class FileChange(ChangeKind):
             return None
         return replace(self, before=self.after, after=self.before)
 
-    def undo_rank(self, stage: str, step: str) -> int:
-        return 1 if stage == CONFIGURATION and step not in OF_PACKAGES else 4
-
-    def redo_rank(self, stage: str, step: str) -> int:
+    def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
         if step in OF_PACKAGES:
-            return 3
-        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1)
+            return 3 if is_redo else 4
+        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIGURATION else 4
 
     def without_foreign_writers(self) -> FileChange:
         return replace(self, after=without_foreign_writers(self.after)) if isinstance(self.after, FileState) else self

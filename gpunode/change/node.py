@@ -27,8 +27,7 @@ class ServiceChange(ChangeKind):
 
     kind_name: ClassVar[str] = "service"
     rank: ClassVar[int] = 5
-    _undo_rank: ClassVar[int] = 0
-    _redo_rank: ClassVar[int] = 6
+    _undo_ranks: ClassVar[tuple[int, int]] = (0, 6)
 
     unit: str
     before: ServiceState

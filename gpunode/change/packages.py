@@ -46,8 +46,7 @@ class PackageChange(ChangeKind):
 
     kind_name: ClassVar[str] = "package"
     rank: ClassVar[int] = 1
-    _undo_rank: ClassVar[int] = 3
-    _redo_rank: ClassVar[int] = 2
+    _undo_ranks: ClassVar[tuple[int, int]] = (3, 2)
     is_undone_by_failure: ClassVar[bool] = True
 
     id: PackageId

@@ -97,7 +97,6 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummar
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
-    from gpunode.workflow.recovery import still_pending
     from gpunode.workflow.remove import plan_removal
 
     require_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
@@ -105,9 +104,8 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
 
     def make_plan(node: Session) -> UndoPlan:
         facts = survey(node.host, image=is_image(root))
-        owed = still_pending(node.store.pending_triggers(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
-        return plan_removal(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
+        return plan_removal(node.store, node.host, facts, force=force, disrupt=disrupt)
 
     _run_undo("remove", make_plan, output, place, permissions)
 

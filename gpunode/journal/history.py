@@ -101,15 +101,13 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
-def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """Return ``inverse_intents`` that change something; unless ``whole``, those of configuration files alone.
+def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """Return ``inverse_intents`` that change something.
 
     A file that was only read again is left out, and a unit that stopped for the sake of other changes.
     """
     return tuple(
-        intent
-        for intent in inverse_intents(entries)
-        if not (intent.change.is_reread or intent.change.is_pause) and (whole or is_configuration(intent))
+        intent for intent in inverse_intents(entries) if not (intent.change.is_reread or intent.change.is_pause)
     )
 
 
@@ -278,7 +276,7 @@ def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None:
         return None
-    back = intents_to_undo(known, whole=True)
+    back = intents_to_undo(known)
     return RunSummary(
         begin,
         tuple(dict.fromkeys(entry.change.subject for entry in known if isinstance(entry, Intent))),

@@ -12,7 +12,6 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
-    Trigger,
     digest,
 )
 from gpunode.command import command
@@ -29,7 +28,7 @@ from gpunode.runtimes.removal import end_dangling_default
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.file_restore import RestoredFile, revert_change
 from gpunode.workflow.lost_record import LostRecord
-from gpunode.workflow.recovery import find_lost_record
+from gpunode.workflow.recovery import find_lost_record, still_pending
 from gpunode.workflow.undo import KeptItem, UndoPlan
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
 
@@ -37,22 +36,13 @@ from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
-def plan_removal(
-    store: Store,
-    host: Host,
-    facts: Facts,
-    *,
-    owed: tuple[Trigger, ...] = (),
-    force: bool = False,
-    disrupt: bool = False,
-) -> UndoPlan:
+def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> UndoPlan:
     """Return what removes everything that gpunode ever added.
 
     Args:
         store: the journals, whose runs together tell what was added.
         host: the node.
         facts: of it.
-        owed: what earlier runs owe and none has settled.
         force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
@@ -69,6 +59,7 @@ def plan_removal(
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
         return RestoredFile(span.change.before) if force else _merge(span.change, now)
 
+    owed = still_pending(store.pending_triggers(), facts)
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}

@@ -340,7 +340,7 @@ def _remaining_additions(
     """Yield what ``run`` added to the node and is still there, each with its step."""
     if run.verb not in MAKING or run.verb == "unconfigure":
         return  # what takes something back needs nothing
-    for intent in intents_to_undo(store.entries(run.run), whole=True):
+    for intent in intents_to_undo(store.entries(run.run)):
         back = intent.change  # from what the run made to what was there before
         if back.is_there_before and back.subject in run.standing and is_there(back):
             yield intent.step, back

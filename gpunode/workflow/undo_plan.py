@@ -97,7 +97,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     wanted = {
         package: span.change.before
         for package, span in footprint.packages.items()
-        if request.restores_packages or _is_absent(span.change.before)
+        if request.restores_packages or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
     lost: tuple[str, ...] = ()
@@ -109,11 +109,18 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     gone = tuple(_describe_uninstalled(footprint.commands))
-    kept_keys = () if request.is_redo else tuple(_kept_module_key(facts))
+    kept_keys: tuple[str, ...] = ()
+    if facts.module_key is not None and not request.is_redo:
+        from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
+
+        kept_keys = tuple(describe_kept_key(facts))
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    ordered = redo_order(steps) if request.is_redo else undo_order(steps)
+    # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
+    # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
+    # they are there. A rollback is taken back in the order of a setup.
+    ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
     steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
     steps = (*_pause_services(steps, facts), *steps)
     if not request.disrupt:
@@ -127,15 +134,6 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         owed=request.owed,
         kept=kept,
     )
-
-
-def _kept_module_key(facts: Facts) -> Iterator[str]:
-    """Yield that the key for modules stays, which only Secure Boot needs."""
-    if facts.module_key is None:
-        return
-    from gpunode.steps.enrolment import describe_kept_key
-
-    yield from describe_kept_key(facts)
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
@@ -330,20 +328,6 @@ def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> 
     )
 
 
-def undo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
-    """Return ``steps`` in the order in which a setup is undone: what uses a thing goes before the thing.
-
-    A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
-    and pins go last, so that packages can be fetched, and simulated, while they are there.
-    """
-    return tuple(sorted(steps, key=lambda step: step.change.undo_rank(step.stage, step.step_id)))
-
-
-def redo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
-    """Return ``steps`` in the order in which a setup makes such changes: to undo a rollback."""
-    return tuple(sorted(steps, key=lambda step: step.change.redo_rank(step.stage, step.step_id)))
-
-
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
@@ -364,10 +348,6 @@ def plan_package_restore(
     staying = database.needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
-
-
-def _is_absent(state: PackageState | None) -> bool:
-    return state is None or state.config_files_only
 
 
 def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
@@ -445,9 +425,9 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
-    coming = [change for change in changes if _is_fetched(change)]
+    coming = [one for one in changes if one.is_there_after and one.states[0] != one.states[1]]
     offered = host.list_offered_versions([change.id for change in coming])
-    gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
+    gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
     notes = tuple(_describe_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
@@ -460,20 +440,9 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
     return tuple(change for change in rest if change not in left), (*notes, also)
 
 
-def _is_fetched(change: PackageChange) -> bool:
-    state = change.settled
-    is_there = change.before is not None and state is not None and change.before.version == state.version
-    return state is not None and not state.config_files_only and not is_there
-
-
-def _version(change: PackageChange) -> str:
-    state = change.settled
-    return state.version if state else ""
-
-
 def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
+    return f"{change.id} {change.states[1]} cannot be restored: no archive has it any more{others}"
 
 
 def _restore_unit(facts: Facts, span: ChangeSpan[ServiceChange], *, is_coming: bool) -> UndoStep | None:

@@ -429,14 +429,14 @@ class TestWholeRollback:
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
-        run, owed = newest(store), Trigger("restart", "docker.service")
+        run, restart = newest(store), Trigger("restart", "docker.service")
         cut = store.begin("setup", version="test")
-        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({owed}))))
+        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart}))))
         cut.close()
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
             _ = (
-                plan_removal(store, host, facts_now(), owed=(owed,))
+                plan_removal(store, host, facts_now())
                 if verb == "remove"
                 else plan_rollback(store, host, run, facts_now())
             )
