@@ -39,9 +39,8 @@ from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.setup import SetupOptions, SetupResult
+from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import VerifyReport, verify
 

@@ -39,7 +39,7 @@ from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
-from gpunode.workflow.file_restore import RestoredFile, recorded_edit, restore_file, revert_change
+from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
 
 # Of each file what gpunode's recorded runs have made of it.
 Trails: TypeAlias = Mapping[str, FileTrail]

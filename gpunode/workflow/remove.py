@@ -26,10 +26,9 @@ from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
 from gpunode.runtimes.removal import end_dangling_default
 from gpunode.workflow import live_state, undo
-from gpunode.workflow.file_restore import RestoredFile, revert_change
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record, still_pending
-from gpunode.workflow.undo import KeptItem, UndoPlan
+from gpunode.workflow.undo import KeptItem, RestoredFile, UndoPlan, revert_change
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
 
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.

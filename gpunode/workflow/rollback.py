@@ -22,9 +22,8 @@ from gpunode.steps.table import find_needed_steps
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
-from gpunode.workflow.file_restore import RestoredFile, recorded_edit
 from gpunode.workflow.recovery import still_pending
-from gpunode.workflow.undo import UndoExecutor, UndoPlan, installed_packages
+from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
 
 

@@ -40,14 +40,16 @@ from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, survey
 from gpunode.workflow.disruption import DOCKER, any_replaced, refuse_undoing
-from gpunode.workflow.file_restore import ResolveEdit, RestoredFile, restore_file
 from gpunode.workflow.undo import (
     KeptItem,
+    ResolveEdit,
+    RestoredFile,
     UndoPlan,
     UndoStep,
     conffile_sum,
     installed_packages,
     keep_sources_readable,
+    restore_file,
     with_dependencies,
 )
 

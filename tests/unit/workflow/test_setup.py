@@ -40,9 +40,8 @@ from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Notice
 from gpunode.workflow.plan import has_pending_work
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import Backlog, find_backlog
-from gpunode.workflow.setup import SetupOptions, SetupResult, setup
+from gpunode.workflow.setup import Resume, SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import check_configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
