@@ -1,4 +1,4 @@
-"""An undo as data, its executor, and what becomes of a file that somebody edited: for rollback, remove and unconfigure."""
+"""An undo as data, its executor, and what becomes of files that somebody edited: for all that takes something back."""
 
 from __future__ import annotations
 
