@@ -8,7 +8,7 @@ from functools import cache
 
 from gpunode.catalog import openpgp
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, PackageChange, PackageState
+from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import EMBEDDED, Facts, PackageSource, known
 from gpunode.host.port import HostView
@@ -23,7 +23,7 @@ _FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     """Return ``plan`` with the known origins of its packages, from one query for all of them."""
-    brought = [change for change in plan.packages if isinstance(change.after, PackageState)]
+    brought = {change: after for change in plan.packages if (after := change.settled)}
     if not brought:
         return plan
     named = dict.fromkeys(change.id for change in brought)
@@ -36,15 +36,12 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         place = " ".join(filter(None, (redact(archive.uri), archive.part)))
         return f"{place}, {_describe_signature(archive, facts, host)}"
 
-    def with_origin(change: Change) -> Change:
-        if not isinstance(change, PackageChange) or not isinstance(after := change.after, PackageState):
-            return change
+    located: dict[Change, PackageChange] = {}
+    for change, after in brought.items():
         found = archives.get((change.id.name, after.version), ())
-        return replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
-
-    steps = tuple(replace(step, changes=tuple(map(with_origin, step.changes))) for step in plan.steps)
-    dependencies = PackageChange.among(map(with_origin, plan.dependencies))
-    return replace(plan, steps=steps, dependencies=tuple(dependencies))
+        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
+    steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
+    return replace(plan, steps=steps, dependencies=tuple(located.get(one, one) for one in plan.dependencies))
 
 
 def archives_behind(problem: str, facts: Facts, host: HostView) -> str:

@@ -345,12 +345,13 @@ def resolve_stage(
     transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _FREE)
     if transaction.problem:
         return replace(plan, unresolved=transaction.problem)
-    exact = {change.id: change for change in transaction.asked}
-    steps = tuple(
-        replace(step, changes=(*_with_versions(step, exact),), outcome=_with_upgrades(step, transaction.upgraded))
-        for step in plan.steps
-    )
-    return replace(plan, steps=steps, dependencies=transaction.dependencies)
+    asked = {change.id: change for change in transaction.asked}
+    exact: dict[Change, Change | None] = {change: asked.get(change.id) for change in plan.packages}
+    steps = []
+    for step in plan.steps:
+        changes = tuple(change for one in step.changes if (change := exact.get(one, one)) is not None)
+        steps.append(replace(step, changes=changes, outcome=_with_upgrades(step, transaction.upgraded)))
+    return replace(plan, steps=tuple(steps), dependencies=transaction.dependencies)
 
 
 def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
@@ -367,14 +368,6 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
         if upgraded[one]
     )
     return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
-
-
-def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> Iterator[Change]:
-    for change in step.changes:
-        if not isinstance(change, PackageChange):
-            yield change
-        elif change.id in exact:
-            yield exact[change.id]
 
 
 def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, digest
+from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
@@ -136,16 +136,15 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
     from gpunode.workflow import live_state  # on use, here and below: a plan looks at no state of a file
 
     for intent in intents:
-        match intent.change:
-            case FileChange(path=path, before=FileState(), after=None, folders=folders):
-                if live_state.read_file_state(host, path) is None and not live_state.has_empty_folder(host, folders):
-                    yield intent
-            case FileChange(path=path, after=FileState() as after):
-                now = live_state.read_file_state(host, path)
-                if now is not None and replace(now, content=digest(now.content).encode()) == after:
-                    yield intent
-            case _:
-                pass
+        change = intent.change
+        if not isinstance(change, FileChange) or not change.is_settled:
+            continue
+        if not change.is_there_before and not change.is_there_after:
+            continue  # only folders of a file go, which may be others' by now
+        now = live_state.read_file_state(host, change.path)
+        is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
+        if (now and now.with_digest()) == change.after and not is_left:
+            yield intent
 
 
 def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
