@@ -53,7 +53,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED}")
     wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
-    if unit.exists and _has_state(unit.state, wanted):
+    if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, later=fact.probe == PLAN)
     return Planned(
@@ -72,10 +72,6 @@ def _can_run(recipe: Recipe, facts: Facts) -> bool:
         and isinstance(chosen, Choice)
         and is_loaded(known(facts.loaded_driver, None), chosen)
     )
-
-
-def _has_state(state: ServiceState, wanted: ServiceState) -> bool:
-    return state.enabled and (state.active or not wanted.active)
 
 
 PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan_persistence, needs=("driver",), for_driver=True)

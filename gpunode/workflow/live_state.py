@@ -118,13 +118,10 @@ def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
         present = list_gpus(host)
     except ValueError:
         return ""
-    late = [uuid for uuid, on in switched.items() if uuid in present and _is_late(present[uuid], on)]
+    layouts = {uuid: gpu.layout for uuid, gpu in present.items() if gpu.layout is not None}
+    late = [uuid for uuid, on in switched.items() if uuid in layouts and layouts[uuid].enabled != on]
     switch = "on" if late and switched[late[0]] else "off"
     return f"MIG is switched {switch} on {', '.join(late)} at the next boot" if late else ""
-
-
-def _is_late(gpu: MigGpu, on: bool) -> bool:
-    return gpu.layout is not None and gpu.layout.enabled != on
 
 
 # kubeadm, k3s and RKE2; microk8s; k0s.

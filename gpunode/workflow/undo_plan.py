@@ -27,7 +27,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, MigGpu, Unknown
+from gpunode.facts.model import Facts, Known, Unknown
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
@@ -222,7 +222,11 @@ def _restore_layouts(
             is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_cut_short(span, gpu.layout)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
-                raise _changed_since(uuid, back, gpu)
+                raise Conflict(
+                    f"{uuid} no longer has the MIG layout that gpunode set",
+                    why=f"gpunode left it with {back.before}; now it has {gpu.layout}",
+                    hint="add --force to restore its former layout anyway",
+                )
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
 
@@ -230,14 +234,6 @@ def _restore_layouts(
 def _is_cut_short(span: ChangeSpan[MigChange], layout: MigLayout) -> bool:
     """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
     return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
-
-
-def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
-    return Conflict(
-        f"{uuid} no longer has the MIG layout that gpunode set",
-        why=f"gpunode left it with {change.before}; now it has {gpu.layout}",
-        hint="add --force to restore its former layout anyway",
-    )
 
 
 def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
@@ -293,20 +289,14 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
         trail = footprint.files.get(back.path)
         is_nobodys = (
             now is None
-            or _is_overwritten(span, host)
+            # A package has its own file there now.
+            or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
             or conffile_sum(now.content) == shipped.get(back.path)
             or (trail and trail.spans[-1].left(now))
         )
         if not is_nobodys and not force:
             raise edit_conflict(back, now)
         yield UndoStep(span.stage, span.step, back)
-
-
-def _is_overwritten(span: ChangeSpan[FileChange], host: Host) -> bool:
-    """Return whether a package has its file in the place of one that was backed up before."""
-    if span.step != OVERWRITTEN:
-        return False
-    return not live_state.find_unowned(host, [span.change.path])
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
