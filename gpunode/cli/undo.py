@@ -128,7 +128,7 @@ def _run_undo(
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(node), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {"undone_run": plan.of.run, "next_run": plan.standing.run if plan.standing else ""}
+            result = {"undone_run": plan.run.run, "next_run": plan.standing.run if plan.standing else ""}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -143,7 +143,7 @@ def _run_undo(
                 raise incomplete_undo(plan)
             node.screen.conclude((), left.failure)
             answer = Envelope(
-                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.of, "kept": plan.kept}
+                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
             output.emit(answer.with_failure(left.failure))
             return
@@ -184,7 +184,7 @@ def _execute_undo(
         changes=made_changes(entries),
         steps=steps_by_change(entries),
         notes=done.plan.remarks,
-        result={"undone_run": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
+        result={"undone_run": done.plan.undone_run, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
     )
     return answer.with_failure(failure)
 

@@ -306,9 +306,11 @@ def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
 
 
-def triggers_of_plans(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
-    """Return the triggers of ``plans`` and those ``left``; in an image, without those that need services."""
-    every = settle_order({*left, *(trigger for plan in plans for trigger in plan.triggers)})
+def triggers_of_plans(
+    plans: Sequence[StagePlan], *, image: bool, pending: Sequence[Trigger] = ()
+) -> tuple[Trigger, ...]:
+    """Return the triggers of ``plans`` and the ``pending`` ones; in an image, without those that need services."""
+    every = settle_order({*pending, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 

@@ -53,9 +53,9 @@ def _why_packages_missing(stage: StagePlan, host: HostView) -> str:
     return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
 
-def has_pending_work(plans: Sequence[StagePlan], left: Backlog = NO_BACKLOG) -> bool:
+def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
     """Return whether anything is to be done or waits, including what earlier runs left undone."""
-    return bool(left) or any(plan.changes or plan.waits for plan in plans)
+    return bool(backlog) or any(plan.changes or plan.waits for plan in plans)
 
 
 _FREE: Mapping[PackageId, str] = MappingProxyType({})

@@ -40,21 +40,16 @@ class RollbackResult:
     settled: tuple[TriggerResult, ...]
     whole: bool = False
 
-    @property
-    def of(self) -> str:
-        """The run that was undone."""
-        return self.plan.of
-
 
 def plan_rollback(
-    store: Store, host: Host, of: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
+    store: Store, host: Host, run_id: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
 ) -> UndoPlan:
-    """Return what undoes ``of``, compared with the node as it is.
+    """Return what undoes the run, compared with the node as it is.
 
     Args:
         store: the journal.
         host: the node.
-        of: the run.
+        run_id: of the run.
         facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
         force: whether files come back that somebody edited since; the edit is backed up as any other version.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
@@ -65,7 +60,7 @@ def plan_rollback(
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
     """
-    footprint = store.footprint_of(of)
+    footprint = store.footprint_of(run_id)
     runs = {run.run: run for run in store.runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
@@ -76,18 +71,18 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
+    request = UndoRequest(run_id, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
-        refuse_shared(store, of, runs[of].configuration & footprint.subjects)
+        refuse_shared(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
-        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].other_subjects)))
-    refuse_shared(store, of, footprint.subjects)
+        return replace(undone, left=tuple(sorted(runs[run_id].standing & runs[run_id].other_subjects)))
+    refuse_shared(store, run_id, footprint.subjects)
     request = replace(
-        request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of)
+        request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, run_id)
     )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     going = removals_by_step((step.step_id, step.change) for step in undone.steps)
-    refuse_needed(store, of, going, partial(_is_there, host, installed_packages(facts)))
+    refuse_needed(store, run_id, going, partial(_is_there, host, installed_packages(facts)))
     return undone
 
 
@@ -145,8 +140,8 @@ def rollback(
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(verb, version=version, argv=argv, undoes=plan.of, with_packages=whole)
-    reason = f"as it was before {plan.of or 'gpunode'}"
+    run = store.begin(verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=whole)
+    reason = f"as it was before {plan.undone_run or 'gpunode'}"
     applier = Applier(host, run, on_event, pause)
     executor = UndoExecutor(applier, host, reason, plan.owed)
     with recording_failure(applier):
@@ -156,14 +151,14 @@ def rollback(
     return RollbackResult(plan, run.id, tuple(executor.settled), whole)
 
 
-def mark_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
-    """Record that ``of`` is undone: nothing of it is left on the node.
+def mark_undone(store: Store, run: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
+    """Record that ``run`` is undone: nothing of it is left on the node.
 
     Raises:
         ChangeFailed: it could not be written.
     """
-    if not of.is_undone(whole=whole):
-        store.begin("rollback", version=version, argv=argv, undoes=of.run, with_packages=whole).commit("done")
+    if not run.is_undone(whole=whole):
+        store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=whole).commit("done")
 
 
 def incomplete_undo(plan: UndoPlan) -> VerifyFailed:
@@ -221,7 +216,7 @@ class NothingToUndo:
         notes: what stays of it, and why.
     """
 
-    of: RunSummary
+    run: RunSummary
     why: str
     standing: RunSummary | None = None
     command: str = ""
@@ -258,11 +253,11 @@ def _undoable_runs(store: Store, *, whole: bool) -> list[RunSummary]:
     return [one for one in made if one.configuration or (whole and one.other_subjects)]
 
 
-def explain_undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> NothingToUndo:
-    """Return that ``of`` is undone, with the command for the newest run that is not."""
-    left = (one for one in _undoable_runs(store, whole=whole) if one.run != of.run and not one.is_undone(whole=whole))
+def explain_undone(store: Store, run: RunSummary, why: str, *, whole: bool) -> NothingToUndo:
+    """Return that ``run`` is undone, with the command for the newest run that is not."""
+    left = (one for one in _undoable_runs(store, whole=whole) if one.run != run.run and not one.is_undone(whole=whole))
     standing = next(left, None)
-    return NothingToUndo(of, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
+    return NothingToUndo(run, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
 
 
 def find_run(store: Store, run: str, *, whole: bool = True) -> RunSummary:
@@ -288,31 +283,31 @@ def find_run(store: Store, run: str, *, whole: bool = True) -> RunSummary:
     return found
 
 
-def refuse_shared(store: Store, of: str, touched: AbstractSet[str]) -> None:
-    """Refuse if a later run that stands changed one of ``touched``, which undoing ``of`` would change.
+def refuse_shared(store: Store, run_id: str, touched: AbstractSet[str]) -> None:
+    """Refuse if a later run that stands changed one of ``touched``, which undoing ``run_id`` would change.
 
     Raises:
         Conflict: naming the runs to undo first, newest first.
     """
-    later = {run: shared for run in _later_runs(store, of) if (shared := touched & run.standing)}
+    later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.standing)}
     if later:
         both = ", ".join(sorted(frozenset().union(*later.values()))[:_SHOWN])
         raise Conflict(
             f"later runs changed the same things: {', '.join(run.run for run in later)}",
-            why=f"undoing {of} alone would mix their versions of {both}",
+            why=f"undoing {run_id} alone would mix their versions of {both}",
             hint=_undo_first(store, later),
         )
 
 
 def refuse_needed(
-    store: Store, of: str, going: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
+    store: Store, run_id: str, removed: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
 ) -> None:
-    """Refuse if a later run that stands needs something that undoing ``of`` would remove.
+    """Refuse if a later run that stands needs something that undoing ``run_id`` would remove.
 
     Args:
         store: the journal.
-        of: the run to undo.
-        going: what would be taken away, by the step that brought it.
+        run_id: of the run to undo.
+        removed: what would be taken away, by the step that brought it.
         is_there: whether the subject of a change is still on the node.
 
     Raises:
@@ -320,9 +315,9 @@ def refuse_needed(
     """
     needing: dict[RunSummary, frozenset[str]] = {}
     lines: list[str] = []
-    for run in _later_runs(store, of) if going else ():
+    for run in _later_runs(store, run_id) if removed else ():
         for step, made in _remaining_additions(store, run, is_there):
-            if missed := sorted(name for need in find_needed_steps(step) for name in going.get(need, ())):
+            if missed := sorted(name for need in find_needed_steps(step) for name in removed.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
                 lines.append(f"{made.subject}, of run {run.number}, needs {_join_names(missed)}")
     if needing:
@@ -358,10 +353,10 @@ def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[st
     return found
 
 
-def _later_runs(store: Store, of: str) -> list[RunSummary]:
-    """Return the runs after ``of``, without rollbacks that undo one of them or ``of`` itself."""
+def _later_runs(store: Store, run_id: str) -> list[RunSummary]:
+    """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself."""
     runs = store.runs()
-    since = runs[[run.run for run in runs].index(of) :]
+    since = runs[[run.run for run in runs].index(run_id) :]
     here = {run.run for run in since}
     return [run for run in since[1:] if run.begin.undoes not in here]
 

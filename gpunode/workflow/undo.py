@@ -79,7 +79,7 @@ class UndoPlan:
     """The plan of an undo, shown before it is carried out.
 
     Attributes:
-        of: the run that is undone; empty for all of them.
+        undone_run: its id; empty for all of them.
         steps: in the order in which they are carried out.
         notes: what the user should know: what cannot come back, and what was edited.
         kept: what stays as it is.
@@ -89,7 +89,7 @@ class UndoPlan:
         left: what the run changed beside its configuration, where the configuration alone is undone.
     """
 
-    of: str
+    undone_run: str
     steps: tuple[UndoStep, ...]
     notes: tuple[str, ...] = ()
     incomplete: bool = False

@@ -59,7 +59,7 @@ class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        of: the run; empty for all of them.
+        undone_run: its id; empty for all of them.
         resolve_edit: called for a file that is in no state in which gpunode left it.
         restores_packages: whether packages that gpunode purged or changed come back; else only what it added goes.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
@@ -68,7 +68,7 @@ class UndoRequest:
         owed: what earlier runs owe and none has settled.
     """
 
-    of: str
+    undone_run: str
     footprint: Footprint
     resolve_edit: ResolveEdit
     restores_packages: bool
@@ -128,7 +128,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
     return UndoPlan(
-        request.of,
+        request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys),
         incomplete=bool(unchanged or lost or gone),
@@ -154,7 +154,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
-    return UndoPlan(request.of, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
+    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
 
 
 def _pause_services(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:

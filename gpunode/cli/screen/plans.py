@@ -146,7 +146,7 @@ def outlook_lines(
     did = _change_counts(plans, verbose=verbose)
     if did:
         yield line("setup ", join_with_and(did), hang=6)
-    triggers = triggers_of_plans(plans, image=image, left=left)
+    triggers = triggers_of_plans(plans, image=image, pending=left)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""

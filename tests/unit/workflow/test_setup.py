@@ -419,7 +419,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
     assert left.owed == (cold,)
     assert has_pending_work((), left)
     assert str(left) == "an earlier run failed and left this pending: initramfs"
-    check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), backlog=left)
     assert (check.status, check.detail) == ("failed", "still to do: initramfs")
     _, (said,) = setup_with_notices(whole, Node(whole), store)
     assert said.startswith(str(left))
@@ -441,7 +441,7 @@ def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> Non
     left = Backlog(unread="only root may read the journal")
     assert not has_pending_work((), left)
     node = converged_node(None)
-    check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), node, Node(node), planned=(), backlog=left)
     assert check.status == "skipped"
     assert left.unread in check.detail
 
