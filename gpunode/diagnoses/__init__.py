@@ -31,7 +31,7 @@ from gpunode.diagnoses.suspects import RankedSuspect
 from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery, resolved_faults
 from gpunode.diagnoses.views.pci import has_gpu
 
-# A family is a module of this package with FAMILY in it; their order is that of the documentation.
+# A family is a module of this package with RULES in it, and a page of texts in causes/.
 _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "bar", "p2p", "pcie", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
     *("build", "repositories", "packages", "conflicts", "runfile", "support", "modules", "devices", "versions"),
@@ -46,8 +46,8 @@ _T = TypeVar("_T")
 
 @cache
 def rule_families() -> tuple[RuleFamily, ...]:
-    """Return every rule family, in the order of the documentation."""
-    return tuple(import_module(f"gpunode.diagnoses.{name}").FAMILY for name in _FAMILIES)
+    """Return every rule family, the lowest layers first."""
+    return tuple(RuleFamily(name, import_module(f"gpunode.diagnoses.{name}").RULES) for name in _FAMILIES)
 
 
 @cache
@@ -273,7 +273,7 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
         citations=citations,
         remedy=fixes,
         disruption=disruption,
-        sources=rule.sources,
+        sources=rule.text.sources,
         gpus=gpus,
         at=first.at,
         onsets=tuple(_fault_onsets(proofs, snapshot)),

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, join_commands
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
@@ -17,8 +17,6 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kubernetes_nodes
 from gpunode.facts.model import Known
 from gpunode.facts.sources import Kind
-
-_KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
 # The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
 
@@ -121,87 +119,53 @@ def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-FAMILY: Final = RuleFamily(
-    "admission",
-    "the kubelet's admission of pods",
-    (
-        Rule(
-            cause="device-plugin-not-ready-after-reboot",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="pods were admitted after a reboot before the device plugin was registered",
-            story=(
-                "When a node boots, the kubelet starts its pods in no fixed order. A GPU pod that starts before "
-                "the device plugin has registered finds no healthy device and is rejected for good with "
-                "UnexpectedAdmissionError. A controller creates a new pod; a bare pod stays failed. A minute later "
-                "the plugin is running and the node looks healthy."
-            ),
-            sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
-            decisive=all_of(_REFUSED, _BOOTED),
-            typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
-            symptoms=(symptoms.POD_REFUSED,),
-            context=any_of(_BOOTED, message_line(r"Registration Request received")),
-            against=(_PAST, unless(UNHEALTHY, _BOOTED)),
-            look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
-            share=2,
-            summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
-            remedy=always(
-                _DELETE_REFUSED,
-                manual_step(
-                    "configure",
-                    "start the device plugin first: give it the priority class system-node-critical",
-                ),
-            ),
+RULES: Final = (
+    Rule(
+        cause="device-plugin-not-ready-after-reboot",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=all_of(_REFUSED, _BOOTED),
+        typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
+        symptoms=(symptoms.POD_REFUSED,),
+        context=any_of(_BOOTED, message_line(r"Registration Request received")),
+        against=(_PAST, unless(UNHEALTHY, _BOOTED)),
+        look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
+        share=2,
+        summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
+        remedy=always(
+            _DELETE_REFUSED,
+            manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
         ),
-        Rule(
-            cause="kubelet-restart-admission-bug",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the restarted kubelet rejects pods that it had already admitted",
-            story=(
-                "A kubelet that restarts admits its pods again. Some releases requested the devices of running "
-                "pods at once, before the device plugin had registered with the new process, and failed pods that "
-                "had been running well (fixed in 1.25.14, 1.26.9, 1.27.6 and 1.28). Completed pods, and pods whose "
-                "init containers also request a GPU, are rejected the same way in later releases. The node was not "
-                "rebooted, and its GPUs are fine."
-            ),
-            sources=(f"{_KUBERNETES}/issues/118559", f"{_KUBERNETES}/issues/117955", f"{_KUBERNETES}/issues/124345"),
-            decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
-            typical=any_of(
-                unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
-            ),
-            symptoms=(symptoms.POD_REFUSED,),
-            against=(_PAST, _BOOTED),
-            look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
-            share=2,
-            summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
-            remedy=always(
-                _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
-            ),
+    ),
+    Rule(
+        cause="kubelet-restart-admission-bug",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
+        typical=any_of(
+            unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
         ),
-        Rule(
-            cause="kubelet-stale-device-allocation",
-            layer="kubernetes",
-            disruption="restart-service",
-            title="the kubelet still assigns GPUs to pods that are gone",
-            story=(
-                "The kubelet keeps its own record of which device went to which pod, in memory and in "
-                "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were "
-                "deleted by force, or failed while they were admitted, devices can stay assigned in the kubelet's "
-                "record. The scheduler then places a pod on a GPU that the kubelet considers taken: requested "
-                "number of devices unavailable. Every further pod fails the same way until the kubelet is "
-                "restarted."
-            ),
-            sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
-            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
-            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),
-            symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
-            context=_STALE,
-            against=(_PAST, _BOOTED),
-            look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
-            share=2,
-            summary="the kubelet still assigns GPUs to pods that no longer exist",
-            remedy=_reset_checkpoint,
+        symptoms=(symptoms.POD_REFUSED,),
+        against=(_PAST, _BOOTED),
+        look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
+        share=2,
+        summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
+        remedy=always(
+            _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
         ),
+    ),
+    Rule(
+        cause="kubelet-stale-device-allocation",
+        layer="kubernetes",
+        disruption="restart-service",
+        decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
+        typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),
+        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
+        context=_STALE,
+        against=(_PAST, _BOOTED),
+        look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
+        share=2,
+        summary="the kubelet still assigns GPUs to pods that no longer exist",
+        remedy=_reset_checkpoint,
     ),
 )

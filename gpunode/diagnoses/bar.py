@@ -10,11 +10,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NOT_STARTED
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import add_kernel_argument, always, manual_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.views import driver, kernel, pci, pcie_links, system
 from gpunode.facts.patterns import Pattern
 
@@ -107,53 +106,33 @@ def _reallocate(snapshot: Snapshot) -> Iterable[Fix]:
 
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "bar",
-    "memory regions of the GPU (BARs)",
-    (
-        _rule(
-            cause="bar-above-4g-disabled",
-            disruption="reboot",
-            title="the firmware assigns no address to the GPU's memory region",
-            share=0.8,
-            symptoms=(symptoms.CLOSED_OR_BAR, *_SHOWN),
-            look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
-            story=(
-                "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
-                "address space. With Above 4G Decoding off in the BIOS (or CSM on), the firmware leaves the region "
-                "empty: lspci shows it unassigned, NVRM reports 0M, and the driver cannot start the GPU "
-                "(0x22:0x56) although it is present and supported."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
-            decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
-            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
-            against=(GUEST,),
-            summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
-            remedy=always(
-                manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
-                manual_step("firmware", "update the board's firmware", "the settings are already on"),
-            ),
-            explains=NOT_STARTED,
+RULES: Final = (
+    _rule(
+        cause="bar-above-4g-disabled",
+        disruption="reboot",
+        share=0.8,
+        symptoms=(symptoms.CLOSED_OR_BAR, *_SHOWN),
+        look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
+        decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
+        typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
+        against=(GUEST,),
+        summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
+        remedy=always(
+            manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
+            manual_step("firmware", "update the board's firmware", "the settings are already on"),
         ),
-        _rule(
-            cause="bar-allocation-failed",
-            disruption="reboot",
-            title="no room for the GPU's memory region behind its bridge",
-            symptoms=_SHOWN,
-            look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
-            story=(
-                "Every bridge forwards one window of addresses, which the firmware sizes at boot for the devices "
-                "plugged in then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the "
-                "kernel logs 'no space' or 'failed to assign' for its BARs before any driver loads, and the driver "
-                "then finds a region of 0M."
-            ),
-            sources=("https://github.com/system76/firmware-open/issues/66", f"{OPEN_MODULES}/issues/510"),
-            decisive=all_of(_UNPLACED, _HIGH),
-            typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
-            against=(GUEST, _NO_HIGH),
-            summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
-            remedy=_reallocate,
-            explains=NOT_STARTED,
-        ),
+        explains=NOT_STARTED,
+    ),
+    _rule(
+        cause="bar-allocation-failed",
+        disruption="reboot",
+        symptoms=_SHOWN,
+        look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
+        decisive=all_of(_UNPLACED, _HIGH),
+        typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
+        against=(GUEST, _NO_HIGH),
+        summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
+        remedy=_reallocate,
+        explains=NOT_STARTED,
     ),
 )

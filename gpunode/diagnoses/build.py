@@ -14,11 +14,10 @@ from gpunode import distros
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_release, join_commands, surround
 from gpunode.diagnoses.commands import kernel_word as of_kernel
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import build_log_line
 from gpunode.diagnoses.views.system import PackageManager
@@ -298,166 +297,98 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
     "zypper": Shell("sudo zypper clean"),
     "pacman": Shell("sudo pacman -Sc"),
 }
-_DKMS: Final = "https://github.com/dkms-project/dkms"
 
 _SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
-FAMILY: Final = RuleFamily(
-    "build",
-    "building the kernel module",
-    (
-        Rule(
-            cause="kernel-headers-missing",
-            layer="kernel",
-            disruption="none",
-            title="the kernel's headers are not installed",
-            share=4,
-            decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
-            summary="the kernel headers are not installed, so the module was not built for it",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
-            look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
-            story=(
-                "A module built from source needs the headers of exactly its kernel. When the kernel is upgraded "
-                "but its headers are not, DKMS or akmods skips the build, mostly without an error, and the node "
-                "boots into a kernel without an NVIDIA module. The driver that worked yesterday is gone after a "
-                "reboot: nvidia-smi cannot reach it, and dkms status lists only older kernels. Installing the meta "
-                "package for headers beside that of the kernel prevents this."
-            ),
-            sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
-            remedy=_install_headers,
-            explains=consequences.NOT_BUILT,
+RULES: Final = (
+    Rule(
+        cause="kernel-headers-missing",
+        layer="kernel",
+        disruption="none",
+        share=4,
+        decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
+        summary="the kernel headers are not installed, so the module was not built for it",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
+        look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
+        remedy=_install_headers,
+        explains=consequences.NOT_BUILT,
+    ),
+    Rule(
+        cause="dkms-build-compiler-mismatch",
+        layer="kernel",
+        shows_in="driver",
+        disruption="none",
+        share=2,
+        decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
+        typical=unless(
+            build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
         ),
-        Rule(
-            cause="dkms-build-compiler-mismatch",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the kernel was built with another compiler",
-            share=2,
-            decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
-            typical=unless(
-                build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
-            ),
-            summary="the kernel was built with another compiler, so the module was not built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
-            story=(
-                "A kernel module must be compiled with the kernel's compiler: NVIDIA's build compares the two, and "
-                "a kernel built by a newer compiler, or by clang, passes options that the node's gcc does not "
-                "know. The build stops before it compiles anything, so there is no module for this kernel. This "
-                "happens with kernels from other sources (mainline, HWE, xanmod, a rescue system) and after a "
-                "change of the default gcc. Install and use the compiler named in /proc/version."
-            ),
-            sources=(
-                f"{DRIVER_README}installdriver.html",
-                "https://github.com/clearlinux/distribution/issues/1970",
-                "https://github.com/linux-surface/linux-surface/issues/705",
-            ),
-            remedy=_install_compiler,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-kernel-api",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the driver's source does not fit this kernel",
-            share=3,
-            decisive=unless(_API, *_BEFORE_API),
-            summary="the driver's source does not fit the kernel, so no module was built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            context=build_log_line(r"[Bb]ad (?:return|exit) status"),
-            look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
-            story=(
-                "The kernel has no stable interface for modules: new kernels rename functions, change their "
-                "arguments or restrict symbols to GPL modules. A driver release older than the kernel then does "
-                "not compile or link; make.log shows errors in NVIDIA's own files. You need a driver release that "
-                "supports the kernel, or an older kernel until there is one. A GPU whose last branch gets no more "
-                "releases is limited to older kernels."
-            ),
-            sources=(
-                "https://github.com/xanmod/linux/issues/411",
-                f"{OPEN_MODULES}/issues/746",
-                f"{OPEN_MODULES}/issues/840",
-                "https://github.com/negativo17/nvidia-driver/issues/174",
-            ),
-            remedy=_change_driver,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-toolchain-missing",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="a build tool is not installed",
-            share=1,
-            decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
-            summary="a build tool is not installed, so the module could not be built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
-            story=(
-                "The module is compiled on the node, which needs make, gcc, a linker and, for the open modules, "
-                "g++. On a minimal image or after a cleanup one of them is missing, and the build ends with "
-                "'command not found' (make's error 127). Package scripts often continue anyway, so the "
-                "installation looks successful until the module is loaded."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
-            remedy=_install_tools,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-tree-corrupt",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the DKMS tree is damaged",
-            share=0.5,
-            decisive=_TREE,
-            typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
-            context=command_run(r"/var/lib/dkms\b"),
-            summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
-            story=(
-                "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. If a "
-                "driver was removed by hand, or a package lost its source, the link is broken and DKMS stops at "
-                "it: older versions then fail at every call, for every module. New kernels get no NVIDIA module. "
-                "Remove the leftover folder; the desired driver then builds as usual."
-            ),
-            sources=(
-                "https://github.com/negativo17/nvidia-driver/issues/56",
-                "https://github.com/linux-surface/linux-surface/issues/112",
-                _DKMS,
-            ),
-            remedy=_clear_tree,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-no-space",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the disk was full during the build",
-            decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
-            typical=_NO_SPACE,
-            summary="the disk was full while the module was built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("df -h / /boot /tmp"),),
-            story=(
-                "A build of NVIDIA's modules needs a few hundred megabytes below /var/lib/dkms, and the initramfs "
-                "built afterwards needs space in /boot. On a full disk the compiler or the copy stops and leaves "
-                "no module or half of one. The log says so in one line among the many errors that follow."
-            ),
-            sources=(_DKMS, DRIVER_GUIDE),
-            remedy=_free_space,
-            explains=consequences.NOT_BUILT,
-        ),
+        summary="the kernel was built with another compiler, so the module was not built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
+        remedy=_install_compiler,
+        explains=consequences.NOT_BUILT,
+    ),
+    Rule(
+        cause="dkms-build-kernel-api",
+        layer="kernel",
+        shows_in="driver",
+        disruption="none",
+        share=3,
+        decisive=unless(_API, *_BEFORE_API),
+        summary="the driver's source does not fit the kernel, so no module was built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        context=build_log_line(r"[Bb]ad (?:return|exit) status"),
+        look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
+        remedy=_change_driver,
+        explains=consequences.NOT_BUILT,
+    ),
+    Rule(
+        cause="dkms-build-toolchain-missing",
+        layer="kernel",
+        shows_in="driver",
+        disruption="none",
+        share=1,
+        decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
+        summary="a build tool is not installed, so the module could not be built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
+        remedy=_install_tools,
+        explains=consequences.NOT_BUILT,
+    ),
+    Rule(
+        cause="dkms-tree-corrupt",
+        layer="kernel",
+        shows_in="driver",
+        disruption="none",
+        share=0.5,
+        decisive=_TREE,
+        typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
+        context=command_run(r"/var/lib/dkms\b"),
+        summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
+        remedy=_clear_tree,
+        explains=consequences.NOT_BUILT,
+    ),
+    Rule(
+        cause="dkms-build-no-space",
+        layer="kernel",
+        shows_in="driver",
+        disruption="none",
+        decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
+        typical=_NO_SPACE,
+        summary="the disk was full while the module was built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("df -h / /boot /tmp"),),
+        remedy=_free_space,
+        explains=consequences.NOT_BUILT,
     ),
 )

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
-from gpunode.diagnoses.model import Citation, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -94,117 +94,75 @@ _REFUSED: Final = unless(
     message_line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
 )
 
-FAMILY: Final = RuleFamily(
-    "cgroups",
-    "device cgroups and labels",
-    (
-        Rule(
-            cause="cgroup-daemon-reload-loses-gpu",
-            layer="runtime",
-            disruption="restart-container",
-            title="a reload of systemd removed the GPU from running containers",
-            story=(
-                "NVIDIA's hook gives a container access to the GPU by changing its device cgroup behind systemd's "
-                "back. When systemd manages that cgroup, any `systemctl daemon-reload`, which upgrades also run, "
-                "rewrites it from what systemd knows; without links in /dev/char that does not include the GPU. "
-                "nvidia-smi in the container then reports `Failed to initialize NVML: Unknown Error`, the host is "
-                "fine, and restarting the container helps until the next reload."
+RULES: Final = (
+    Rule(
+        cause="cgroup-daemon-reload-loses-gpu",
+        layer="runtime",
+        disruption="restart-container",
+        decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD), symptoms.DRIVER_WORKS),
+        typical=any_of(
+            unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+            _CUT_OFF,
+            all_of(
+                message_line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, command_run(r"/dev/char|journalctl")
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1227",
-            ),
-            decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD), symptoms.DRIVER_WORKS),
-            typical=any_of(
-                unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
-                _CUT_OFF,
-                all_of(
-                    message_line(r"systemd\[1\]: Reloading"),
-                    symptoms.DRIVER_WORKS,
-                    command_run(r"/dev/char|journalctl"),
-                ),
-                all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
-            ),
-            symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
-            context=any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD),
-            against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
-            look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
-            share=4,
-            summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
-            remedy=_RESTART,
-            explains=NO_CLUSTER_GPU,
+            all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
         ),
-        Rule(
-            cause="dev-char-symlinks-missing",
-            layer="runtime",
-            disruption="none",
-            title="the links in /dev/char cannot be created",
-            story=(
-                "systemd looks up a device as /dev/char/MAJOR:MINOR when it writes a container's cgroup. NVIDIA's "
-                "driver does not create these links, so the GPU Operator's validator and nvidia-ctk do. They fail "
-                "if the driver is not loaded, because its device numbers are then unknown, or at a device that "
-                "they do not know."
+        symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
+        context=any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD),
+        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
+        look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
+        share=4,
+        summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
+        remedy=_RESTART,
+        explains=NO_CLUSTER_GPU,
+    ),
+    Rule(
+        cause="dev-char-symlinks-missing",
+        layer="runtime",
+        disruption="none",
+        decisive=_NO_LINKS,
+        symptoms=(_NO_LINKS, symptoms.OPERATOR_WAITS),
+        against=(symptoms.NO_DRIVER,),
+        look_at=(
+            Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
+            Shell("ls -l /dev/char | grep nvidia"),
+        ),
+        summary="the links in /dev/char that systemd needs are missing and cannot be created",
+        remedy=always(
+            run_step("load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")),
+            run_step(
+                "configure",
+                "create the links",
+                Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
             ),
-            sources=(
-                "https://github.com/NVIDIA/gpu-operator/issues/1015",
-                "https://github.com/NVIDIA/gpu-operator/issues/430",
-            ),
-            decisive=_NO_LINKS,
-            symptoms=(_NO_LINKS, symptoms.OPERATOR_WAITS),
-            against=(symptoms.NO_DRIVER,),
-            look_at=(
-                Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
-                Shell("ls -l /dev/char | grep nvidia"),
-            ),
-            summary="the links in /dev/char that systemd needs are missing and cannot be created",
-            remedy=always(
-                run_step(
-                    "load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")
-                ),
-                run_step(
-                    "configure",
-                    "create the links",
-                    Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
-                ),
-                manual_step(
-                    "configure",
-                    "or turn them off in the GPU Operator: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
-                    when="the toolkit does not know a device of this machine, and CDI is in use",
-                ),
+            manual_step(
+                "configure",
+                "or turn them off in the GPU Operator: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
+                when="the toolkit does not know a device of this machine, and CDI is in use",
             ),
         ),
-        Rule(
-            cause="selinux-denies-gpu",
-            layer="config",
-            disruption="restart-container",
-            title="SELinux denies containers the GPU's device nodes",
-            story=(
-                "Containers run as container_t, and the GPU's device nodes are xserver_misc_device_t or "
-                "nvidia_device_t. An enforcing policy denies this access by default. nvidia-smi reports "
-                "`Insufficient Permissions` in the container, but works on the host and in a container without a "
-                "label."
+    ),
+    Rule(
+        cause="selinux-denies-gpu",
+        layer="config",
+        disruption="restart-container",
+        decisive=_DENIED,
+        typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
+        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
+        context=_ENFORCING,
+        look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
+        summary="SELinux is enforcing, and denies the container the GPU's device nodes",
+        remedy=always(
+            run_step(
+                "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
             ),
-            sources=(
-                "https://github.com/fedora-selinux/selinux-policy/issues/1695",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html#nvml-insufficient-permissions-and-selinux",
+            manual_step(
+                "configure",
+                "or start that container without a label: --security-opt label=disable",
+                when="the policy of this system has no such boolean, or denies `map` anyway",
             ),
-            decisive=_DENIED,
-            typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
-            symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
-            context=_ENFORCING,
-            look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
-            summary="SELinux is enforcing, and denies the container the GPU's device nodes",
-            remedy=always(
-                run_step(
-                    "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
-                ),
-                manual_step(
-                    "configure",
-                    "or start that container without a label: --security-opt label=disable",
-                    when="the policy of this system has no such boolean, or denies `map` anyway",
-                ),
-            ),
-            explains=NO_CLUSTER_GPU,
         ),
+        explains=NO_CLUSTER_GPU,
     ),
 )

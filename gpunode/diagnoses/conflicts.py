@@ -9,11 +9,10 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import MISMATCHES
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, packages
 from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.diagnoses.views.system import package_manager
@@ -143,79 +142,47 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
         yield manual_step("configure", text)
 
 
-FAMILY: Final = RuleFamily(
-    "conflicts",
-    "packages that conflict",
-    (
-        Rule(
-            cause="held-or-broken-packages",
-            layer="package",
-            disruption="none",
-            title="installed or held packages block the driver's change",
-            share=1.3,
-            decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
-            typical=any_of(
-                unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
-                unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
-            ),
-            symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
-            context=_HELD,
-            may_be_normal=True,
-            summary=_why_held,
-            look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
-            story=(
-                "A hold keeps a package at its version, and the packages of one driver branch conflict with "
-                "another's. If an installation needs both, apt says «you have held broken packages», even if "
-                "apt-mark shows no hold. Either release the hold, or remove the old branch in the same transaction "
-                "that installs the new one."
-            ),
-            sources=("https://github.com/NVIDIA/ansible-role-nvidia-driver/pull/33", DRIVER_GUIDE),
-            remedy=_release_holds,
-            explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
+RULES: Final = (
+    Rule(
+        cause="held-or-broken-packages",
+        layer="package",
+        disruption="none",
+        share=1.3,
+        decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
+        typical=any_of(
+            unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+            unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
         ),
-        Rule(
-            cause="mixed-repo-packages",
-            layer="package",
-            disruption="none",
-            title="the driver's packages come from two repositories",
-            share=1.2,
-            decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
-            symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
-            latent=unless(symptoms.DRIVER_WORKS, _UNMET),
-            summary="packages of one driver come from two repositories in different versions, and neither set is "
-            "complete",
-            look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
-            story=(
-                "Distributions and NVIDIA package the same driver under the same names, with different version "
-                "suffixes and dependencies: -0ubuntu0.22.04.2 is Ubuntu's, -0ubuntu1 NVIDIA's. With both "
-                "repositories enabled and no preference, apt picks the highest version of each package, and these "
-                "depend on each other in versions that cannot be installed together."
-            ),
-            sources=(
-                "https://github.com/aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop/issues/18",
-                DRIVER_GUIDE,
-            ),
-            remedy=_use_one_origin,
-            explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
-        ),
-        Rule(
-            cause="package-file-conflict",
-            layer="package",
-            disruption="none",
-            title="two packages contain the same file",
-            decisive=_SAME_FILE,
-            symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
-            summary="two packages contain the same file, so the second was not unpacked",
-            look_at=(Shell("dpkg -l | grep nvidia"),),
-            story=(
-                "A file belongs to one package. If packages of two driver branches, or of two packagers, are "
-                "installed side by side without declaring a conflict, dpkg or rpm stops at the first file that "
-                "another package owns: «trying to overwrite …, which is also in package …». Everything that "
-                "depends on it stays half installed."
-            ),
-            sources=("https://github.com/pop-os/shop/issues/121", DPKG),
-            remedy=_overwrite_file,
-            explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
-        ),
+        symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
+        context=_HELD,
+        may_be_normal=True,
+        summary=_why_held,
+        look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
+        remedy=_release_holds,
+        explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
+    ),
+    Rule(
+        cause="mixed-repo-packages",
+        layer="package",
+        disruption="none",
+        share=1.2,
+        decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
+        latent=unless(symptoms.DRIVER_WORKS, _UNMET),
+        summary="packages of one driver come from two repositories in different versions, and neither set is complete",
+        look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
+        remedy=_use_one_origin,
+        explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
+    ),
+    Rule(
+        cause="package-file-conflict",
+        layer="package",
+        disruption="none",
+        decisive=_SAME_FILE,
+        symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
+        summary="two packages contain the same file, so the second was not unpacked",
+        look_at=(Shell("dpkg -l | grep nvidia"),),
+        remedy=_overwrite_file,
+        explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
     ),
 )

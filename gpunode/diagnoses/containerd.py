@@ -11,7 +11,7 @@ from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_RUNTIME
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -25,7 +25,6 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -207,8 +206,7 @@ _SYSTEMS_OWN: Final = message_line(
 )
 # Either half of it, beside pods of the system's own that come and go.
 _HALF: Final = any_of(
-    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS),
-    unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED),
+    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS), unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED)
 )
 
 
@@ -274,245 +272,157 @@ _MISLED: Final = custom_sign(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "containerd",
-    "containerd and CRI-O",
-    (
-        Rule(
-            cause="containerd-cri-disabled",
-            layer="runtime",
-            disruption="restart-service",
-            title="containerd's CRI plugin is disabled",
-            story=(
-                'docker\'s package containerd.io ships a configuration with disabled_plugins = ["cri"], because docker '
-                "does not need that plugin. A kubelet does: without it kubeadm and crictl report `unknown service "
-                "runtime.v1.RuntimeService`, and runtimes in the file have no effect."
-            ),
-            sources=(
-                "https://github.com/containerd/containerd/issues/4581",
-                "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",
-            ),
-            decisive=unless(
-                all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
-            ),
-            typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
-            symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
-            against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
-            may_be_normal=True,
-            look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
-            summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
-            remedy=always(
-                run_step(
-                    "configure",
-                    "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
-                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
-                )
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+RULES: Final = (
+    Rule(
+        cause="containerd-cri-disabled",
+        layer="runtime",
+        disruption="restart-service",
+        decisive=unless(
+            all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
         ),
-        Rule(
-            cause="containerd-config-invalid",
-            layer="config",
-            disruption="restart-service",
-            title="containerd cannot read its configuration",
-            story=(
-                "containerd does not start with a file that is no TOML (a table declared twice, as where two files "
-                "were put together), with a version that it does not know, or with a drop-in of a higher version than "
-                "the file that imports it. Every container of the node is down then, or will be at the next restart. "
-                "Its journal names the file and the line."
-            ),
-            sources=(
-                "https://github.com/azimuth-cloud/capi-helm-charts/pull/838",
-                "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",
-                "https://toml.io/en/v1.0.0",
-            ),
-            decisive=_SAID_INVALID,
-            typical=unless(_INVALID, _RUNS),
-            look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
-            summary="containerd cannot read its configuration, and does not start with it",
-            remedy=always(
-                run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
-                manual_step(
-                    "configure",
-                    "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
-                    "drop-in let gpunode write it anew",
-                ),
-                restart("containerd.service"),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
+        typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
+        symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
+        against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
+        may_be_normal=True,
+        look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
+        summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
+        remedy=always(
+            run_step(
+                "configure",
+                "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
+                Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
+            )
         ),
-        Rule(
-            cause="containerd-runtime-entry-incomplete",
-            layer="config",
-            disruption="restart-service",
-            title="containerd's entry for NVIDIA's runtime has no runtime_type",
-            story=(
-                "An entry of a runtime needs runtime_type, which for NVIDIA's is that of runc. A drop-in that only "
-                "sets its options makes an entry without one: containerd reads it, and refuses every container that "
-                "is started by it, since container.Runtime.Name must be set."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    Rule(
+        cause="containerd-config-invalid",
+        layer="config",
+        disruption="restart-service",
+        decisive=_SAID_INVALID,
+        typical=unless(_INVALID, _RUNS),
+        look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
+        summary="containerd cannot read its configuration, and does not start with it",
+        remedy=always(
+            run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
+            manual_step(
+                "configure",
+                "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
+                "drop-in let gpunode write it anew",
             ),
-            sources=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
-            decisive=_NO_TYPE,
-            symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
-            look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
-            summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
-            remedy=always(
-                run_step(
-                    "configure",
-                    "write the whole entry, and restart containerd to read it",
-                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
-                ),
-                manual_step(
-                    "install", "update the toolkit", when="the GPU Operator's pod of the toolkit wrote the entry"
-                ),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+            restart("containerd.service"),
         ),
-        Rule(
-            cause="containerd-cni-folder-replaced",
-            layer="config",
-            disruption="restart-service",
-            title="the toolkit wrote another folder of CNI plugins into containerd's configuration",
-            story=(
-                "On GKE from 1.33 on, with containerd 2, the GPU Operator's toolkit pod writes the defaults of "
-                "containerd into its file, and with them /opt/cni/bin; GKE has its plugins in /home/kubernetes/bin. "
-                "No new pod gets a network then, the operator's own least of all, and the message speaks of the "
-                "network alone."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
+    ),
+    Rule(
+        cause="containerd-runtime-entry-incomplete",
+        layer="config",
+        disruption="restart-service",
+        decisive=_NO_TYPE,
+        symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
+        look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
+        summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
+        remedy=always(
+            run_step(
+                "configure",
+                "write the whole entry, and restart containerd to read it",
+                Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1222",
-                "https://github.com/NVIDIA/gpu-operator/issues/1577",
-                "https://github.com/NVIDIA/cloud-native-docs/pull/312",
-            ),
-            decisive=_NO_CNI,
-            look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
-            summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
-            remedy=always(
-                manual_step(
-                    "configure",
-                    "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
-                    "with RUNTIME_CONFIG_SOURCE=file",
-                ),
-                manual_step(
-                    "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
-                ),
-                restart("containerd.service"),
-            ),
-            explains=NO_RUNTIME,
+            manual_step("install", "update the toolkit", when="the GPU Operator's pod of the toolkit wrote the entry"),
         ),
-        Rule(
-            cause="containerd-nvidia-runtime-missing",
-            layer="runtime",
-            disruption="restart-service",
-            title="containerd has no runtime called nvidia",
-            story=(
-                "A RuntimeClass only names a handler; containerd must define it, in the file that its daemon "
-                "really reads. Installing the toolkit does not do that, nor does a drop-in in a folder that "
-                "nothing imports, and a changed file takes effect at the next start. The pod stays in "
-                "ContainerCreating."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    Rule(
+        cause="containerd-cni-folder-replaced",
+        layer="config",
+        disruption="restart-service",
+        decisive=_NO_CNI,
+        look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
+        summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
+        remedy=always(
+            manual_step(
+                "configure",
+                "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
+                "with RUNTIME_CONFIG_SOURCE=file",
             ),
-            sources=(
-                "https://github.com/NVIDIA/gpu-operator/issues/730",
-                f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
+            manual_step(
+                "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
             ),
-            decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
-            typical=any_of(
-                unless(_NO_RUNTIME, _RUNNING, _RANCHER),
-                _NO_HANDLER,
-                all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
-                custom_sign(_kubelet_without_gpu_access),
-            ),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
-            context=_UNDESCRIBED,
-            look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
-            share=2,
-            summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
-            remedy=_register_runtime,
-            explains=NO_RUNTIME,
+            restart("containerd.service"),
         ),
-        Rule(
-            cause="cgroup-driver-mismatch",
-            layer="config",
-            disruption="restart-service",
-            title="kubelet and runtime use different cgroup drivers",
-            story=(
-                "The kubelet and the runtime that starts its pods must manage cgroups in the same way. If "
-                "nvidia-ctk finds no file to copy from, it writes an entry without SystemdCgroup, which means "
-                "cgroupfs: pods of that runtime are then started and killed again and again, first the system's "
-                "own pods after a reboot."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/1788",
-                "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",
-            ),
-            decisive=any_of(
-                _DOCKERS_DIFFER,
-                message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
-                _DIFFER,
-            ),
-            typical=all_of(_HALF, _SYSTEMS_OWN),
-            symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
-            context=_HALF,
-            look_at=(
-                Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
-                Shell("sudo containerd config dump | grep SystemdCgroup"),
-            ),
-            summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
-            remedy=_same_driver,
+        explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="containerd-nvidia-runtime-missing",
+        layer="runtime",
+        disruption="restart-service",
+        decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
+        typical=any_of(
+            unless(_NO_RUNTIME, _RUNNING, _RANCHER),
+            _NO_HANDLER,
+            all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
+            custom_sign(_kubelet_without_gpu_access),
         ),
-        Rule(
-            cause="k3s-runtime-config-overwritten",
-            layer="runtime",
-            disruption="restart-service",
-            title="k3s or RKE2 does not read the containerd file that was edited",
-            story=(
-                "k3s and RKE2 run their own containerd, and regenerate its configuration at every start from a "
-                "template and the runtimes that they find. They do not read /etc/containerd/config.toml, and an "
-                "edit of their own config.toml is lost at the next start. They register nvidia by themselves, but "
-                "do not make it the default."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/406", "https://docs.k3s.io/advanced#nvidia-container-runtime"),
-            decisive=all_of(_RANCHER, _EDITED),
-            typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
-            context=_RANCHER,
-            may_be_normal=True,
-            look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
-            share=1,
-            summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
-            remedy=_default_of_rancher,
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
+        symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
+        context=_UNDESCRIBED,
+        look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
+        share=2,
+        summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
+        remedy=_register_runtime,
+        explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="cgroup-driver-mismatch",
+        layer="config",
+        disruption="restart-service",
+        decisive=any_of(
+            _DOCKERS_DIFFER,
+            message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
+            _DIFFER,
         ),
-        Rule(
-            cause="crio-dropin-dead",
-            layer="runtime",
-            disruption="restart-service",
-            title="CRI-O's drop-in is in a folder that CRI-O never reads",
-            story=(
-                "nvidia-ctk 1.18.0 to 1.19.0 wrote CRI-O's drop-in to /etc/crio/conf.d; CRI-O reads "
-                "/etc/crio/crio.conf.d. The command reports success, a restart changes nothing, and pods fail with "
-                "`failed to find runtime handler nvidia`. Later toolkits write to the right folder but leave the "
-                "dead file behind."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/pull/1829",
-                "https://github.com/NVIDIA/gpu-operator/issues/2236",
-            ),
-            decisive=unless(_DROPPED, _ALIVE),
-            typical=all_of(_NO_HANDLER, _MISLED),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
-            look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
-            summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
-            remedy=always(
-                _FOR_CRIO,
-                run_step(
-                    "remove",
-                    "remove the dead file",
-                    command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
-                    when="it is there",
-                ),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        typical=all_of(_HALF, _SYSTEMS_OWN),
+        symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
+        context=_HALF,
+        look_at=(
+            Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
+            Shell("sudo containerd config dump | grep SystemdCgroup"),
         ),
+        summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
+        remedy=_same_driver,
+    ),
+    Rule(
+        cause="k3s-runtime-config-overwritten",
+        layer="runtime",
+        disruption="restart-service",
+        decisive=all_of(_RANCHER, _EDITED),
+        typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
+        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
+        context=_RANCHER,
+        may_be_normal=True,
+        look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
+        share=1,
+        summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
+        remedy=_default_of_rancher,
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
+    ),
+    Rule(
+        cause="crio-dropin-dead",
+        layer="runtime",
+        disruption="restart-service",
+        decisive=unless(_DROPPED, _ALIVE),
+        typical=all_of(_NO_HANDLER, _MISLED),
+        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
+        look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
+        summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
+        remedy=always(
+            _FOR_CRIO,
+            run_step(
+                "remove",
+                "remove the dead file",
+                command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
+                when="it is there",
+            ),
+        ),
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
 )

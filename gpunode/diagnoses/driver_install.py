@@ -14,11 +14,11 @@ from gpunode.catalog.releases import release
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, gpu_models
 from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.recipe import Driver
 
+_DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _BY_GENERATION: Final = (
     "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
     "branch 470 for Kepler"
@@ -44,7 +44,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
         return Fix("install", f"{text}: none of NVIDIA's maintained branches does that for this node's GPUs", (), when)
     modules = f"branch {last}, the last for this GPU, with its proprietary modules" if last else "with its open modules"
     commands = _install_commands(snapshot, last)
-    by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({DRIVER_GUIDE})"
+    by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({_DRIVER_GUIDE})"
     return Fix("install", f"{text}: {modules}{by_hand}", commands, when)
 
 

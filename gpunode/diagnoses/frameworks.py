@@ -7,11 +7,10 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import align_fabric_manager, always, manual_step, reboot, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
@@ -136,116 +135,70 @@ _SHM_SHORT: Final = message_line(
 )
 _SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
-_TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
 
-FAMILY: Final = RuleFamily(
-    "frameworks",
-    "programs and frameworks",
-    (
-        Rule(
-            cause="driver-too-old-for-image",
-            layer="toolkit",
-            shows_in="driver",
-            disruption="reboot",
-            title="the driver is older than the program's CUDA needs",
-            share=4,
-            symptoms=(
-                any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
-                symptoms.CUDA_TOO_NEW,
-                symptoms.HOOK_FAILED,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
-            decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
-            typical=any_of(
-                _NEWER_CALL,
-                unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
-            ),
-            against=(_AT_TWO_VERSIONS,),
-            look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
-            summary=_summarize_mismatch,
-            story=(
-                "Every CUDA release needs a minimum driver version. Images declare it in NVIDIA_REQUIRE_CUDA, and "
-                "the toolkit refuses to start them on an older driver; programs that start anyway fail with «CUDA "
-                "driver version is insufficient for CUDA runtime version». From CUDA 11 on, a driver for the same "
-                "major version is mostly enough. The node works, and images with an older CUDA run."
-            ),
-            sources=("https://github.com/theroyallab/tabbyAPI/issues/324", CUDA_COMPATIBILITY, _TOOLKIT_NOTES),
-            remedy=_upgrade_driver,
+RULES: Final = (
+    Rule(
+        cause="driver-too-old-for-image",
+        layer="toolkit",
+        shows_in="driver",
+        disruption="reboot",
+        share=4,
+        symptoms=(
+            any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
+            symptoms.CUDA_TOO_NEW,
+            symptoms.HOOK_FAILED,
+            symptoms.CUDA_UNAVAILABLE,
         ),
-        Rule(
-            cause="framework-without-this-architecture",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="the program has no code for this GPU's architecture",
-            share=1.5,
-            decisive=_NO_KERNEL,
-            symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
-            summary="the program was built for other architectures and has no code for this GPU",
-            look_at=(
-                Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
-                Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
-            ),
-            story=(
-                "A CUDA program contains machine code for the architectures it was built for. Wheels omit old "
-                "architectures, and last year's wheels do not know this year's GPUs. Driver and GPU work, the "
-                "device is found, but the first kernel fails with «no kernel image is available for execution on "
-                "the device». Another build of the program is needed."
-            ),
-            sources=(
-                "https://github.com/pytorch/pytorch/issues/167244",
-                "https://github.com/Comfy-Org/ComfyUI/pull/16438",
-                CUDA_DRIVER_API,
-            ),
-            remedy=_install_other_build,
+        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
+        typical=any_of(
+            _NEWER_CALL, unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE)
         ),
-        Rule(
-            cause="framework-cpu-only",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="the framework was built without CUDA",
-            share=1.5,
-            decisive=_CPU_BUILD,
-            symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-            against=(_NO_DRIVER, _NO_KERNEL),
-            summary="the installed build of the framework has no CUDA support and computes on the CPU",
-            look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
-            story=(
-                "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under the same name. A "
-                "package manager that finds no matching CUDA build silently installs the other one. The program "
-                "then finds no GPU although nvidia-smi shows it: the version ends in +cpu, or the error says «not "
-                "compiled with CUDA enabled»."
-            ),
-            sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
-            remedy=_install_cuda_build,
+        against=(_AT_TWO_VERSIONS,),
+        look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
+        summary=_summarize_mismatch,
+        remedy=_upgrade_driver,
+    ),
+    Rule(
+        cause="framework-without-this-architecture",
+        layer="userspace",
+        shows_in="programs",
+        disruption="none",
+        share=1.5,
+        decisive=_NO_KERNEL,
+        symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
+        summary="the program was built for other architectures and has no code for this GPU",
+        look_at=(
+            Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
+            Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
         ),
-        Rule(
-            cause="shared-memory-too-small",
-            layer="runtime",
-            disruption="restart-container",
-            title="the container's /dev/shm is too small",
-            decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
-            typical=_SHM_SHORT,
-            symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
-            context=_SHM_DEFAULT,
-            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
-            look_at=(Shell("df -h /dev/shm  # in the container"),),
-            story=(
-                "The workers of a PyTorch DataLoader and the processes of NCCL exchange data in /dev/shm. docker "
-                "and Kubernetes give a container 64 MB of it. A program that writes more gets «no space left on "
-                "device» or dies with a bus error. GPU and driver work."
-            ),
-            sources=(
-                *("https://github.com/pytorch/pytorch#docker-image", "https://github.com/NVIDIA/nccl/issues/525"),
-                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-            ),
-            remedy=always(
-                manual_step(
-                    "configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"
-                ),
-                manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
-            ),
+        remedy=_install_other_build,
+    ),
+    Rule(
+        cause="framework-cpu-only",
+        layer="userspace",
+        shows_in="programs",
+        disruption="none",
+        share=1.5,
+        decisive=_CPU_BUILD,
+        symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
+        against=(_NO_DRIVER, _NO_KERNEL),
+        summary="the installed build of the framework has no CUDA support and computes on the CPU",
+        look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
+        remedy=_install_cuda_build,
+    ),
+    Rule(
+        cause="shared-memory-too-small",
+        layer="runtime",
+        disruption="restart-container",
+        decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
+        typical=_SHM_SHORT,
+        symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
+        context=_SHM_DEFAULT,
+        summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
+        look_at=(Shell("df -h /dev/shm  # in the container"),),
+        remedy=always(
+            manual_step("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
+            manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
         ),
     ),
 )

@@ -8,11 +8,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Command, Shell, edit_files, is_path_below
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import manual_step, run_step, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.views import cuda, driver, loader
 from gpunode.facts.patterns import Pattern
 
@@ -155,91 +154,55 @@ _FIRST: Final = custom_sign(
 _GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
 
-FAMILY: Final = RuleFamily(
-    "libcuda",
-    "the loaded libcuda",
-    (
-        Rule(
-            cause="cuda-compat-lib-mismatch",
-            layer="userspace",
-            disruption="restart-container",
-            title="a libcuda of another version than the driver's is loaded",
-            share=0.8,
-            decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
-            typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
-            may_be_normal=True,
-            symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-            context=_COMPAT,
-            against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
-            look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
-            summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
-            story=(
-                "The cuda-compat packages contain the libcuda of a newer driver, so that a newer CUDA runs on an "
-                "older driver; NVIDIA lists the pairs that work. If its folder is in the loader's path although "
-                "the node's driver is just as new, or too old, CUDA returns error 803, «unsupported display driver "
-                "/ cuda driver combination». nvidia-smi works, because it uses another library."
-            ),
-            sources=("https://github.com/easydiffusion/easydiffusion/issues/379", CUDA_COMPATIBILITY),
-            remedy=_drop_compat,
+RULES: Final = (
+    Rule(
+        cause="cuda-compat-lib-mismatch",
+        layer="userspace",
+        disruption="restart-container",
+        share=0.8,
+        decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
+        typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
+        may_be_normal=True,
+        symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
+        context=_COMPAT,
+        against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
+        look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
+        summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
+        remedy=_drop_compat,
+    ),
+    Rule(
+        cause="cuda-compat-not-supported-hw",
+        layer="userspace",
+        disruption="restart-container",
+        decisive=_NOT_HERE,
+        typical=all_of(_FIRST, _GEFORCE),
+        may_be_normal=True,
+        symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
+        context=_COMPAT,
+        against=(_AT_TWO_VERSIONS, _SHADOWED),
+        look_at=(Shell("ldconfig -p | grep libcuda"),),
+        summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
+        remedy=_drop_compat,
+    ),
+    Rule(
+        cause="library-path-shadows-libcuda",
+        layer="userspace",
+        disruption="restart-container",
+        share=0.8,
+        decisive=_SHADOWED,
+        typical=_STUBS,
+        symptoms=(
+            _STUB_SAID,
+            symptoms.CUDA_UNFIT,
+            symptoms.MISMATCH,
+            symptoms.CUDA_NOT_INITIALISED,
+            symptoms.NO_NVML_LIBRARY,
+            symptoms.CUDA_UNAVAILABLE,
+            symptoms.CUDA_NO_DEVICE,
         ),
-        Rule(
-            cause="cuda-compat-not-supported-hw",
-            layer="userspace",
-            disruption="restart-container",
-            title="CUDA's compatibility libraries are used on an unsupported GPU",
-            decisive=_NOT_HERE,
-            typical=all_of(_FIRST, _GEFORCE),
-            may_be_normal=True,
-            symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
-            context=_COMPAT,
-            against=(_AT_TWO_VERSIONS, _SHADOWED),
-            look_at=(Shell("ldconfig -p | grep libcuda"),),
-            summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
-            story=(
-                "Forward compatibility, a newer libcuda on an older driver, is for data center GPUs only. An image "
-                "with cuda-compat first in its path works on an A100 and fails on a GeForce with error 804. "
-                "Without the compatibility library, the image needs a driver that supports its CUDA."
-            ),
-            sources=(
-                "https://github.com/gpustack/gpustack/issues/1254",
-                "https://github.com/QuipNetwork/quip-miner/issues/24",
-                CUDA_COMPATIBILITY,
-            ),
-            remedy=_drop_compat,
-        ),
-        Rule(
-            cause="library-path-shadows-libcuda",
-            layer="userspace",
-            disruption="restart-container",
-            title="another library shadows the driver's libcuda",
-            share=0.8,
-            decisive=_SHADOWED,
-            typical=_STUBS,
-            symptoms=(
-                _STUB_SAID,
-                symptoms.CUDA_UNFIT,
-                symptoms.MISMATCH,
-                symptoms.CUDA_NOT_INITIALISED,
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.CUDA_UNAVAILABLE,
-                symptoms.CUDA_NO_DEVICE,
-            ),
-            look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
-            summary=_summarize_shadow,
-            story=(
-                "The CUDA toolkit has stubs of libcuda and libnvidia-ml for linking on machines without a driver. "
-                "If their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in "
-                "/etc/ld.so.conf.d, the loader finds it before the driver's own library. A stub answers every call "
-                "with an error; a copy of another version does not match the module."
-            ),
-            sources=(
-                "https://github.com/numba/numba/issues/8985",
-                "https://github.com/NVIDIA/warp/issues/219",
-                "https://github.com/Syllo/nvtop/issues/225",
-                CUDA_DRIVER_API,
-            ),
-            remedy=_unshadow,
-            explains=frozenset({"cuda-compat-lib-mismatch"}),
-        ),
+        look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
+        summary=_summarize_shadow,
+        remedy=_unshadow,
+        explains=frozenset({"cuda-compat-lib-mismatch"}),
     ),
 )

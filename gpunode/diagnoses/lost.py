@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Citation, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Proof, Rule
 from gpunode.diagnoses.remedies import (
     always,
     drain,
@@ -23,7 +23,6 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.support import undriven_gpus
 from gpunode.diagnoses.views import boards, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
@@ -94,111 +93,78 @@ _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 _GRAVE: Final = custom_sign(faults.serious_fault_lines)
 _rule = partial(Rule, layer="hardware")
 
-FAMILY: Final = RuleFamily(
-    "lost",
-    "lost GPUs",
-    (
-        _rule(
-            cause="gpu-missing-from-inventory",
-            disruption="power-cycle",
-            title="a GPU is missing",
-            symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-            look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
-            story=(
-                "The bus lists more GPUs than the driver, or the driver lists fewer than the baseboard carries, "
-                "and no message says why. The missing GPU did not initialise, was drained, or lost its link at "
-                "boot. Schedulers see fewer GPUs, and every index after the gap moves down by one, so that jobs "
-                "get another GPU than yesterday."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/NVSentinel/issues/684",
-                "https://github.com/NVIDIA/gpu-operator/issues/2511",
-            ),
-            check=_find_missing,
-            typical=unless(
-                all_of(custom_sign(_odd_inventories), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
-            ),
-            context=custom_sign(_odd_inventories),
-            remedy=always(
-                run_step(
-                    "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
-                ),
-                drain(),
-                power_cycle(),
-                manual_step("hardware", "reseat the GPU, and have it replaced if it stays missing"),
-            ),
-            explains=UNHEALTHY_IN_CLUSTER,
+RULES: Final = (
+    _rule(
+        cause="gpu-missing-from-inventory",
+        disruption="power-cycle",
+        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
+        check=_find_missing,
+        typical=unless(
+            all_of(custom_sign(_odd_inventories), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
-        _rule(
-            cause="gpu-fallen-off-bus",
-            disruption="power-cycle",
-            title="the GPU has fallen off the PCI bus",
-            share=3.5,
-            symptoms=(
-                symptoms.GPU_LOST,
-                symptoms.ANY_XID,
-                symptoms.NVML_UNKNOWN,
-                symptoms.CUDA_FAULT,
-                symptoms.NO_DEVICES,
-                symptoms.CUDA_UNKNOWN,
-                symptoms.CUDA_NO_DEVICE,
-                symptoms.NOT_STARTED,
+        context=custom_sign(_odd_inventories),
+        remedy=always(
+            run_step(
+                "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
             ),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
-            story=(
-                "The GPU stopped answering reads over PCI Express: every read returns all ones, and the driver "
-                "gives up on it (Xid 79, or at start a message of three lines without an Xid). Programs on it end, "
-                "nvidia-smi reports it as lost or omits it, a Kubernetes device plugin marks it unhealthy. The "
-                "usual reasons are a power drop under load, a loose card, riser or cable, heat, and a dead GPU; if "
-                "GSP errors (Xid 119, 120) precede it, the GPU's firmware crashed first.\n\nA reset cannot reach "
-                "it, and a warm reboot often does not bring it back: power the node off and on. If it falls off "
-                "again, move it to another slot: if the fault moves with the card, the card is broken."
-            ),
-            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/issues/155"),
-            check=faults.incident_check(79, 167),
-            against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),
-            decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
-            typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
-            remedy=always(
-                drain(),
-                power_cycle(),
-                manual_step("hardware", "check power supply, power cables and risers; reseat the GPU", "it comes back"),
-                write_nvidia_report(),
-                replace_gpu(when="it falls off again in another slot or machine"),
-            ),
-            explains=GPU_LOST
-            | {
-                *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
-                *("pcie-uncorrectable-completion-timeout", "pcie-aer-correctable-storm", "pcie-link-degraded"),
-                "gpu-missing-from-inventory",
-            },
+            drain(),
+            power_cycle(),
+            manual_step("hardware", "reseat the GPU, and have it replaced if it stays missing"),
         ),
-        _rule(
-            cause="xid-54-aux-power",
-            layer="power-thermal",
-            disruption="power-cycle",
-            title="auxiliary power is not connected to the GPU",
-            symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
-            story=(
-                "The board needs more power than the slot supplies, and one of its own connectors has no voltage. "
-                "The driver refuses to start it, or runs it with its clocks pinned low (Xid 54). A cable is "
-                "missing, is not fully plugged in, or is on a supply rail that is off or overloaded."
-            ),
-            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
-            check=faults.incident_check(54),
-            context=message_line(r"Power Brake Slowdown\s*: Active"),
-            decisive=message_line(
-                r"does not have the necessary power cables connected"
-                r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
-                r"|connect the PCIe? (?:auxiliary )?power cable",
-                flags=re.IGNORECASE,
-            ),
-            remedy=look_first(
-                manual_step("hardware", "power the node off and connect every power cable of the GPU"),
-                manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
-            ),
-            explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
+        explains=UNHEALTHY_IN_CLUSTER,
+    ),
+    _rule(
+        cause="gpu-fallen-off-bus",
+        disruption="power-cycle",
+        share=3.5,
+        symptoms=(
+            symptoms.GPU_LOST,
+            symptoms.ANY_XID,
+            symptoms.NVML_UNKNOWN,
+            symptoms.CUDA_FAULT,
+            symptoms.NO_DEVICES,
+            symptoms.CUDA_UNKNOWN,
+            symptoms.CUDA_NO_DEVICE,
+            symptoms.NOT_STARTED,
         ),
+        look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
+        check=faults.incident_check(79, 167),
+        against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),
+        decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
+        typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
+        remedy=always(
+            drain(),
+            power_cycle(),
+            manual_step("hardware", "check power supply, power cables and risers; reseat the GPU", "it comes back"),
+            write_nvidia_report(),
+            replace_gpu(when="it falls off again in another slot or machine"),
+        ),
+        explains=GPU_LOST
+        | {
+            *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+            *("pcie-uncorrectable-completion-timeout", "pcie-aer-correctable-storm", "pcie-link-degraded"),
+            "gpu-missing-from-inventory",
+        },
+    ),
+    _rule(
+        cause="xid-54-aux-power",
+        layer="power-thermal",
+        disruption="power-cycle",
+        symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
+        check=faults.incident_check(54),
+        context=message_line(r"Power Brake Slowdown\s*: Active"),
+        decisive=message_line(
+            r"does not have the necessary power cables connected"
+            r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
+            r"|connect the PCIe? (?:auxiliary )?power cable",
+            flags=re.IGNORECASE,
+        ),
+        remedy=look_first(
+            manual_step("hardware", "power the node off and connect every power cable of the GPU"),
+            manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
+        ),
+        explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
     ),
 )

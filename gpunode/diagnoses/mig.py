@@ -11,11 +11,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import ADDRESS, Command, Shell, gpu_command
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -173,87 +172,59 @@ def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
-_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _rule = partial(Rule, layer="config")
 
-FAMILY: Final = RuleFamily(
-    "mig",
-    "MIG",
-    (
-        _rule(
-            cause="mig-mode-pending-reset",
-            shows_in="gpu",
-            disruption="reset-gpu",
-            title="a change of the MIG mode waits for a GPU reset",
-            check=_find_pending,
-            share=1,
-            decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
-            summary=_WAITING,
-            symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
-            look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
-            story=(
-                "On Ampere the MIG mode changes at a GPU reset, and a GPU cannot be reset while any program has it "
-                "open: DCGM, persistenced, a display, a device plugin. nvidia-smi then shows the mode as pending "
-                "and prints a warning. Instances cannot be created, and MIG managers report that the mode is still "
-                "the old one."
-            ),
-            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
-            context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
-            remedy=always(
-                drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
-                reset_gpu("reset the GPU; the new mode then takes effect"),
-                reboot(when="the GPU cannot be reset, as in a virtual machine"),
-            ),
-            explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
+RULES: Final = (
+    _rule(
+        cause="mig-mode-pending-reset",
+        shows_in="gpu",
+        disruption="reset-gpu",
+        check=_find_pending,
+        share=1,
+        decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
+        summary=_WAITING,
+        symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
+        look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
+        context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
+        remedy=always(
+            drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
+            reset_gpu("reset the GPU; the new mode then takes effect"),
+            reboot(when="the GPU cannot be reset, as in a virtual machine"),
         ),
-        _rule(
-            cause="mig-enabled-no-instances",
-            shows_in="gpu",
-            disruption="none",
-            title="MIG is enabled but no instances were created",
-            check=_find_empty,
-            share=0.7,
-            decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
-            typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
-            symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-            against=(_INSTANCES,),
-            summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
-            look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
-            story=(
-                "With MIG enabled, programs run only on instances, which must be created: a GPU instance and a "
-                "compute instance in it. They are lost at every reboot. Without instances nvidia-smi lists the GPU "
-                "as healthy, but every CUDA program reports that there is no device."
-            ),
-            sources=(_GUIDE,),
-            context=_ENABLED,
-            remedy=_CREATE,
-            explains=NO_CLUSTER_GPU,
+        explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="mig-enabled-no-instances",
+        shows_in="gpu",
+        disruption="none",
+        check=_find_empty,
+        share=0.7,
+        decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
+        typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
+        symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        against=(_INSTANCES,),
+        summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
+        look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
+        context=_ENABLED,
+        remedy=_CREATE,
+        explains=NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="mig-capabilities-permission",
+        shows_in="driver",
+        disruption="none",
+        share=1,
+        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
+        look_at=(Shell("ls -l /dev/nvidia-caps"),),
+        decisive=all_of(_DENIED, _SHARED),
+        summary="the program may not view or change MIG instances, or MIG is off on the GPU",
+        typical=message_line(
+            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
+            r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
+            r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
         ),
-        _rule(
-            cause="mig-capabilities-permission",
-            shows_in="driver",
-            disruption="none",
-            title="this program may not access MIG instances",
-            share=1,
-            symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
-            look_at=(Shell("ls -l /dev/nvidia-caps"),),
-            story=(
-                "Viewing and changing instances needs special capabilities: files below /dev/nvidia-caps that only "
-                "root may open, and that a container gets only with NVIDIA_MIG_CONFIG_DEVICES or "
-                "NVIDIA_MIG_MONITOR_DEVICES. Without them NVML returns «Insufficient Permissions». It returns the "
-                "same if MIG is off on the GPU."
-            ),
-            sources=("https://github.com/Project-HAMi/HAMi/issues/1044", f"{DEVICE_PLUGIN}/issues/399", _GUIDE),
-            decisive=all_of(_DENIED, _SHARED),
-            summary="the program may not view or change MIG instances, or MIG is off on the GPU",
-            typical=message_line(
-                r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
-                r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
-                r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
-            ),
-            context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
-            remedy=_grant_access,
-            explains=NO_CLUSTER_GPU,
-        ),
+        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
+        remedy=_grant_access,
+        explains=NO_CLUSTER_GPU,
     ),
 )

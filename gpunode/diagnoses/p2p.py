@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
@@ -106,59 +106,38 @@ _SLOW: Final = message_line(
     r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
     "application", "text",
 )  # fmt: skip
-_NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "p2p",
-    "peer-to-peer transfers between GPUs",
-    (
-        _rule(
-            cause="iommu-blocks-p2p",
-            disruption="reboot",
-            title="the IOMMU blocks transfers between GPUs",
-            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
-            look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
-            story=(
-                "GPUs write directly into each other's memory over PCIe. With a translating IOMMU (the default on "
-                "many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
-                "hang or return wrong data, and the GPUs report Xids. In pass-through mode the host's devices are "
-                "not translated."
+RULES: Final = (
+    _rule(
+        cause="iommu-blocks-p2p",
+        disruption="reboot",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
+        decisive=custom_sign(_gpu_page_faults),
+        typical=unless(
+            any_of(
+                custom_sign(_any_page_faults),
+                _SLOW,
+                unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
             ),
-            sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
-            decisive=custom_sign(_gpu_page_faults),
-            typical=unless(
-                any_of(
-                    custom_sign(_any_page_faults),
-                    _SLOW,
-                    unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
-                ),
-                _REDIRECTS,
-            ),
-            context=_TRANSLATES,
-            summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
-            remedy=_bypass_iommu,
-            explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+            _REDIRECTS,
         ),
-        _rule(
-            cause="acs-blocks-p2p",
-            severity="warning",
-            disruption="none",
-            title="access control (ACS) on PCIe bridges isolates the GPUs",
-            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
-            look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
-            story=(
-                "With Access Control Services a bridge sends requests from one GPU to another up to the root "
-                "complex, through the IOMMU, instead of directly. This is needed to pass devices to virtual "
-                "machines and harmful otherwise: peer-to-peer transfers become slow, or NCCL hangs without an "
-                "error. NCCL_P2P_DISABLE=1 works around it."
-            ),
-            sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
-            decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
-            typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
-            context=any_of(_REDIRECTS, _HANGS),
-            summary="bridges route requests between GPUs through the root complex (ACS)",
-            remedy=_disable_acs,
-        ),
+        context=_TRANSLATES,
+        summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
+        remedy=_bypass_iommu,
+        explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+    ),
+    _rule(
+        cause="acs-blocks-p2p",
+        severity="warning",
+        disruption="none",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
+        decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
+        typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
+        context=any_of(_REDIRECTS, _HANGS),
+        summary="bridges route requests between GPUs through the root complex (ACS)",
+        remedy=_disable_acs,
     ),
 )

@@ -9,11 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import MISMATCHES, NO_PACKAGES
-from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Fix, Proof, Rule
 from gpunode.diagnoses.remedies import manual_step, reinstall, run_step
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import DPKG
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
@@ -119,48 +118,28 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
-FAMILY: Final = RuleFamily(
-    "packages",
-    "the package manager",
-    (
-        Rule(
-            cause="dpkg-lock-held",
-            layer="package",
-            disruption="none",
-            title="another program is using the package database",
-            check=_find_held_lock,
-            decisive=_LOCKED,
-            symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
-            summary=_summarize_lock,
-            look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
-            story=(
-                "Only one program at a time may change the package database. On a fresh cloud node that is "
-                "unattended-upgrades or cloud-init, minutes after the first boot, and a provisioning run that "
-                "starts then fails with «Could not get lock». The lock is released by itself. Deleting its file "
-                "while the other program works can destroy the database."
-            ),
-            sources=("https://wiki.debian.org/UnattendedUpgrades", DPKG),
-            remedy=_wait_for_lock,
-        ),
-        Rule(
-            cause="dpkg-unconfigured-packages",
-            layer="package",
-            disruption="none",
-            title="packages are half installed",
-            decisive=_HALF,
-            typical=_LEFT,
-            symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
-            summary=_summarize_half_done,
-            look_at=(Shell("dpkg --audit"),),
-            story=(
-                "dpkg unpacks packages first and configures them after. A failing script in between (for a driver "
-                "mostly the build of its module), or an interruption, leaves them and everything that depends on "
-                "them unconfigured; the list shows iU, iF or iH. Every later run of apt fails at the same place "
-                "until the cause is fixed."
-            ),
-            sources=(DPKG,),
-            remedy=_finish_packages,
-            explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
-        ),
+RULES: Final = (
+    Rule(
+        cause="dpkg-lock-held",
+        layer="package",
+        disruption="none",
+        check=_find_held_lock,
+        decisive=_LOCKED,
+        symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
+        summary=_summarize_lock,
+        look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
+        remedy=_wait_for_lock,
+    ),
+    Rule(
+        cause="dpkg-unconfigured-packages",
+        layer="package",
+        disruption="none",
+        decisive=_HALF,
+        typical=_LEFT,
+        symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
+        summary=_summarize_half_done,
+        look_at=(Shell("dpkg --audit"),),
+        remedy=_finish_packages,
+        explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
     ),
 )

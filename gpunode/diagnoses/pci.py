@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.consequences import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     always,
     manual_step,
@@ -33,7 +33,6 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.source_urls import OPEN_MODULES
 from gpunode.diagnoses.views import driver, faults, kernel, passthrough, pci, pcie_links, system
 from gpunode.facts.patterns import Pattern
 
@@ -169,96 +168,62 @@ _ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f"
 _IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "pci",
-    "the PCI bus",
-    (
-        _rule(
-            cause="no-gpu-present",
-            layer="hardware",
-            shows_in="pci",
-            disruption="power-cycle",
-            title="no NVIDIA GPU is on the bus",
-            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
-            look_at=(Shell("lspci -nn -d 10de:"),),
-            story=(
-                "The driver is installed, but no NVIDIA device answers on the PCI bus: the card is not seated or "
-                "has no power, the slot is disabled, the instance type has no GPU, or none is passed through to "
-                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot "
-                "talk to a driver. No package or setting of this system can change that."
-            ),
-            sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(
-                symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
-            ),
-            typical=_NONE_SAID,
-            context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
-            against=(
-                _GPU_SEEN,
-                _SPOKEN_OF,
-                any_line(r"^(?:nouveau|nova[_-]drm) dev="),
-                _FROM_ELSEWHERE,
-                unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
-            ),
-            may_be_normal=True,
-            summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
-            remedy=_attach_gpu,
-            explains=NO_DRIVER | {"driver-not-installed"},
+RULES: Final = (
+    _rule(
+        cause="no-gpu-present",
+        layer="hardware",
+        shows_in="pci",
+        disruption="power-cycle",
+        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
+        look_at=(Shell("lspci -nn -d 10de:"),),
+        decisive=all_of(
+            symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
         ),
-        _rule(
-            cause="vfio-bound",
-            disruption="reboot",
-            title="vfio-pci owns the GPU",
-            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
-            look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
-            story=(
-                "A GPU for a virtual machine is bound to vfio-pci, by its id on the kernel's command line, in "
-                "/etc/modprobe.d or by driverctl. NVIDIA's driver on the host then does not get it: the module "
-                "loads and finds no devices, or does not load. On a host that runs virtual machines this is "
-                "intended, not a fault, especially if the host has other GPUs for itself."
-            ),
-            sources=(
-                "https://docs.kernel.org/driver-api/vfio.html",
-                "https://github.com/jurkovic-nikola/OpenLinkHub/pull/174",
-            ),
-            check=_find_intended,
-            decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
-                unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
-            ),
-            typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
-            may_be_normal=True,
-            context=any_of(_RESERVED, _LENT),
-            summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
-            remedy=_release_gpu,
-            explains=NO_DRIVER | {"nouveau-bound"},
+        typical=_NONE_SAID,
+        context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+        against=(
+            _GPU_SEEN,
+            _SPOKEN_OF,
+            any_line(r"^(?:nouveau|nova[_-]drm) dev="),
+            _FROM_ELSEWHERE,
+            unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
         ),
-        _rule(
-            cause="gpu-stuck-d3cold",
-            disruption="power-cycle",
-            title="the GPU does not wake up from D3cold",
-            symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
-            story=(
-                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
-                "machine, a suspend or a long idle time the platform fails to power it up again; the kernel "
-                "reports this before any driver does. NVIDIA's driver then cannot start it (0x22:0x56), or finds "
-                "it fallen off the bus, although the driver is fine."
-            ),
-            sources=(
-                "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
-                "https://docs.kernel.org/power/pci.html",
-            ),
-            decisive=custom_sign(_sleeping_gpus),
-            typical=all_of(_ALL_ONES, _IN_D3COLD),
-            context=any_of(_ALL_ONES, _IN_D3COLD),
-            summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
-            remedy=always(
-                power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-                run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
-                manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
-            ),
-            explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
+        may_be_normal=True,
+        summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
+        remedy=_attach_gpu,
+        explains=NO_DRIVER | {"driver-not-installed"},
+    ),
+    _rule(
+        cause="vfio-bound",
+        disruption="reboot",
+        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
+        look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
+        check=_find_intended,
+        decisive=any_of(
+            all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
+            unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
         ),
+        typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
+        may_be_normal=True,
+        context=any_of(_RESERVED, _LENT),
+        summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
+        remedy=_release_gpu,
+        explains=NO_DRIVER | {"nouveau-bound"},
+    ),
+    _rule(
+        cause="gpu-stuck-d3cold",
+        disruption="power-cycle",
+        symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
+        decisive=custom_sign(_sleeping_gpus),
+        typical=all_of(_ALL_ONES, _IN_D3COLD),
+        context=any_of(_ALL_ONES, _IN_D3COLD),
+        summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
+        remedy=always(
+            power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
+            run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
+            manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
+        ),
+        explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
     ),
 )

@@ -10,11 +10,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST
-from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
+from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import look_first, manual_step, run_step
 from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import OPEN_MODULES
 from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links
 from gpunode.facts.patterns import Pattern
 
@@ -171,75 +170,41 @@ _RESEAT: Final = (
     run_step("inspect", "check the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
 )
 
-_AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "pcie",
-    "PCIe links",
-    (
-        _rule(
-            cause="pcie-uncorrectable-completion-timeout",
-            disruption="power-cycle",
-            title="transfers on the GPU's PCIe link are lost",
-            symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-            story=(
-                "The GPU did not answer a request in time, or a packet arrived damaged, and the root port reports "
-                "an uncorrected error. NVIDIA's driver cannot recover from it, so the consequences look like a "
-                "driver fault: page faults (Xid 31) of running programs, GSP timeouts, finally a GPU that falls "
-                "off the bus. Check cable, riser, slot and power first."
-            ),
-            sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
-            check=_find_uncorrected,
-            typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-            explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
-        ),
-        _rule(
-            cause="pcie-aer-correctable-storm",
-            severity="warning",
-            disruption="power-cycle",
-            title="the GPU's PCIe link corrects errors all the time",
-            symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
-            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-            story=(
-                "The link between root port and GPU loses or damages packets (BadTLP, RxErr, Timeout) and resends "
-                "them. Each error is corrected, so nothing fails, but a link with many errors has a bad signal: "
-                "riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or a "
-                "GPU that falls off the bus."
-            ),
-            sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
-            check=_find_storm,
-            typical=message_line(
-                r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"
-            ),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-            explains=frozenset({"pcie-link-degraded"}),
-        ),
-        _rule(
-            cause="pcie-link-degraded",
-            severity="warning",
-            disruption="power-cycle",
-            title="the GPU's PCIe link has fewer lanes than it could",
-            symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
-            look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
-            story=(
-                "Card and slot negotiate a width when the link is trained. Dirt, a bad riser or a bifurcation "
-                "setting leaves it at x8, x4 or x1, and copies between host and GPU are slower by that factor. It "
-                "is a fault only if both ends have more lanes: some slots are wired for fewer, and a lower speed "
-                "at idle is power saving."
-            ),
-            sources=(
-                "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
-                "https://github.com/NVIDIA/NVSentinel/issues/890",
-            ),
-            check=_find_degraded,
-            typical=custom_sign(_narrow_at_boot),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-        ),
+RULES: Final = (
+    _rule(
+        cause="pcie-uncorrectable-completion-timeout",
+        disruption="power-cycle",
+        symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
+        check=_find_uncorrected,
+        typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
+        explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
+    ),
+    _rule(
+        cause="pcie-aer-correctable-storm",
+        severity="warning",
+        disruption="power-cycle",
+        symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
+        look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
+        check=_find_storm,
+        typical=message_line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
+        explains=frozenset({"pcie-link-degraded"}),
+    ),
+    _rule(
+        cause="pcie-link-degraded",
+        severity="warning",
+        disruption="power-cycle",
+        symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
+        look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
+        check=_find_degraded,
+        typical=custom_sign(_narrow_at_boot),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
     ),
 )

@@ -9,11 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
 from gpunode.diagnoses.views import containerd, driver, kubernetes_nodes
 
 _LACKING: Final = message_line(
@@ -25,7 +24,7 @@ _LACKING: Final = message_line(
 _OF_PLUGIN: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 _ASKS: Final = message_line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
-    r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
+    r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
 _WELL: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 _STILL_ASKS: Final = unless(_ASKS, _WELL)
@@ -133,132 +132,82 @@ UNHEALTHY: Final = any_of(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "plugin",
-    "the device plugin",
-    (
-        Rule(
-            cause="device-plugin-library-not-found",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the device plugin does not find the driver's library",
-            story=(
-                "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not contain it: "
-                "NVIDIA's container runtime mounts it from the host. If the runtime does so and the plugin still "
-                "does not find it, one of the two looks in the wrong root: GKE installs drivers in "
-                "/home/kubernetes/bin/nvidia or /opt/nvidia, a driver container in /run/nvidia/driver, WSL in "
-                "/usr/lib/wsl, Talos and NixOS in their own trees. The plugin then idles, or restarts again and "
-                "again, and the node offers no nvidia.com/gpu."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/1371",
-                f"{DEVICE_PLUGIN}/issues/478",
-                "https://github.com/siderolabs/talos/issues/12103",
-            ),
-            typical=any_of(
-                unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
-                message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
-            ),
-            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-            context=any_of(_UNDER, _ELSEWHERE),
-            against=(_NO_DRIVER, symptoms.NO_GPU),
-            look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
-            share=2,
-            summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
-            remedy=_FIND_LIBRARY,
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+RULES: Final = (
+    Rule(
+        cause="device-plugin-library-not-found",
+        layer="kubernetes",
+        disruption="restart-container",
+        typical=any_of(
+            unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
+            message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
-        Rule(
-            cause="nvidia-runtime-not-default-no-runtimeclass",
-            layer="kubernetes",
-            disruption="restart-service",
-            title="the device plugin's pod does not run under NVIDIA's runtime",
-            story=(
-                "The container runtime has a handler nvidia, but uses it only for pods that request it by a "
-                "RuntimeClass, unless it is the default. The device plugin's pod does not, so runc starts it, "
-                "without the driver's libraries and devices. It reports that NVML was not found and that the "
-                "strategy or platform is incompatible; the driver and `nvidia-smi` on the host are fine. The "
-                "static manifest and older charts set no runtime class."
+        symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+        context=any_of(_UNDER, _ELSEWHERE),
+        against=(_NO_DRIVER, symptoms.NO_GPU),
+        look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
+        share=2,
+        summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
+        remedy=_FIND_LIBRARY,
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    Rule(
+        cause="nvidia-runtime-not-default-no-runtimeclass",
+        layer="kubernetes",
+        disruption="restart-service",
+        decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
+        typical=unless(
+            any_of(
+                _STILL_ASKS,
+                all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
+                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
+                all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/1220",
-                f"{DEVICE_PLUGIN}/issues/406",
-                "https://kubernetes.io/docs/concepts/containers/runtime-class/",
-            ),
-            decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
-            typical=unless(
-                any_of(
-                    _STILL_ASKS,
-                    all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
-                    all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
-                    all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
-                ),
-                _UNDER,
-                unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
-            ),
-            may_be_normal=True,
-            context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
-            symptoms=(
-                _COMPLAINS,
-                symptoms.NO_DRIVER_INSIDE,
-                symptoms.NO_CAPACITY,
-                symptoms.POD_PENDING,
-                symptoms.PLUGIN_FAILS,
-            ),
-            against=(
-                _NO_DRIVER,
-                symptoms.NO_GPU,
-                unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE),
-            ),
-            look_at=(
-                Shell("kubectl get runtimeclass"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
-            share=5,
-            summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
-            remedy=_ask_for_runtime,
-            explains=frozenset(
-                {
-                    "device-plugin-library-not-found",
-                    "device-plugin-not-ready-after-reboot",
-                    # What CUDA says where it finds no driver at all.
-                    "driver-too-old-for-image",
-                    "gpu-labels-without-capacity",
-                }
-            ),
+            _UNDER,
+            unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
         ),
-        Rule(
-            cause="device-plugin-marked-unhealthy",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the device plugin marked a GPU unhealthy",
-            story=(
-                "The device plugin watches the driver's events. After a critical Xid that is not on its short list "
-                "of application faults it reports the GPU as unhealthy, and the kubelet removes it from "
-                "allocatable: the capacity stays, but fewer are available, and pods wait with Insufficient "
-                "nvidia.com/gpu. Pods that have the GPU keep it. The plugin keeps the mark until it is restarted, "
-                "even if the fault was the application's and the GPU is fine."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
-            decisive=UNHEALTHY,
-            share=1,
-            symptoms=(
-                UNHEALTHY,
-                symptoms.POD_PENDING,
-                symptoms.NOT_ENOUGH_GPUS,
-                symptoms.POD_REFUSED,
-                symptoms.ANY_XID,
-            ),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
-            summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
-            remedy=always(
-                plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
-                run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
-                restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
-            ),
+        may_be_normal=True,
+        context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
+        symptoms=(
+            _COMPLAINS,
+            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_CAPACITY,
+            symptoms.POD_PENDING,
+            symptoms.PLUGIN_FAILS,
+        ),
+        against=(_NO_DRIVER, symptoms.NO_GPU, unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE)),
+        look_at=(
+            Shell("kubectl get runtimeclass"),
+            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+        ),
+        share=5,
+        summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
+        remedy=_ask_for_runtime,
+        explains=frozenset(
+            {
+                "device-plugin-library-not-found",
+                "device-plugin-not-ready-after-reboot",
+                # What CUDA says where it finds no driver at all.
+                "driver-too-old-for-image",
+                "gpu-labels-without-capacity",
+            }
+        ),
+    ),
+    Rule(
+        cause="device-plugin-marked-unhealthy",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=UNHEALTHY,
+        share=1,
+        symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.POD_REFUSED, symptoms.ANY_XID),
+        look_at=(
+            Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+        ),
+        summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
+        remedy=always(
+            plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
+            run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+            restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
         ),
     ),
 )

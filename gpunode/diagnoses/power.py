@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
-from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
+from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import always, drain, manual_step, run_step
 from gpunode.diagnoses.signs import any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
@@ -88,85 +88,54 @@ _FIND: Final = run_step(
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
-_REASONS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 _rule = partial(Rule, layer="power-thermal")
 
-FAMILY: Final = RuleFamily(
-    "power",
-    "power and heat",
-    (
-        _rule(
-            cause="thermal-slowdown",
-            severity="warning",
-            disruption="none",
-            title="the GPU is too hot and slows down",
-            symptoms=(symptoms.SLOW,),
-            look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
-            story=(
-                "The GPU lowers its clocks to stay below a temperature: first by its driver (SW Thermal Slowdown, "
-                "at the highest operating temperature), then by hardware (HW Thermal Slowdown), which halves them "
-                "or worse, and at the shutdown temperature it falls off the bus. Work continues, but slower, and "
-                "if one GPU of many is slow, all others wait for it."
-            ),
-            sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
-            check=_find_heated,
-            typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
-            may_be_normal=True,
-            context=unless(_SLOWED, symptoms.ALL_WELL),
-            remedy=always(
-                manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
-                drain("move the work away until the GPU is cool again"),
-                run_step("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
-            ),
+RULES: Final = (
+    _rule(
+        cause="thermal-slowdown",
+        severity="warning",
+        disruption="none",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
+        check=_find_heated,
+        typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
+        may_be_normal=True,
+        context=unless(_SLOWED, symptoms.ALL_WELL),
+        remedy=always(
+            manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
+            drain("move the work away until the GPU is cool again"),
+            run_step("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
         ),
-        _rule(
-            cause="power-brake-slowdown",
-            severity="warning",
-            disruption="none",
-            title="the machine's power brake slows the GPU down",
-            symptoms=(symptoms.SLOW,),
-            look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
-            story=(
-                "A pin of the slot forces the GPU to slow down at once. The machine uses it when a power supply "
-                "failed or lost its redundancy, when its power budget is used up, or when its BMC does not know "
-                "the card. Clocks drop to a quarter while the GPU is cool and draws little, often on all GPUs of a "
-                "node together."
-            ),
-            sources=(_REASONS, "https://github.com/NVIDIA/NVSentinel/issues/1666"),
-            check=_find_braked,
-            typical=message_line(
-                r"\bPSU?\d* Status\s+Fail"
-                r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
-                flags=re.IGNORECASE,
-            ),
-            context=unless(_SLOWED, symptoms.ALL_WELL),
-            remedy=always(
-                manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
-                manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
-                run_step(
-                    "inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")
-                ),
-            ),
+    ),
+    _rule(
+        cause="power-brake-slowdown",
+        severity="warning",
+        disruption="none",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
+        check=_find_braked,
+        typical=message_line(
+            r"\bPSU?\d* Status\s+Fail"
+            r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
+            flags=re.IGNORECASE,
         ),
-        _rule(
-            cause="power-limit-set-low",
-            layer="config",
-            shows_in="gpu",
-            severity="warning",
-            disruption="none",
-            title="the GPU's power limit is below its default",
-            symptoms=(symptoms.SLOW,),
-            look_at=(Shell("nvidia-smi -q -d POWER"),),
-            story=(
-                "Somebody or something set the GPU's power limit below the default: nvidia-smi -pl, a service at "
-                "boot, or the machine's management controller out of band. The driver then holds the clocks down "
-                "(SW Power Cap) long before the hardware would. SW Power Cap at the default limit is not a fault: "
-                "a GPU under full load always reaches it."
-            ),
-            sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
-            check=_find_limited,
-            context=unless(_CAPPED, symptoms.ALL_WELL),
-            remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
+        context=unless(_SLOWED, symptoms.ALL_WELL),
+        remedy=always(
+            manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
+            manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
+            run_step("inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")),
         ),
+    ),
+    _rule(
+        cause="power-limit-set-low",
+        layer="config",
+        shows_in="gpu",
+        severity="warning",
+        disruption="none",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d POWER"),),
+        check=_find_limited,
+        context=unless(_CAPPED, symptoms.ALL_WELL),
+        remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
     ),
 )

@@ -11,11 +11,10 @@ from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.model import Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Fix, Rule
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.views import apt_sources, driver, modules
 from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.facts.patterns import Pattern
@@ -107,10 +106,7 @@ _RETIRED_RPM_KEY: Final = Shell(
     "xargs -r sudo rpm -e"
 )
 # By zypper, or not.
-_READ_ANEW: Final = {
-    True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
-    False: Shell("sudo dnf makecache"),
-}
+_READ_ANEW: Final = {True: Shell("sudo zypper --gpg-auto-import-keys refresh"), False: Shell("sudo dnf makecache")}
 _RPM_LIST: Final = "nvidia-container-toolkit.repo"
 
 
@@ -193,108 +189,60 @@ def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     return ()
 
 
-_CUDA_BLOG: Final = "https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/"
-_TOOLKIT_TROUBLE: Final = (
-    "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html"
-)
-
-FAMILY: Final = RuleFamily(
-    "repositories",
-    "package repositories",
-    (
-        Rule(
-            cause="apt-nvidia-key-rotated",
-            layer="package",
-            disruption="none",
-            title="the CUDA repository's key is not the one that this node trusts",
-            share=2.5,
-            decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
-            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
-            latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
-            against=(_CUDA_SHA1,),
-            summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
-            look_at=(Shell("sudo apt-get update"),),
-            story=(
-                "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old key (7fa2af80) was "
-                "withdrawn, and every newer distribution release has its own key. A node that still has the old "
-                "key, or none, rejects the repository's index: apt names the key after NO_PUBKEY, dnf and zypper "
-                "report a public key that is not installed or not correct. Drivers and CUDA can then be neither "
-                "upgraded nor installed."
-            ),
-            sources=(_CUDA_BLOG, DRIVER_GUIDE),
-            remedy=_renew_cuda_key,
-            explains=NO_PACKAGES,
+RULES: Final = (
+    Rule(
+        cause="apt-nvidia-key-rotated",
+        layer="package",
+        disruption="none",
+        share=2.5,
+        decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
+        symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
+        latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+        against=(_CUDA_SHA1,),
+        summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
+        look_at=(Shell("sudo apt-get update"),),
+        remedy=_renew_cuda_key,
+        explains=NO_PACKAGES,
+    ),
+    Rule(
+        cause="apt-nvidia-key-sha1",
+        layer="package",
+        disruption="none",
+        share=1,
+        decisive=_CUDA_SHA1,
+        latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
+        summary=lambda node: (
+            f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
+            "the right one, is bound by SHA-1; the release's own folder has another key"
         ),
-        Rule(
-            cause="apt-nvidia-key-sha1",
-            layer="package",
-            disruption="none",
-            title="the CUDA repository's folder is signed by a key that is bound by SHA-1",
-            share=1,
-            decisive=_CUDA_SHA1,
-            latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
-            summary=lambda node: (
-                f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
-                "the right one, is bound by SHA-1; the release's own folder has another key"
-            ),
-            look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
-            story=(
-                "The key 3BF863CC of 2022, which signs NVIDIA's folder for Debian 12 among others, is bound to its "
-                "user by SHA-1. apt of Debian 13 checks signatures with sqv, whose policy takes no such binding since "
-                "February 2026: where that folder is used on a newer release, every update fails, although the key is "
-                "the one that NVIDIA publishes. The folder of the newer release has a key of its own. Do not allow "
-                "unsigned archives instead: then nobody checks what is installed."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/cuda-repo-management/issues/30",
-                "https://github.com/NVIDIA/cuda-repo-management/issues/34",
-                "https://github.com/devcontainers/features/pull/1591",
-            ),
-            remedy=_use_own_folder,
-            explains=NO_PACKAGES,
-        ),
-        Rule(
-            cause="apt-toolkit-key-missing",
-            layer="package",
-            disruption="none",
-            title="the container toolkit's repository key is missing",
-            share=1,
-            decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-            symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-            latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
-            summary="the container toolkit's repository is signed by a key that this node does not trust",
-            look_at=(Shell("sudo apt-get update"),),
-            story=(
-                "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
-                "source entry names no keyring, or one without this key, as with old instructions for apt-key. apt "
-                "then rejects the repository with NO_PUBKEY, and the toolkit is not found or not upgraded."
-            ),
-            sources=(TOOLKIT_GUIDE,),
-            remedy=_renew_toolkit_key,
-            explains=NO_TOOLKIT | {"toolkit-not-installed"},
-        ),
-        Rule(
-            cause="apt-signed-by-conflict",
-            layer="package",
-            disruption="none",
-            title="two source entries name one repository with different keys",
-            share=1.5,
-            decisive=any_of(message_line(_CONFLICT), _CLASHING),
-            typical=all_of(_OLD_LIST, _NEW_LIST),
-            symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
-            summary=lambda node: (
-                f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys"
-            ),
-            look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
-            story=(
-                "If two entries name the same archive, their options must agree. An old list file without "
-                "signed-by, such as nvidia-docker.list, beside today's file with signed-by makes apt stop before "
-                "it has read any list: nothing can be installed or updated, from any repository, until one of the "
-                "two entries is removed."
-            ),
-            sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
-            remedy=_keep_one_entry,
-            explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
-        ),
+        look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
+        remedy=_use_own_folder,
+        explains=NO_PACKAGES,
+    ),
+    Rule(
+        cause="apt-toolkit-key-missing",
+        layer="package",
+        disruption="none",
+        share=1,
+        decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+        latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+        summary="the container toolkit's repository is signed by a key that this node does not trust",
+        look_at=(Shell("sudo apt-get update"),),
+        remedy=_renew_toolkit_key,
+        explains=NO_TOOLKIT | {"toolkit-not-installed"},
+    ),
+    Rule(
+        cause="apt-signed-by-conflict",
+        layer="package",
+        disruption="none",
+        share=1.5,
+        decisive=any_of(message_line(_CONFLICT), _CLASHING),
+        typical=all_of(_OLD_LIST, _NEW_LIST),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
+        summary=lambda node: f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys",
+        look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
+        remedy=_keep_one_entry,
+        explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
     ),
 )

@@ -8,11 +8,10 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER
-from gpunode.diagnoses.model import Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Fix, Rule
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, guests, runfile
 from gpunode.diagnoses.views.packages import Package
 
@@ -62,33 +61,21 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-FAMILY: Final = RuleFamily(
-    "runfile",
-    "NVIDIA's .run installer",
-    (
-        Rule(
-            cause="runfile-leftover",
-            layer="package",
-            shows_in="driver",
-            disruption="reboot",
-            title="a driver of NVIDIA's .run installer remains beside the packages",
-            decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),
-            typical=any_of(_UNOWNED, unless(_TRACE, symptoms.MISMATCH)),
-            symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
-            context=_TRACE,
-            against=(symptoms.DRIVER_WORKS,),
-            may_be_normal=True,
-            summary="NVIDIA's .run installer left a driver that no package owns",
-            look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
-            story=(
-                "The .run installer overwrites the system's libraries and modules without the package manager, and "
-                "leaves /usr/bin/nvidia-uninstall. Packages installed later do not know these files: the loader "
-                "finds the old libraries first, the kernel an old module, and the versions differ. Only the "
-                "installer's own uninstaller knows which files it wrote."
-            ),
-            sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
-            remedy=_uninstall_runfile,
-            explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
-        ),
+RULES: Final = (
+    Rule(
+        cause="runfile-leftover",
+        layer="package",
+        shows_in="driver",
+        disruption="reboot",
+        decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),
+        typical=any_of(_UNOWNED, unless(_TRACE, symptoms.MISMATCH)),
+        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
+        context=_TRACE,
+        against=(symptoms.DRIVER_WORKS,),
+        may_be_normal=True,
+        summary="NVIDIA's .run installer left a driver that no package owns",
+        look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
+        remedy=_uninstall_runfile,
+        explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
     ),
 )

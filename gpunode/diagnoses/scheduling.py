@@ -9,11 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
 from gpunode.diagnoses.views import kubernetes_nodes, nested_cluster
 
 _OFFERS: Final = custom_sign(
@@ -150,186 +149,113 @@ _PASS_IN: Final = always(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "scheduling",
-    "pods without a GPU",
-    (
-        Rule(
-            cause="gpus-all-allocated",
-            layer="kubernetes",
-            severity="info",
-            disruption="none",
-            title="every GPU is assigned to a pod",
-            story=(
-                "The node offers its GPUs, they are healthy, and pods have requested all of them. Another pod "
-                "waits with Insufficient nvidia.com/gpu until one ends. This is normal: the scheduler counts what "
-                "pods request, not what they use, so an idle pod also holds its GPU. nvidia-smi may show no "
-                "process."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=custom_sign(_full_nodes),
-            typical=custom_sign(_used_gpus),
-            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
-            look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
-            share=4,
-            summary="every GPU that the node offers is assigned to a pod",
-            remedy=_make_room,
+RULES: Final = (
+    Rule(
+        cause="gpus-all-allocated",
+        layer="kubernetes",
+        severity="info",
+        disruption="none",
+        decisive=custom_sign(_full_nodes),
+        typical=custom_sign(_used_gpus),
+        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
+        look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
+        share=4,
+        summary="every GPU that the node offers is assigned to a pod",
+        remedy=_make_room,
+    ),
+    Rule(
+        cause="pod-missing-gpu-toleration",
+        layer="kubernetes",
+        disruption="none",
+        decisive=_REFUSED_BY_GPUS,
+        typical=any_of(
+            _REFUSED,
+            unless(_GPU_TAINT, _OFFERS, _TOLERATES),
+            unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
         ),
-        Rule(
-            cause="pod-missing-gpu-toleration",
-            layer="kubernetes",
-            disruption="none",
-            title="the pod does not tolerate the GPU node's taint",
-            story=(
-                "GPU nodes are often tainted to keep pods without a GPU away. A pod then needs a toleration for "
-                "that taint besides its request: without it the scheduler skips the node and names the taint. The "
-                "same taint can keep a device plugin or the node feature discovery off the node, because their "
-                "charts tolerate `nvidia.com/gpu` only with one value; the node then offers no GPU at all."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/826",
-                f"{DEVICE_PLUGIN}/issues/1934",
-                "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
-            ),
-            decisive=_REFUSED_BY_GPUS,
-            typical=any_of(
-                _REFUSED,
-                unless(_GPU_TAINT, _OFFERS, _TOLERATES),
-                unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
-            ),
-            symptoms=(symptoms.POD_PENDING,),
-            context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
-            look_at=(Shell("kubectl describe nodes | grep Taints"),),
-            share=0.6,
-            summary="the node with the GPU has a taint that the pod does not tolerate",
-            remedy=always(
-                manual_step(
-                    "configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"
-                ),
-                run_step(
-                    "inspect",
-                    "list the node's taints",
-                    Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
-                ),
-            ),
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
-        ),
-        Rule(
-            cause="gpu-labels-without-capacity",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the node is labelled as a GPU node but offers no GPU",
-            story=(
-                "The labels nvidia.com/gpu.* are set by the feature discovery or by hand; the number of GPUs that "
-                "pods can request comes only from the device plugin, when it registers with the kubelet. Here the "
-                "labels exist but the capacity has no nvidia.com/gpu: no plugin has registered, but pods with a "
-                "node selector are sent to this node and wait."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/826",
-                "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
-                "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
-            ),
-            decisive=all_of(_LABELLED, _UNREGISTERED),
-            typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
-            context=any_of(_DISCOVERED, _NO_CAPACITY),
-            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl get pods -A | grep -i nvidia"),
-            ),
-            share=0.8,
-            summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
-            remedy=always(
-                run_step(
-                    "inspect",
-                    "check whether a device plugin runs on the node, and what prevents it",
-                    Shell("kubectl get daemonsets -A | grep -i nvidia"),
-                    Shell("kubectl get pods -A -o wide | grep -i device-pl"),
-                ),
-                plugin_logs("read the device plugin's log"),
-                restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+        symptoms=(symptoms.POD_PENDING,),
+        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
+        look_at=(Shell("kubectl describe nodes | grep Taints"),),
+        share=0.6,
+        summary="the node with the GPU has a taint that the pod does not tolerate",
+        remedy=always(
+            manual_step("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
+            run_step(
+                "inspect",
+                "list the node's taints",
+                Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
             ),
         ),
-        Rule(
-            cause="gpu-node-not-labelled",
-            layer="kubernetes",
-            disruption="none",
-            title="the GPU node lacks the label that the device plugin selects",
-            story=(
-                "The device plugin's chart (since 0.15) and the GPU operator run their pods only on labelled "
-                "nodes: nvidia.com/gpu.present=true, or node feature discovery's labels for NVIDIA's PCI devices. "
-                "If discovery does not run, cannot reach its master, or writes its labels in another form (with "
-                "the PCI class: pci-0300_10de), no node has the label. Nothing fails then: the daemon set wants 0 "
-                "pods, there is no event, and pods that request a GPU wait forever."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/315",
-                f"{DEVICE_PLUGIN}/issues/708",
-                f"{DEVICE_PLUGIN}/issues/1213",
-                "https://github.com/NVIDIA/gpu-operator/issues/423",
-                "https://github.com/NVIDIA/gpu-operator/issues/607",
-                "https://github.com/NVIDIA/nvkind/issues/20",
-            ),
-            decisive=all_of(_IDLE, _LABELS),
-            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
-            symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
-            context=_NO_MARK,
-            against=(
-                symptoms.NO_GPU,
-                _GPU_TAINT,
-                message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
-                _MARKED,
-            ),
-            look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
-            summary="no node has a GPU label, so the device plugin runs on none",
-            remedy=_label_node,
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    Rule(
+        cause="gpu-labels-without-capacity",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=all_of(_LABELLED, _UNREGISTERED),
+        typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
+        context=any_of(_DISCOVERED, _NO_CAPACITY),
+        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
+        look_at=(
+            Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+            Shell("kubectl get pods -A | grep -i nvidia"),
         ),
-        Rule(
-            cause="nested-node-config-not-applied",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the host was set up, but the node is a container on it",
-            story=(
-                "minikube with the docker driver, kind and k3d run each node as a container with its own "
-                "containerd or docker inside. NVIDIA's runtime in the host's configuration serves the host's "
-                "containers; pods are started by the runtime inside, which does not have it, and the node's "
-                "container has no GPU. The host's files look perfect, but the device plugin finds no NVML."
+        share=0.8,
+        summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
+        remedy=always(
+            run_step(
+                "inspect",
+                "check whether a device plugin runs on the node, and what prevents it",
+                Shell("kubectl get daemonsets -A | grep -i nvidia"),
+                Shell("kubectl get pods -A -o wide | grep -i device-pl"),
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/478",
-                "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
-                "https://github.com/NVIDIA/nvkind",
-            ),
-            decisive=all_of(nested_cluster.NODE, _NO_GPU_INSIDE),
-            typical=unless(
-                all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN
-            ),
-            against=(_OFFERS, symptoms.CONTAINER_WORKS),
-            context=nested_cluster.NODE,
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.NO_CAPACITY,
-                symptoms.PLUGIN_FAILS,
-                symptoms.NO_DRIVER_INSIDE,
-                symptoms.NO_NVML_LIBRARY,
-            ),
-            may_be_normal=True,
-            look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
-            summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
-            remedy=_PASS_IN,
-            explains=frozenset(
-                {
-                    "containerd-nvidia-runtime-missing",
-                    "device-plugin-library-not-found",
-                    "gpu-labels-without-capacity",
-                    "k3s-runtime-config-overwritten",
-                    "nvidia-runtime-not-default-no-runtimeclass",
-                    "nvidia-runtime-not-registered",
-                    "toolkit-not-installed",
-                }
-            ),
+            plugin_logs("read the device plugin's log"),
+            restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+        ),
+    ),
+    Rule(
+        cause="gpu-node-not-labelled",
+        layer="kubernetes",
+        disruption="none",
+        decisive=all_of(_IDLE, _LABELS),
+        typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
+        symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+        context=_NO_MARK,
+        against=(symptoms.NO_GPU, _GPU_TAINT, message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"), _MARKED),
+        look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
+        summary="no node has a GPU label, so the device plugin runs on none",
+        remedy=_label_node,
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    Rule(
+        cause="nested-node-config-not-applied",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=all_of(nested_cluster.NODE, _NO_GPU_INSIDE),
+        typical=unless(all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN),
+        against=(_OFFERS, symptoms.CONTAINER_WORKS),
+        context=nested_cluster.NODE,
+        symptoms=(
+            symptoms.POD_PENDING,
+            symptoms.NO_CAPACITY,
+            symptoms.PLUGIN_FAILS,
+            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_NVML_LIBRARY,
+        ),
+        may_be_normal=True,
+        look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
+        summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
+        remedy=_PASS_IN,
+        explains=frozenset(
+            {
+                "containerd-nvidia-runtime-missing",
+                "device-plugin-library-not-found",
+                "gpu-labels-without-capacity",
+                "k3s-runtime-config-overwritten",
+                "nvidia-runtime-not-default-no-runtimeclass",
+                "nvidia-runtime-not-registered",
+                "toolkit-not-installed",
+            }
         ),
     ),
 )

@@ -9,11 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first, lines_with
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
 from gpunode.diagnoses.views import kubernetes_nodes, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -156,87 +155,57 @@ def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 _LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
 
-FAMILY: Final = RuleFamily(
-    "sharing",
-    "the sharing of GPUs",
-    (
-        Rule(
-            cause="compute-mode-exclusive",
-            layer="config",
-            shows_in="gpu",
-            disruption="none",
-            title="the GPU's compute mode allows one process, or none",
-            symptoms=(symptoms.CUDA_BUSY,),
-            look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
-            story=(
-                "Compute mode Exclusive_Process gives a GPU to the first process that requests it, Prohibited to "
-                "none. It is often a leftover of a batch system or an MPS setup. A second process then fails "
-                "because all CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as "
-                "healthy."
-            ),
-            sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
-            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
-            may_be_normal=True,
-            context=command_run(r"-d COMPUTE|compute_mode"),
-            summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
-            remedy=_default_mode,
+RULES: Final = (
+    Rule(
+        cause="compute-mode-exclusive",
+        layer="config",
+        shows_in="gpu",
+        disruption="none",
+        symptoms=(symptoms.CUDA_BUSY,),
+        look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
+        decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
+        may_be_normal=True,
+        context=command_run(r"-d COMPUTE|compute_mode"),
+        summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
+        remedy=_default_mode,
+    ),
+    Rule(
+        cause="time-slicing-config-not-applied",
+        layer="kubernetes",
+        disruption="restart-container",
+        symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
+        look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
+        decisive=all_of(_DESIRED, _EMPTY),
+        typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
+        may_be_normal=True,
+        context=any_of(_EMPTY, _UNSHARED),
+        against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
+        summary="GPU sharing is configured, but the running device plugin does not have that configuration",
+        remedy=_configure_slicing,
+    ),
+    Rule(
+        cause="gpu-memory-taken",
+        layer="userspace",
+        shows_in="programs",
+        disruption="none",
+        typical=any_of(
+            custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
+            unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
         ),
-        Rule(
-            cause="time-slicing-config-not-applied",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the running device plugin does not have the sharing configuration",
-            symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
-            look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
-            story=(
-                "GPU sharing is configured in a file of the device plugin. The node's plugin prints an empty "
-                "sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
-                "file, or the ConfigMap is passed in a way it does not read, no default is set, or the file was "
-                "changed after the plugin had started. Misplaced keys are ignored silently."
+        symptoms=(_NO_MEMORY,),
+        against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
+        context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
+        look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
+        summary="the program found no free GPU memory; most of it is used by others",
+        remedy=always(
+            run_step(
+                "inspect",
+                "find the process that holds the memory",
+                Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
+                Shell("sudo fuser -v /dev/nvidia*"),
             ),
-            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            decisive=all_of(_DESIRED, _EMPTY),
-            typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
-            may_be_normal=True,
-            context=any_of(_EMPTY, _UNSHARED),
-            against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
-            summary="GPU sharing is configured, but the running device plugin does not have that configuration",
-            remedy=_configure_slicing,
-        ),
-        Rule(
-            cause="gpu-memory-taken",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="another process holds the GPU's memory",
-            typical=any_of(
-                custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
-                unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
-            ),
-            symptoms=(_NO_MEMORY,),
-            against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
-            context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
-            look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
-            summary="the program found no free GPU memory; most of it is used by others",
-            story=(
-                "A CUDA program runs out of memory although it uses little: another process has the rest. It may "
-                "be somebody's job, or a leftover of an earlier run, such as the workers of a killed program. "
-                "nvidia-smi does not list all of them. GPU and driver work."
-            ),
-            sources=(
-                *("https://github.com/pytorch/pytorch/issues/4031", "https://github.com/pytorch/pytorch/pull/99699"),
-                "https://github.com/wencolani/CrossE/issues/2",
-            ),
-            remedy=always(
-                run_step(
-                    "inspect",
-                    "find the process that holds the memory",
-                    Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
-                    Shell("sudo fuser -v /dev/nvidia*"),
-                ),
-                manual_step("application", "end that process, or use another GPU", "nobody needs it"),
-            ),
+            manual_step("application", "end that process, or use another GPU", "nobody needs it"),
         ),
     ),
 )

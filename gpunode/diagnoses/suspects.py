@@ -70,10 +70,7 @@ class RankedSuspect:
 
 
 def rank_suspects(
-    rules: Mapping[str, Rule],
-    snapshot: Snapshot,
-    findings: Iterable[Finding],
-    report_words: ReportWords | None = None,
+    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding], report_words: ReportWords | None = None
 ) -> tuple[RankedSuspect, ...]:
     """Return the causes of what no finding explains, most likely first.
 

@@ -9,11 +9,10 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
 from gpunode.diagnoses.views.versions import DriverVersions, is_same_version, version_key
@@ -322,120 +321,71 @@ def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
-    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER),
+    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER)
 }
 
-FAMILY: Final = RuleFamily(
-    "versions",
-    "mismatched versions",
-    (
-        Rule(
-            cause=UNATTENDED,
-            layer="package",
-            shows_in="driver",
-            disruption="reboot",
-            title="the system upgraded the driver automatically while the old module was loaded",
-            story=(
-                "unattended-upgrades or dnf-automatic installed a new driver. The libraries on disk are new at "
-                "once, the kernel keeps the loaded module, and NVIDIA's libraries only work with a module of "
-                "exactly their version. Running programs continue; every new program and container fails with "
-                "«Driver/library version mismatch». Load the new module, and exclude the driver from automatic "
-                "upgrades so that it does not happen again."
-            ),
-            sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
-            check=_find_unattended,
-            share=6,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            context=_AUTOMATIC,
-            look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
-            remedy=_reload_and_hold,
-            explains=_CONSEQUENCES | {PENDING, PARTIAL},
-        ),
-        Rule(
-            cause=PENDING,
-            layer="driver",
-            disruption="reboot",
-            title="the driver was upgraded but its new module is not loaded yet",
-            story=(
-                "An upgrade replaced libraries and module on disk; the kernel still runs the module that was loaded at "
-                "boot. The two do not work together, so nvidia-smi and every new CUDA program or container fail until "
-                "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
-                "on disk already has the new version."
-            ),
-            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
-            check=_find_pending,
-            share=10,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            context=_REBOOT_LIST,
-            look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
-            remedy=_reload_module,
-            explains=_CONSEQUENCES,
-        ),
-        Rule(
-            cause=PARTIAL,
-            layer="package",
-            disruption="reboot",
-            title="only some of the driver's packages were upgraded",
-            story=(
-                "Libraries and programs have one version, the kernel module on disk has another, because a package "
-                "was held back, a repository offered only some packages, or the new module was not built. A reboot "
-                "loads the same old module again and changes nothing. First install all packages in the same "
-                "version."
-            ),
-            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
-            check=_find_partial,
-            share=7,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
-            remedy=_complete_driver,
-            explains=_CONSEQUENCES,
-        ),
-        Rule(
-            cause=MIXED,
-            layer="driver",
-            disruption="reboot",
-            title="two drivers are installed side by side",
-            story=(
-                "The driver was installed twice, in different ways: the .run file and packages, packages of two "
-                "branches, or of two repositories. The kernel loads the module of one, programs the libraries of "
-                "the other. The combination can change with every ldconfig and every kernel. Remove one of the two "
-                "completely."
-            ),
-            sources=(DRIVER_GUIDE, NVML_RETURNS),
-            check=_find_mixed,
-            typical=all_of(symptoms.MISMATCH, _OWN_TREE),
-            share=0.7,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
-            remedy=_keep_one_driver,
-            explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
-        ),
-        Rule(
-            cause=CONTAINER,
-            layer="userspace",
-            shows_in="programs",
-            disruption="restart-container",
-            title="the container has driver libraries of another version",
-            story=(
-                "A container gets the driver's libraries from the node when it starts. An image with its own "
-                "libraries, or a container that was started before the node's driver was upgraded, loads others, "
-                "and the node's module rejects them: «Driver/library version mismatch» inside, while nvidia-smi on "
-                "the node works. If the image's libraries are newer, ldconfig in the container prefers them to the "
-                "mounted ones."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/libnvidia-container/issues/266",
-                "https://github.com/k4yt3x/video2x/issues/1226",
-            ),
-            decisive=_IN_CONTAINER,
-            typical=_LIKELY_IN_CONTAINER,
-            share=1,
-            symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
-            context=_MISMATCH_INSIDE,
-            against=(_NODE_APART,),
-            summary=_summarize_library,
-            look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
-            remedy=_keep_one_library,
-        ),
+RULES: Final = (
+    Rule(
+        cause=UNATTENDED,
+        layer="package",
+        shows_in="driver",
+        disruption="reboot",
+        check=_find_unattended,
+        share=6,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=_AUTOMATIC,
+        look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
+        remedy=_reload_and_hold,
+        explains=_CONSEQUENCES | {PENDING, PARTIAL},
+    ),
+    Rule(
+        cause=PENDING,
+        layer="driver",
+        disruption="reboot",
+        check=_find_pending,
+        share=10,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=_REBOOT_LIST,
+        look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
+        remedy=_reload_module,
+        explains=_CONSEQUENCES,
+    ),
+    Rule(
+        cause=PARTIAL,
+        layer="package",
+        disruption="reboot",
+        check=_find_partial,
+        share=7,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
+        remedy=_complete_driver,
+        explains=_CONSEQUENCES,
+    ),
+    Rule(
+        cause=MIXED,
+        layer="driver",
+        disruption="reboot",
+        check=_find_mixed,
+        typical=all_of(symptoms.MISMATCH, _OWN_TREE),
+        share=0.7,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
+        remedy=_keep_one_driver,
+        explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
+    ),
+    Rule(
+        cause=CONTAINER,
+        layer="userspace",
+        shows_in="programs",
+        disruption="restart-container",
+        decisive=_IN_CONTAINER,
+        typical=_LIKELY_IN_CONTAINER,
+        share=1,
+        symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
+        context=_MISMATCH_INSIDE,
+        against=(_NODE_APART,),
+        summary=_summarize_library,
+        look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
+        remedy=_keep_one_library,
     ),
 )
