@@ -23,7 +23,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
-from gpunode.diagnoses.views import cdi, docker, driver, toolkit
+from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
@@ -109,7 +109,7 @@ def _unread_specifications(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if docker.docker_version(node) < (28,) else ())
+_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ())
 _ELSEWHERE: Final = any_of(
     custom_sign(_unread_specifications), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/")
 )
@@ -175,7 +175,7 @@ _OF_07: Final = any_of(
     ),
 )
 _OLD_DOCKER: Final = predicate(
-    lambda node: () < docker.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
+    lambda node: () < runtimes.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
 _TOO_OLD: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
 _WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))

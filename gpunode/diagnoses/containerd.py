@@ -1,4 +1,4 @@
-"""containerd and CRI-O: whether the CRI plugin runs, the runtime is there, and under which cgroup driver."""
+"""containerd, CRI-O and device cgroups: what keeps a runtime from its GPUs, and what takes them from a container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.consequences import NO_RUNTIME
+from gpunode.diagnoses.consequences import NO_CLUSTER_GPU, NO_RUNTIME
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
@@ -25,7 +25,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
+from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import tomlread
@@ -34,7 +34,7 @@ from gpunode.runtimes.crio_files import DEAD_FOLDER
 _EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _RANCHER: Final = custom_sign(
     lambda snapshot: (
-        containerd.product_lines(snapshot) if containerd.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
+        runtimes.product_lines(snapshot) if runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
     )
 )
 
@@ -61,7 +61,7 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
     pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    return bool(pods) and containerd.kubernetes_product(snapshot) == "containerd"
+    return bool(pods) and runtimes.kubernetes_product(snapshot) == "containerd"
 
 
 _KUBELET: Final = unless(predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
@@ -119,7 +119,7 @@ def _config_sign(pattern: str) -> Sign:
     """Return the sign of a match in containerd's configuration, in any TOML schema or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
     return custom_sign(
-        lambda node: (one for item in node.view(containerd.config_items) for one in lines_with(item, compiled))
+        lambda node: (one for item in node.view(runtimes.config_items) for one in lines_with(item, compiled))
     )
 
 
@@ -130,7 +130,7 @@ _NVIDIAS: Final = (
 _SHOWN: Final = _config_sign(_ANY_HANDLER)
 _DESCRIBED: Final = _config_sign(_NVIDIAS)
 _RUNNING: Final = message_line(_NVIDIAS, "containerd-config")
-_WHOLE: Final = custom_sign(containerd.complete_config)
+_WHOLE: Final = custom_sign(runtimes.complete_config)
 # A default runtime of NVIDIA's that nothing describes.
 _DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
 _DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
@@ -150,7 +150,7 @@ _PLUGIN_LACKS: Final = unless(
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    product = containerd.kubernetes_product(snapshot)
+    product = runtimes.kubernetes_product(snapshot)
     if snapshot.view(_NO_HANDLER):
         yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
@@ -237,7 +237,7 @@ _EDITED: Final = any_of(
 
 
 def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
-    product = "rke2" if containerd.kubernetes_product(snapshot) == "rke2" else "k3s"
+    product = "rke2" if runtimes.kubernetes_product(snapshot) == "rke2" else "k3s"
     folder = f"/etc/rancher/{product}/config.yaml.d"
     yield run_step(
         "configure",
@@ -271,6 +271,85 @@ _MISLED: Final = custom_sign(
     )
 )
 
+
+_CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
+_INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
+
+
+def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
+    """Yield matching lines by containers, by commands in them, and in reports about them."""
+    for item in snapshot.items:
+        is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
+        if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
+            yield from lines_with(item, pattern)
+
+
+_UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
+_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
+_LOST: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _UNKNOWN))
+_RELOADED: Final = any_of(
+    message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
+    command_run(r"daemon-reload"),
+)
+# The device is known and may not be opened: the list of cgroup v1 without read and write.
+_CUT_OFF: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
+_CGROUPS_OF_SYSTEMD: Final = message_line(
+    r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
+)
+
+
+_RESTART: Final = always(
+    manual_step("restart", "restart the containers that lost their GPU; they get it back when they start"),
+    run_step(
+        "configure",
+        "make the devices known to systemd: links in /dev/char, now and whenever the driver is loaded",
+        Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
+        Shell(
+            'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
+            "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
+        ),
+    ),
+    manual_step("configure", "or use CDI devices, which are part of the container's own specification"),
+)
+
+# Links in /dev/char.
+
+_NO_LINKS: Final = message_line(
+    r"error creating (?:symlink creator|symlinks)|Failed to create symlinks under /dev/char"
+    r"|failed to create NVIDIA device nodes|create-dev-char-symlinks[^\n]{0,80}(?:no NVIDIA devices found|failed)"
+    r"|Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file"
+)
+
+
+# SELinux.
+
+_PERMISSIVE: Final = message_line(
+    r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
+    *("text", "application"),
+    flags=re.IGNORECASE,
+)
+_DENIED: Final = unless(
+    message_line(
+        r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
+        r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
+        r"(?![^\n]*permissive=1)"
+        r"|Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
+    ),
+    _PERMISSIVE,
+)
+_ENFORCING: Final = message_line(
+    r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
+)
+_REFUSED: Final = unless(
+    custom_sign(
+        lambda snapshot: (
+            one for one in _container_lines(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
+        )
+    ),
+    symptoms.NO_DRIVER,
+    _PERMISSIVE,
+    message_line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
+)
 
 RULES: Final = (
     Rule(
@@ -424,5 +503,75 @@ RULES: Final = (
             ),
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    Rule(
+        cause="cgroup-daemon-reload-loses-gpu",
+        layer="runtime",
+        disruption="restart-container",
+        decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD), symptoms.DRIVER_WORKS),
+        typical=any_of(
+            unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+            _CUT_OFF,
+            all_of(
+                message_line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, command_run(r"/dev/char|journalctl")
+            ),
+            all_of(_CGROUPS_OF_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
+        ),
+        symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
+        context=any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD),
+        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
+        look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
+        share=4,
+        summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
+        remedy=_RESTART,
+        explains=NO_CLUSTER_GPU,
+    ),
+    Rule(
+        cause="dev-char-symlinks-missing",
+        layer="runtime",
+        disruption="none",
+        decisive=_NO_LINKS,
+        symptoms=(_NO_LINKS, symptoms.OPERATOR_WAITS),
+        against=(symptoms.NO_DRIVER,),
+        look_at=(
+            Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
+            Shell("ls -l /dev/char | grep nvidia"),
+        ),
+        summary="the links in /dev/char that systemd needs are missing and cannot be created",
+        remedy=always(
+            run_step("load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")),
+            run_step(
+                "configure",
+                "create the links",
+                Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
+            ),
+            manual_step(
+                "configure",
+                "or turn them off in the GPU Operator: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
+                when="the toolkit does not know a device of this machine, and CDI is in use",
+            ),
+        ),
+    ),
+    Rule(
+        cause="selinux-denies-gpu",
+        layer="config",
+        disruption="restart-container",
+        decisive=_DENIED,
+        typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
+        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
+        context=_ENFORCING,
+        look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
+        summary="SELinux is enforcing, and denies the container the GPU's device nodes",
+        remedy=always(
+            run_step(
+                "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
+            ),
+            manual_step(
+                "configure",
+                "or start that container without a label: --security-opt label=disable",
+                when="the policy of this system has no such boolean, or denies `map` anyway",
+            ),
+        ),
+        explains=NO_CLUSTER_GPU,
     ),
 )

@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import docker, system, toolkit
+from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
@@ -43,7 +43,7 @@ _RUNS: Final = message_line(
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
 _FAULTY: Final = unless(
-    custom_sign(lambda node: (place for _, place in docker.config_faults(node))),
+    custom_sign(lambda node: (place for _, place in runtimes.config_faults(node))),
     unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
 )
 _FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
@@ -62,7 +62,7 @@ _BOTH: Final = any_of(
 
 
 def _summarize_fault(snapshot: Snapshot) -> str:
-    return f"dockerd cannot read {next((why for why, _ in docker.config_faults(snapshot)), 'its configuration file')}"
+    return f"dockerd cannot read {next((why for why, _ in runtimes.config_faults(snapshot)), 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
@@ -187,14 +187,14 @@ _COMPARES: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Time
 
 def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the start of a daemon that began after the toolkit was installed."""
-    unit, installed = snapshot.facts.unit(docker.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
+    unit, installed = snapshot.facts.unit(runtimes.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
     if began is not None and installed is not None and began >= installed:
-        yield system.unit_line(snapshot, docker.UNIT, "ExecMainStartTimestamp")
+        yield system.unit_line(snapshot, runtimes.UNIT, "ExecMainStartTimestamp")
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    unit = snapshot.facts.unit(docker.UNIT)
+    unit = snapshot.facts.unit(runtimes.UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
         yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START

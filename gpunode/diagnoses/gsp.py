@@ -33,7 +33,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, faults, guests, pci
+from gpunode.diagnoses.views import driver, faults, pci, virtualization
 from gpunode.diagnoses.views.system import find_distro, package_manager
 
 _RPC_TIMEOUT: Final = kernel_line(
@@ -123,7 +123,7 @@ def _switch_off(snapshot: Snapshot, when: str) -> Fix:
 
 
 def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver, which includes its firmware")
         return
     version, manager, known = _firmware_version(snapshot), snapshot.view(package_manager), find_distro(snapshot)

@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
-from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
+from gpunode.diagnoses.views import driver, loader, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
@@ -238,7 +238,7 @@ _USER_SIDE: Final = {
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     manager = package_manager(snapshot)
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver")
         return
     if manager == "apt":

@@ -26,7 +26,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, faults, kernel, resolved_faults, smi_query
+from gpunode.diagnoses.views import boards, faults, kernel, recovery, smi_query
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
@@ -145,7 +145,7 @@ def _until_reset(check: Check) -> Check:
 def _was_reset(memory: _GpuMemory) -> bool:
     """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     is_marked = any(not _is_of_page(fault) for fault in memory.with_codes(63, 156, 160))
-    return is_marked and any(map(resolved_faults.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
+    return is_marked and any(map(recovery.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
 
 
 def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: Any) -> Proof:

@@ -34,7 +34,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
+from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -318,7 +318,7 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _OLDER: Final = custom_sign(_older_loaded_lines)
-_IN_IMAGE: Final = custom_sign(initramfs.nvidia_module_lines)
+_IN_IMAGE: Final = custom_sign(modules.nvidia_module_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
 _OLD_IMAGE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),

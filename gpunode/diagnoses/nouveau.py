@@ -30,7 +30,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import initramfs, modules, pci
+from gpunode.diagnoses.views import modules, pci
 from gpunode.facts.patterns import Pattern
 
 _NAMES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -60,7 +60,7 @@ def _is_only_driver(snapshot: Snapshot) -> bool:
 
 
 def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for item in initramfs.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
+    return (line for item in modules.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
 
 
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
@@ -101,7 +101,7 @@ _LEFT_TO_NOVA: Final = unless(
 _IMAGE: Final = custom_sign(_image_lines)
 _LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
-    lambda snapshot: any(item.outcome == "ok" for item in initramfs.running_kernel_listings(snapshot)),
+    lambda snapshot: any(item.outcome == "ok" for item in modules.running_kernel_listings(snapshot)),
     "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovery_requests, symptoms
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, join_commands
 from gpunode.diagnoses.consequences import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity, Sign
@@ -26,7 +26,8 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
+from gpunode.diagnoses.views import boards, fabric, faults, recovery, smi_query, system
+from gpunode.diagnoses.xids import LEAVE_PEERS
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
@@ -107,8 +108,8 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards")
-_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.gpu_nvlinks)), "NVLinks are up")
-_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(nvlinks.gpu_nvlinks) if not one.up))
+_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up")
+_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _COMPLAINTS: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -121,7 +122,7 @@ _MEANT: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
 
 def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs without any link where others have theirs or the board is built for them."""
-    dark = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if not one.up)
+    dark = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if not one.up)
     sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
@@ -135,7 +136,7 @@ _BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b
 
 def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
-    alive = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if one.up)
+    alive = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if one.up)
     some = tuple(one for one in alive if one.down)
     is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_names))) and any(one.up % 4 for one in some)
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
@@ -164,7 +165,7 @@ def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
-            first = (recovery_requests.LEAVE_PEERS, _LINKS_UP)
+            first = (LEAVE_PEERS, _LINKS_UP)
             yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"

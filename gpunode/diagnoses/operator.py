@@ -15,7 +15,7 @@ from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.remedies import install_driver as driver_fix
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import driver, history, modules
+from gpunode.diagnoses.views import driver, modules, packages
 
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
 _STUCK: Final = any_of(
@@ -58,7 +58,7 @@ def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.driver_packages(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
-    yield from (one.citation for one in history.package_upgrades(snapshot))
+    yield from (one.citation for one in packages.package_upgrades(snapshot))
     own = (place for state, place in snapshot.view(driver.smi_states) if state == "works")
     yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 

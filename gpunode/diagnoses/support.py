@@ -13,7 +13,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import consequences, driver_install, symptoms
+from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import (
@@ -36,7 +36,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, gpu_models, guests, kernel, modules, packages
+from gpunode.diagnoses.views import boards, driver, gpu_models, kernel, modules, packages, virtualization
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
@@ -194,7 +194,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
     models = tuple(card.model for card in snapshot.view(gpu_models.gpu_cards))
     here = branches.find(snapshot.view(installed_driver).branch)
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
@@ -202,7 +202,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
-    return driver_install.install_driver_packages(snapshot, "install the driver for this GPU")
+    return remedies.install_driver_packages(snapshot, "install the driver for this GPU")
 
 
 def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:

@@ -14,8 +14,8 @@ from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.views import containerd, system, toolkit
-from gpunode.diagnoses.views.engine import container_engine
+from gpunode.diagnoses.views import runtimes, system, toolkit
+from gpunode.diagnoses.views.runtimes import container_engine
 
 _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
@@ -40,9 +40,9 @@ def _install_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     if container_engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run_step("configure", "write the CDI specification, which podman uses for GPUs", *write)
-    elif containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}:
+    elif runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"}:
         yield restart_rancher(
-            containerd.kubernetes_product(snapshot), "which finds the toolkit when it starts and registers it by itself"
+            runtimes.kubernetes_product(snapshot), "which finds the toolkit when it starts and registers it by itself"
         )
     else:
         text = "register it with this container runtime, or name the runtime in use instead"

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
+from gpunode.diagnoses.pci import ADDRESSLESS, GUEST
 from gpunode.diagnoses.remedies import (
     always,
     change_driver,

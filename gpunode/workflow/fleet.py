@@ -9,10 +9,17 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import rules_by_cause
-from gpunode.diagnoses.comparison import Difference, compare
-from gpunode.diagnoses.fleet_comparison import Census, FeatureKey, ModelGroup
+from gpunode.diagnoses.comparison import (
+    Axis,
+    Census,
+    Difference,
+    FeatureKey,
+    ModelGroup,
+    NodeProfile,
+    compare,
+    profile_node,
+)
 from gpunode.diagnoses.model import Confidence, Diagnosis, Layer, Severity, StackLayer
-from gpunode.diagnoses.node_profile import Axis, NodeProfile, profile_node
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.errors import GpunodeError, Undetermined

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
+from gpunode.diagnoses.comparison import AXES, Axis
 from gpunode.diagnoses.model import STACK, Disruption, StackLayer, choose_next_step
-from gpunode.diagnoses.node_profile import AXES, Axis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.workflow.doctor import Verdict

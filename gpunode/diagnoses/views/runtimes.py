@@ -1,17 +1,79 @@
-"""View containerd's effective configuration, and the Kubernetes product that generates it."""
+"""View the container runtime of the node: which it is, and the effective configuration of dockerd and containerd."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
+from gpunode.errors import Refused
+from gpunode.facts import numbers
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.runtimes import docker
 from gpunode.runtimes.containerd_files import CONFIG
+from gpunode.runtimes.model import DOCKER_CONFIG
+
+# The ids of gpunode's own rows of runtimes.
+Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
+
+# The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
+_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+    ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
+    (
+        "docker",
+        Pattern(r"Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker(?:: Error| (?:run|info|compose|ps)\b)"),
+    ),
+    ("podman", Pattern(r"\bpodman\b")),
+    ("containerd", Pattern(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
+    ("docker", Pattern(r"\bdocker\b")),
+)
+
+
+def container_engine(snapshot: Snapshot) -> Engine:
+    """Return the runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None:
+        return "crio" if "crio" in kubelet.value.socket else "containerd"
+    for found, pattern in _WORDS:
+        if any(pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.is_seen):
+            return found
+    return "docker"
+
+
+UNIT: Final = "docker.service"
+# What stands in a paste for what was left out, and the numbers of lines.
+_EDITED: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
+
+
+def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
+    for item in snapshot.files("*daemon.json"):
+        is_part = item.source.only or item.source.is_part or _EDITED.search(item.text)
+        if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
+            continue
+        path = item.subject if "/" in item.subject else DOCKER_CONFIG
+        try:
+            docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
+        except Refused as refused:
+            yield f"{refused.what}: {refused.why.split('. ')[0]}" if refused.why else refused.what, cite(item, 1)
+
+
+_VERSION: Final = Pattern(
+    r"(?:Docker version|Server Version:|^[ \t]*Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE
+)
+
+
+def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
+    """Docker's version; empty if unknown."""
+    shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
+    match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
+    return numbers.parse_version(match["version"]) if match else ()
+
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views.inventory import nvml_inventory
+from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts.evidence import Capture
 
 
