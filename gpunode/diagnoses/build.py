@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode import distros
@@ -400,11 +401,11 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
 
 _SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
+_rule = partial(Rule, layer="kernel")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="kernel-headers-missing",
-        layer="kernel",
-        disruption="none",
         share=4,
         decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
         summary="the kernel headers are not installed, so the module was not built for it",
@@ -415,11 +416,9 @@ RULES: Final = (
         remedy=_install_headers,
         explains=consequences.NOT_BUILT,
     ),
-    Rule(
+    _rule(
         cause="dkms-build-compiler-mismatch",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         share=2,
         decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
         typical=unless(
@@ -432,11 +431,9 @@ RULES: Final = (
         remedy=_install_compiler,
         explains=consequences.NOT_BUILT,
     ),
-    Rule(
+    _rule(
         cause="dkms-build-kernel-api",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         share=3,
         decisive=unless(_API, *_BEFORE_API),
         summary="the driver's source does not fit the kernel, so no module was built",
@@ -447,11 +444,9 @@ RULES: Final = (
         remedy=_change_driver,
         explains=consequences.NOT_BUILT,
     ),
-    Rule(
+    _rule(
         cause="dkms-build-toolchain-missing",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         share=1,
         decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
         summary="a build tool is not installed, so the module could not be built",
@@ -461,11 +456,9 @@ RULES: Final = (
         remedy=_install_tools,
         explains=consequences.NOT_BUILT,
     ),
-    Rule(
+    _rule(
         cause="dkms-tree-corrupt",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         share=0.5,
         decisive=_TREE,
         typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
@@ -477,11 +470,9 @@ RULES: Final = (
         remedy=_clear_tree,
         explains=consequences.NOT_BUILT,
     ),
-    Rule(
+    _rule(
         cause="dkms-build-no-space",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
         typical=_NO_SPACE,
         summary="the disk was full while the module was built",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -207,11 +208,11 @@ _OFF: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
 _NO_DRIVER_CDI: Final = message_line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
 
 
+_rule = partial(Rule, layer="cdi")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="cdi-spec-missing",
-        layer="cdi",
-        disruption="none",
         decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
         typical=unless(
             any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
@@ -225,10 +226,8 @@ RULES: Final = (
         summary="no CDI specification on this node offers the device",
         remedy=_GENERATE,
     ),
-    Rule(
+    _rule(
         cause="cdi-spec-stale",
-        layer="cdi",
-        disruption="none",
         decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
         typical=_GONE_BY_CDI,
         symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
@@ -243,10 +242,8 @@ RULES: Final = (
         remedy=_GENERATE,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
-    Rule(
+    _rule(
         cause="cdi-spec-dir-not-read",
-        layer="cdi",
-        disruption="none",
         decisive=all_of(_ELSEWHERE, _UNRESOLVED_DEVICE),
         typical=any_of(_ELSEWHERE, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
         symptoms=(symptoms.CDI_UNRESOLVED,),
@@ -258,10 +255,8 @@ RULES: Final = (
         remedy=_write_to_searched_folder,
         explains=frozenset({"cdi-spec-missing"}),
     ),
-    Rule(
+    _rule(
         cause="cdi-spec-version-unsupported",
-        layer="cdi",
-        disruption="none",
         decisive=any_of(
             _UNREADABLE,
             all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
@@ -277,10 +272,8 @@ RULES: Final = (
         remedy=_older_specification,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
-    Rule(
+    _rule(
         cause="cdi-management-spec-missing",
-        layer="cdi",
-        disruption="none",
         decisive=_UNRESOLVED_MANAGEMENT,
         context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
         symptoms=(symptoms.CDI_UNRESOLVED,),
@@ -302,9 +295,8 @@ RULES: Final = (
             ),
         ),
     ),
-    Rule(
+    _rule(
         cause="docker-cdi-feature-disabled",
-        layer="cdi",
         disruption="restart-service",
         decisive=_NO_DRIVER_CDI,
         symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),

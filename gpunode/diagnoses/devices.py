@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import consequences, remedies, symptoms
@@ -253,11 +254,11 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.change_driver(snapshot, text)
 
 
+_rule = partial(Rule, layer="driver")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="no-device-nodes-driver-not-initialised",
-        layer="driver",
-        disruption="none",
         decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
         typical=any_of(
             _MISSING,
@@ -284,9 +285,8 @@ RULES: Final = (
         ),
         explains=consequences.NO_NVML,
     ),
-    Rule(
+    _rule(
         cause="persistenced-start-race",
-        layer="driver",
         disruption="restart-service",
         decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
         typical=any_of(
@@ -299,10 +299,8 @@ RULES: Final = (
         summary="nvidia-persistenced started before the module had created its device files",
         remedy=_order_daemon,
     ),
-    Rule(
+    _rule(
         cause="nvidia-uvm-not-loaded",
-        layer="driver",
-        disruption="none",
         share=1.3,
         decisive=any_of(_NO_UVM_FILE, _UVM_WANTED, all_of(_NO_UVM, _CUDA_FAILS)),
         symptoms=(
@@ -318,9 +316,8 @@ RULES: Final = (
         summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
         remedy=_LOAD_UVM,
     ),
-    Rule(
+    _rule(
         cause="nvidia-uvm-wedged",
-        layer="driver",
         disruption="restart-container",
         share=0.8,
         decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
@@ -335,10 +332,8 @@ RULES: Final = (
         summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
         remedy=_RELOAD_UVM,
     ),
-    Rule(
+    _rule(
         cause="device-node-permissions",
-        layer="driver",
-        disruption="none",
         decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
         typical=any_of(
             all_of(_CLOSED, symptoms.DENIED),
@@ -351,9 +346,8 @@ RULES: Final = (
         summary="the user and group that run the program may not open the device files",
         remedy=_permit_access,
     ),
-    Rule(
+    _rule(
         cause="cuda-init-802-kaslr-or-hmm",
-        layer="driver",
         shows_in="kernel",
         disruption="restart-container",
         share=1.5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -205,6 +206,8 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         )
 
 
+_rule = partial(Rule, layer="runtime")
+
 RULES: Final = (
     Rule(
         cause="daemon-json-invalid",
@@ -247,9 +250,8 @@ RULES: Final = (
         ),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
     ),
-    Rule(
+    _rule(
         cause="docker-from-snap",
-        layer="runtime",
         disruption="restart-service",
         decisive=unless(_SNAP, _NO_LIBRARY),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
@@ -281,9 +283,8 @@ RULES: Final = (
         remedy=_switch_to_engine,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
-    Rule(
+    _rule(
         cause="docker-rootless-config",
-        layer="runtime",
         disruption="restart-service",
         decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
         typical=any_of(
@@ -298,9 +299,8 @@ RULES: Final = (
         remedy=_NO_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
     ),
-    Rule(
+    _rule(
         cause="docker-not-restarted",
-        layer="runtime",
         disruption="restart-service",
         decisive=any_of(all_of(_REGISTERED, _LACKS_IT), all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER)),
         typical=any_of(
@@ -316,9 +316,8 @@ RULES: Final = (
         summary="the running docker daemon was started before the toolkit was installed or registered",
         remedy=always(_RESTART),
     ),
-    Rule(
+    _rule(
         cause="nvidia-runtime-not-registered",
-        layer="runtime",
         disruption="restart-service",
         decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
         typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -19,7 +20,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import cuda, driver, loader
+from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
 _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
@@ -162,8 +163,8 @@ _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _library_places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
-    return (*snapshot.view(loader.loaded_libraries), *snapshot.view(loader.search_folders))
+def _library_places(snapshot: Snapshot) -> tuple[cuda.Library | cuda.Folder, ...]:
+    return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.search_folders))
 
 
 def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -172,12 +173,12 @@ def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _opened_stubs(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for one in snapshot.view(loader.loaded_libraries) if one.sort == "stub")
+    return (one.citation for one in snapshot.view(cuda.loaded_libraries) if one.sort == "stub")
 
 
 def _library_copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
-    for one in snapshot.view(loader.loaded_libraries):
+    for one in snapshot.view(cuda.loaded_libraries):
         if one.sort == "other":
             match = _VERSIONED.search(one.path)
             yield match["version"] if match else "", one.citation
@@ -225,7 +226,7 @@ def _summarize_shadow(snapshot: Snapshot) -> str:
 
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     named = [
-        one for one in snapshot.view(loader.search_folders) if one.file and one.sort == "compat" and one.where == "host"
+        one for one in snapshot.view(cuda.search_folders) if one.file and one.sort == "compat" and one.where == "host"
     ]
     if commands := _comment_out(named):
         yield run_step(
@@ -239,7 +240,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
-def _comment_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
+def _comment_out(folders: Iterable[cuda.Folder]) -> tuple[Command, ...]:
     """Return the commands that comment out these folders; none if a name is not plain."""
     found: list[Command] = []
     for one in folders:
@@ -251,9 +252,7 @@ def _comment_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    wrong = [
-        one for one in snapshot.view(loader.search_folders) if one.where == "host" and _hides_driver(snapshot, one)
-    ]
+    wrong = [one for one in snapshot.view(cuda.search_folders) if one.where == "host" and _hides_driver(snapshot, one)]
     conf = [one for one in wrong if one.file]
     if conf:
         text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
@@ -270,16 +269,18 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("inspect", "find where it is set", find)
 
 
-def _hides_driver(snapshot: Snapshot, folder: loader.Folder) -> bool:
+def _hides_driver(snapshot: Snapshot, folder: cuda.Folder) -> bool:
     """Return whether the folder contains a library that hides the driver's."""
-    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded_libraries) if one.sort != "driver"}
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(cuda.loaded_libraries) if one.sort != "driver"}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
 _FIRST: Final = custom_sign(
-    lambda node: (one.citation for one in node.view(loader.loaded_libraries) if one.sort == "compat")
+    lambda node: (one.citation for one in node.view(cuda.loaded_libraries) if one.sort == "compat")
 )
 _GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
+
+_rule = partial(Rule, layer="userspace")
 
 RULES: Final = (
     Rule(
@@ -303,11 +304,9 @@ RULES: Final = (
         summary=_summarize_mismatch,
         remedy=_upgrade_driver,
     ),
-    Rule(
+    _rule(
         cause="framework-without-this-architecture",
-        layer="userspace",
         shows_in="programs",
-        disruption="none",
         share=1.5,
         decisive=_NO_KERNEL,
         symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
@@ -318,11 +317,9 @@ RULES: Final = (
         ),
         remedy=_install_other_build,
     ),
-    Rule(
+    _rule(
         cause="framework-cpu-only",
-        layer="userspace",
         shows_in="programs",
-        disruption="none",
         share=1.5,
         decisive=_CPU_BUILD,
         symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
@@ -346,9 +343,8 @@ RULES: Final = (
             manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
         ),
     ),
-    Rule(
+    _rule(
         cause="cuda-compat-lib-mismatch",
-        layer="userspace",
         disruption="restart-container",
         share=0.8,
         decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
@@ -361,9 +357,8 @@ RULES: Final = (
         summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_drop_compat,
     ),
-    Rule(
+    _rule(
         cause="cuda-compat-not-supported-hw",
-        layer="userspace",
         disruption="restart-container",
         decisive=_NOT_HERE,
         typical=all_of(_FIRST, _GEFORCE),
@@ -375,9 +370,8 @@ RULES: Final = (
         summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
         remedy=_drop_compat,
     ),
-    Rule(
+    _rule(
         cause="library-path-shadows-libcuda",
-        layer="userspace",
         disruption="restart-container",
         share=0.8,
         decisive=_SHADOWED,

@@ -165,7 +165,6 @@ RULES: Final = (
     _rule(
         cause="nvidia-fs-not-loaded",
         severity="warning",
-        disruption="none",
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
         decisive=_NO_FS,
         typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),

@@ -256,7 +256,6 @@ RULES: Final = (
     _power_rule(
         cause="thermal-slowdown",
         severity="warning",
-        disruption="none",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_heated,
@@ -272,7 +271,6 @@ RULES: Final = (
     _power_rule(
         cause="power-brake-slowdown",
         severity="warning",
-        disruption="none",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
         check=_find_braked,
@@ -293,7 +291,6 @@ RULES: Final = (
         layer="config",
         shows_in="gpu",
         severity="warning",
-        disruption="none",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_limited,

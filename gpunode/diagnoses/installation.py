@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
-from gpunode.diagnoses.views import driver, loader, modules, packages, pci, virtualization
+from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
@@ -72,7 +72,7 @@ def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _has_libraries(snapshot: Snapshot) -> bool:
     """Return whether the driver's libraries are on the node."""
     return bool(driver.library_versions(snapshot)) or any(
-        one.sort == "driver" for one in snapshot.view(loader.loaded_libraries)
+        one.sort == "driver" for one in snapshot.view(cuda.loaded_libraries)
     )
 
 
@@ -264,7 +264,6 @@ RULES: Final = (
         cause="driver-not-installed",
         layer="toolkit",
         shows_in="driver",
-        disruption="none",
         share=3,
         symptoms=(
             symptoms.NO_DRIVER,
@@ -303,7 +302,6 @@ RULES: Final = (
         cause="driver-userspace-incomplete",
         layer="toolkit",
         shows_in="libraries",
-        disruption="none",
         share=0.8,
         decisive=any_of(_WITHOUT_LIBCUDA, unless(all_of(_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)),
         typical=unless(_SMI_ALONE, _LIBRARIES),

@@ -397,7 +397,6 @@ RULES: Final = (
     _rule(
         cause="xid-92-high-sbe-rate",
         severity="warning",
-        disruption="none",
         symptoms=(symptoms.ANY_XID,),
         check=faults.incident_check(92),
         typical=custom_sign(_corrected_counts),

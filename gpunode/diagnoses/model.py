@@ -230,6 +230,7 @@ class Rule:
         cause: its id, and that of its section in ``causes/FAMILY.md``.
         explains: causes that are consequences of this one when both are found.
         layer: the kind of component that is wrong.
+        disruption: the least that the remedy interrupts; a law compares it with the commands of the remedy.
         shows_in: the stack layer that shows the fault, if not that of ``layer``.
         check: a function that detects the cause; the signs are tried if it finds nothing.
         decisive: evidence that no other cause shows.
@@ -247,8 +248,8 @@ class Rule:
 
     cause: str
     layer: Layer
-    disruption: Disruption
     remedy: Remedy
+    disruption: Disruption = "none"
     severity: Severity = "error"
     check: Check | None = None
     explains: frozenset[str] = frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import build, consequences, remedies, secureboot, symptoms
@@ -326,11 +327,12 @@ _OLD_IMAGE: Final = any_of(
 )
 
 
+_rule = partial(Rule, layer="kernel")
+
 RULES: Final = (
     Rule(
         cause="driver-module-not-loaded",
         layer="driver",
-        disruption="none",
         share=4,
         decisive=any_of(
             all_of(custom_sign(_absence_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
@@ -345,11 +347,9 @@ RULES: Final = (
         remedy=_load_module,
         explains=consequences.NOT_INITIALISED,
     ),
-    Rule(
+    _rule(
         cause="module-built-for-other-kernel",
-        layer="kernel",
         shows_in="driver",
-        disruption="none",
         share=4,
         check=_find_missing_at_next_boot,
         decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
@@ -361,10 +361,8 @@ RULES: Final = (
         remedy=_build_for_this,
         explains=consequences.NOT_ACCEPTED,
     ),
-    Rule(
+    _rule(
         cause="depmod-index-missing",
-        layer="kernel",
-        disruption="none",
         decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
@@ -373,9 +371,8 @@ RULES: Final = (
         remedy=_rebuild_index,
         explains=consequences.NOT_ACCEPTED,
     ),
-    Rule(
+    _rule(
         cause="duplicate-module-files",
-        layer="kernel",
         shows_in="driver",
         disruption="reboot",
         decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
@@ -390,9 +387,8 @@ RULES: Final = (
         | consequences.LIBRARY_MISMATCH
         | {"module-built-for-other-kernel"},
     ),
-    Rule(
+    _rule(
         cause="initramfs-stale-module",
-        layer="kernel",
         disruption="reboot",
         typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),
         symptoms=(symptoms.MISMATCH, _OLDER),

@@ -243,7 +243,6 @@ RULES: Final = (
     ),
     _rule(
         cause="fabric-manager-not-installed",
-        disruption="none",
         share=0.7,
         symptoms=_WAITS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
@@ -282,7 +281,6 @@ RULES: Final = (
     _rule(
         cause="fabric-manager-not-needed",
         severity="info",
-        disruption="none",
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=unless(
             all_of(any_of(_NOTHING, _state_sign("failed")), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY
@@ -362,7 +360,6 @@ RULES: Final = (
     _rule(
         cause="nvlink-not-present-false-positive",
         severity="info",
-        disruption="none",
         share=1,
         symptoms=(symptoms.LINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),

@@ -204,7 +204,6 @@ RULES: Final = (
     Rule(
         cause="operator-no-driver-image",
         layer="kubernetes",
-        disruption="none",
         decisive=_NO_IMAGE,
         typical=any_of(
             _NO_KERNEL, unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), message_line(_NO_ACCESS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
@@ -343,11 +344,11 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
+_rule = partial(Rule, layer="package")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="dpkg-lock-held",
-        layer="package",
-        disruption="none",
         check=_find_held_lock,
         decisive=_LOCKED,
         symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
@@ -355,10 +356,8 @@ RULES: Final = (
         look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
         remedy=_wait_for_lock,
     ),
-    Rule(
+    _rule(
         cause="dpkg-unconfigured-packages",
-        layer="package",
-        disruption="none",
         decisive=_HALF,
         typical=_LEFT,
         symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
@@ -367,10 +366,8 @@ RULES: Final = (
         remedy=_finish_packages,
         explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
     ),
-    Rule(
+    _rule(
         cause="held-or-broken-packages",
-        layer="package",
-        disruption="none",
         share=1.3,
         decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
         typical=any_of(
@@ -385,10 +382,8 @@ RULES: Final = (
         remedy=_release_holds,
         explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
     ),
-    Rule(
+    _rule(
         cause="mixed-repo-packages",
-        layer="package",
-        disruption="none",
         share=1.2,
         decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
         symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
@@ -398,10 +393,8 @@ RULES: Final = (
         remedy=_use_one_origin,
         explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
     ),
-    Rule(
+    _rule(
         cause="package-file-conflict",
-        layer="package",
-        disruption="none",
         decisive=_SAME_FILE,
         symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
         summary="two packages contain the same file, so the second was not unpacked",
@@ -409,9 +402,8 @@ RULES: Final = (
         remedy=_overwrite_file,
         explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
     ),
-    Rule(
+    _rule(
         cause="runfile-leftover",
-        layer="package",
         shows_in="driver",
         disruption="reboot",
         decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),

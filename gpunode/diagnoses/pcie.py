@@ -266,6 +266,36 @@ _SLOW: Final = message_line(
 
 RULES: Final = (
     _rule(
+        cause="iommu-blocks-p2p",
+        disruption="reboot",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
+        decisive=custom_sign(_gpu_page_faults),
+        typical=unless(
+            any_of(
+                custom_sign(_any_page_faults),
+                _SLOW,
+                unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
+            ),
+            _REDIRECTS,
+        ),
+        context=_TRANSLATES,
+        summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
+        remedy=_bypass_iommu,
+        explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+    ),
+    _rule(
+        cause="acs-blocks-p2p",
+        severity="warning",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
+        decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
+        typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
+        context=any_of(_REDIRECTS, _HANGS),
+        summary="bridges route requests between GPUs through the root complex (ACS)",
+        remedy=_disable_acs,
+    ),
+    _rule(
         cause="pcie-uncorrectable-completion-timeout",
         disruption="power-cycle",
         symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -298,36 +328,5 @@ RULES: Final = (
         typical=custom_sign(_narrow_at_boot),
         may_be_normal=True,
         remedy=look_first(*_RESEAT),
-    ),
-    _rule(
-        cause="iommu-blocks-p2p",
-        disruption="reboot",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
-        look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
-        decisive=custom_sign(_gpu_page_faults),
-        typical=unless(
-            any_of(
-                custom_sign(_any_page_faults),
-                _SLOW,
-                unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
-            ),
-            _REDIRECTS,
-        ),
-        context=_TRANSLATES,
-        summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
-        remedy=_bypass_iommu,
-        explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
-    ),
-    _rule(
-        cause="acs-blocks-p2p",
-        severity="warning",
-        disruption="none",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
-        look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
-        decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
-        typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
-        context=any_of(_REDIRECTS, _HANGS),
-        summary="bridges route requests between GPUs through the root complex (ACS)",
-        remedy=_disable_acs,
     ),
 )

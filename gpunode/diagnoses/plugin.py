@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -241,10 +242,11 @@ def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
+_rule = partial(Rule, layer="kubernetes")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="device-plugin-library-not-found",
-        layer="kubernetes",
         disruption="restart-container",
         typical=any_of(
             unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
@@ -259,9 +261,8 @@ RULES: Final = (
         remedy=_FIND_LIBRARY,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
-    Rule(
+    _rule(
         cause="nvidia-runtime-not-default-no-runtimeclass",
-        layer="kubernetes",
         disruption="restart-service",
         decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
         typical=unless(
@@ -301,9 +302,8 @@ RULES: Final = (
             }
         ),
     ),
-    Rule(
+    _rule(
         cause="device-plugin-marked-unhealthy",
-        layer="kubernetes",
         disruption="restart-container",
         decisive=UNHEALTHY,
         share=1,
@@ -319,9 +319,8 @@ RULES: Final = (
             restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
         ),
     ),
-    Rule(
+    _rule(
         cause="device-plugin-not-ready-after-reboot",
-        layer="kubernetes",
         disruption="restart-container",
         decisive=all_of(_REFUSED, _BOOTED),
         typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
@@ -336,9 +335,8 @@ RULES: Final = (
             manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
         ),
     ),
-    Rule(
+    _rule(
         cause="kubelet-restart-admission-bug",
-        layer="kubernetes",
         disruption="restart-container",
         decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
         typical=any_of(
@@ -353,9 +351,8 @@ RULES: Final = (
             _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
         ),
     ),
-    Rule(
+    _rule(
         cause="kubelet-stale-device-allocation",
-        layer="kubernetes",
         disruption="restart-service",
         decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
         typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),

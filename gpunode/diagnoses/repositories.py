@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog.releases import release
@@ -281,11 +282,11 @@ def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     return ()
 
 
+_rule = partial(Rule, layer="package")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="apt-nvidia-key-rotated",
-        layer="package",
-        disruption="none",
         share=2.5,
         decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
         symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
@@ -296,10 +297,8 @@ RULES: Final = (
         remedy=_renew_cuda_key,
         explains=NO_PACKAGES,
     ),
-    Rule(
+    _rule(
         cause="apt-nvidia-key-sha1",
-        layer="package",
-        disruption="none",
         share=1,
         decisive=_CUDA_SHA1,
         latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
@@ -311,10 +310,8 @@ RULES: Final = (
         remedy=_use_own_folder,
         explains=NO_PACKAGES,
     ),
-    Rule(
+    _rule(
         cause="apt-toolkit-key-missing",
-        layer="package",
-        disruption="none",
         share=1,
         decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
         symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
@@ -324,10 +321,8 @@ RULES: Final = (
         remedy=_renew_toolkit_key,
         explains=NO_TOOLKIT | {"toolkit-not-installed"},
     ),
-    Rule(
+    _rule(
         cause="apt-signed-by-conflict",
-        layer="package",
-        disruption="none",
         share=1.5,
         decisive=any_of(message_line(_CONFLICT), _CLASHING),
         typical=all_of(_OLD_LIST, _NEW_LIST),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -185,12 +186,12 @@ _NO_NVCC: Final = unless(
 )  # fmt: skip
 _HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d+ / \d+")
 
+_rule = partial(Rule, layer="kubernetes")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause="gpus-all-allocated",
-        layer="kubernetes",
         severity="info",
-        disruption="none",
         decisive=custom_sign(_full_nodes),
         typical=custom_sign(_used_gpus),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
@@ -199,10 +200,8 @@ RULES: Final = (
         summary="every GPU that the node offers is assigned to a pod",
         remedy=_make_room,
     ),
-    Rule(
+    _rule(
         cause="pod-missing-gpu-toleration",
-        layer="kubernetes",
-        disruption="none",
         decisive=_REFUSED_BY_GPUS,
         typical=any_of(
             _REFUSED,
@@ -224,9 +223,8 @@ RULES: Final = (
         ),
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
-    Rule(
+    _rule(
         cause="gpu-labels-without-capacity",
-        layer="kubernetes",
         disruption="restart-container",
         decisive=all_of(_LABELLED, _UNREGISTERED),
         typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
@@ -249,10 +247,8 @@ RULES: Final = (
             restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
         ),
     ),
-    Rule(
+    _rule(
         cause="gpu-node-not-labelled",
-        layer="kubernetes",
-        disruption="none",
         decisive=all_of(_IDLE, _LABELS),
         typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
         symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
@@ -263,9 +259,8 @@ RULES: Final = (
         remedy=_label_node,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
-    Rule(
+    _rule(
         cause="nested-node-config-not-applied",
-        layer="kubernetes",
         disruption="restart-container",
         decisive=all_of(in_container.NODE, _NO_GPU_INSIDE),
         typical=unless(all_of(in_container.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN),
@@ -294,10 +289,8 @@ RULES: Final = (
             }
         ),
     ),
-    Rule(
+    _rule(
         cause="gpu-share-request-above-one",
-        layer="kubernetes",
-        disruption="none",
         decisive=_TOO_LARGE,
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
         summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
@@ -314,10 +307,8 @@ RULES: Final = (
             }
         ),
     ),
-    Rule(
+    _rule(
         cause="gpu-amount-invalid",
-        layer="kubernetes",
-        disruption="none",
         decisive=any_of(_NOT_WHOLE, _NOT_EQUAL, _NO_LIMIT),
         summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
         remedy=always(
@@ -328,7 +319,6 @@ RULES: Final = (
     Rule(
         cause="option-misspelt",
         layer="toolkit",
-        disruption="none",
         decisive=_UNKNOWN_OPTION,
         summary="the program was given an option that it does not have",
         remedy=always(
@@ -365,7 +355,6 @@ RULES: Final = (
         layer="userspace",
         severity="warning",
         shows_in="programs",
-        disruption="none",
         typical=_NO_NVCC,
         symptoms=(_NO_NVCC,),
         look_at=(Shell("ls -d /usr/local/cuda*/bin/nvcc"),),
@@ -385,9 +374,8 @@ RULES: Final = (
             ),
         ),
     ),
-    Rule(
+    _rule(
         cause="hami-memory-limit",
-        layer="kubernetes",
         shows_in="programs",
         disruption="restart-container",
         decisive=_HAMI_LIMIT,

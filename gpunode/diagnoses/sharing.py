@@ -320,7 +320,6 @@ RULES: Final = (
         cause="compute-mode-exclusive",
         layer="config",
         shows_in="gpu",
-        disruption="none",
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
@@ -348,7 +347,6 @@ RULES: Final = (
         cause="gpu-memory-taken",
         layer="userspace",
         shows_in="programs",
-        disruption="none",
         typical=any_of(
             custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
             unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
@@ -389,7 +387,6 @@ RULES: Final = (
     _rule(
         cause="mig-enabled-no-instances",
         shows_in="gpu",
-        disruption="none",
         check=_find_empty,
         share=0.7,
         decisive=any_of(_PLUGIN_FINDS_NONE, _WITHOUT_INSTANCES),
@@ -405,7 +402,6 @@ RULES: Final = (
     _rule(
         cause="mig-capabilities-permission",
         shows_in="driver",
-        disruption="none",
         share=1,
         symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),

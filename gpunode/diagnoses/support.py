@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpunode.catalog import branches
@@ -278,10 +279,11 @@ _NONE_BEFORE_TURING: Final = _no_gpu_sign(
 )
 _NONE_FOR_OPEN: Final = _no_gpu_sign(lambda one: one.needs_open_modules, "no GPU of this node needs the open modules")
 
+_rule = partial(Rule, layer="driver")
+
 RULES: Final = (
-    Rule(
+    _rule(
         cause=LEGACY,
-        layer="driver",
         disruption="reboot",
         share=2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
@@ -295,9 +297,8 @@ RULES: Final = (
         remedy=_replace_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
-    Rule(
+    _rule(
         cause=TOO_NEW,
-        layer="driver",
         disruption="reboot",
         share=1.2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -311,9 +312,8 @@ RULES: Final = (
         remedy=_change_driver(),
         explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
     ),
-    Rule(
+    _rule(
         cause=OPEN,
-        layer="driver",
         disruption="reboot",
         share=1.2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -327,9 +327,8 @@ RULES: Final = (
         remedy=_change_driver(keep=True),
         explains=consequences.NO_DRIVER,
     ),
-    Rule(
+    _rule(
         cause=CLOSED,
-        layer="driver",
         disruption="reboot",
         share=1.8,
         symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),

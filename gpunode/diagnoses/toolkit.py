@@ -270,7 +270,6 @@ RULES: Final = (
     Rule(
         cause="old-command-form",
         layer="toolkit",
-        disruption="none",
         decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
         look_at=(Shell("nvidia-ctk --version"),),
         summary="an old article names packages, a command or an image that no longer exist",

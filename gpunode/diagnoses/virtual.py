@@ -260,7 +260,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-78-vgpu-start-error",
-        disruption="none",
         check=faults.incident_check(78),
         decisive=_INCOMPATIBLE,
         typical=_START_FAILED,
@@ -288,7 +287,6 @@ RULES: Final = (
     ),
     _rule(
         cause="wsl-gpu-access-blocked",
-        disruption="none",
         decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
         typical=any_of(
             _BLOCKED,

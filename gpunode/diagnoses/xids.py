@@ -295,7 +295,6 @@ RULES: Final = (
         cause="xid-121-c2c-link",
         layer="hardware",
         severity="warning",
-        disruption="none",
         symptoms=(symptoms.ANY_XID,),
         check=faults.incident_check(*_CHIP_LINK),
         context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses import repositories
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.views import loader, packages
+from gpunode.diagnoses.views import cuda, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -114,11 +114,11 @@ def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     ],
 )
 def test_library_path_tells_its_origin(path: str, sort: str) -> None:
-    assert loader.sort_of(path) == sort
+    assert cuda.sort_of(path) == sort
 
 
 def test_first_entry_of_the_loader_cache_wins() -> None:
     cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
-    (found,) = snapshot_of(("ldconfig -p", cache)).view(loader.loaded_libraries)
+    (found,) = snapshot_of(("ldconfig -p", cache)).view(cuda.loaded_libraries)
     assert found.sort == "driver"
