@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
     from gpunode.cli import doctor_page
-    from gpunode.diagnoses.fleet_comparison import Census
+    from gpunode.diagnoses.comparison import Census
     from gpunode.host import reports
     from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 

@@ -9,8 +9,17 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
-from gpunode.diagnoses.comparison import Difference, compare
-from gpunode.diagnoses.fleet_comparison import Census, FeatureKey, ModelGroup
+from gpunode.diagnoses.comparison import (
+    AXES,
+    Axis,
+    Census,
+    Difference,
+    FeatureKey,
+    ModelGroup,
+    NodeProfile,
+    compare,
+    profile_node,
+)
 from gpunode.diagnoses.model import (
     STACK,
     Confidence,
@@ -21,7 +30,6 @@ from gpunode.diagnoses.model import (
     StackLayer,
     choose_next_step,
 )
-from gpunode.diagnoses.node_profile import AXES, Axis, NodeProfile, profile_node
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.errors import GpunodeError, Undetermined

@@ -28,10 +28,10 @@ from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import installed_driver
 from gpunode.diagnoses.views import driver as seen_driver
-from gpunode.diagnoses.views.engine import container_engine
 from gpunode.diagnoses.views.gpu_models import gpu_models
-from gpunode.diagnoses.views.guests import is_vgpu
+from gpunode.diagnoses.views.runtimes import container_engine
 from gpunode.diagnoses.views.system import find_distro, running_kernel
+from gpunode.diagnoses.views.virtualization import is_vgpu
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import (
