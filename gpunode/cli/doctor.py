@@ -211,11 +211,11 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
     explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    options.open_report_screen().show_story(rule, remedy, explained_by)
-    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "sources", "explains")
-    row = {name: getattr(rule, name) for name in keys}
+    options.open_report_screen().show_story(rule, rule.text, remedy, explained_by)
+    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "explains")
+    told = {"sources": rule.text.sources, "description": rule.text.story, "explained_by": explained_by}
     result = {
-        "cause": {**row, "description": rule.story, "explained_by": explained_by, "remedy": remedy},
+        "cause": {**{name: getattr(rule, name) for name in keys}, **told, "remedy": remedy},
         **({"xid": xid} if xid else {}),
     }
     options.emit(Envelope("doctor", result=result))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpunode.catalog.xids import Xid
+    from gpunode.diagnoses.cause_texts import CauseText
     from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examination
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import FleetSummary
+    from gpunode.workflow.fleet import FleetRow, FleetSummary
 
 
 class ReportScreen:
@@ -110,8 +110,8 @@ class ReportScreen:
 
         self.put(*xid_lines(xid, cause))
 
-    def show_story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
+    def show_story(self, rule: Rule, text: CauseText, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
         """Show the whole story of a cause."""
         from gpunode.cli.screen.doctor import story_lines
 
-        self.put(*story_lines(rule, remedy, explained_by, verbose=self.verbose, width=self._printer.width))
+        self.put(*story_lines(rule, text, remedy, explained_by, verbose=self.verbose, width=self._printer.width))

@@ -29,6 +29,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
+    from gpunode.diagnoses.cause_texts import CauseText
     from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, NextStep, OpenQuestion, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
@@ -352,28 +353,28 @@ def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
 
 
 def story_lines(
-    rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
+    rule: Rule, text: CauseText, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
 ) -> Iterator[Line]:
     """Yield the whole story of a cause: explanation, consequences, remedy, sources.
 
     Args:
         rule: the cause.
+        text: what people are told about it.
         remedy: for a node of which nothing else is known.
         explained_by: the causes of which it may be a consequence.
         verbose: name all related causes.
         width: of the terminal; paragraphs are never wider than a page.
     """
-    yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
+    yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
-    for paragraph in rule.story.split("\n\n"):
+    for paragraph in text.story.split("\n\n"):
         yield BLANK
-        yield from wrap_line(line(*mark_commands(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
+        yield from wrap_line(line(*mark_commands(paragraph)), min(width or _PAGE, _PAGE))
     yield BLANK
     yield from _remedy_lines(remedy, DISRUPTIONS[rule.disruption])
     for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
             yield line("    ", join_names(causes, 0 if verbose else _RELATED), hang=4)
-    if rule.sources:
-        yield _heading_line("sources")
-        yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)
+    yield _heading_line("sources")
+    yield from (line("    ", span(source, "dim"), hang=4) for source in text.sources)

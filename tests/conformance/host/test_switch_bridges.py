@@ -22,7 +22,7 @@ def look(bus: Path) -> Capture:
     """Return the probe's answer with ``bus`` in the place of /sys/bus/pci/devices; /sys/class has no InfiniBand."""
     probe = bridge_probe([B200, *CARDS])
     assert probe is not None
-    seen = LocalHost().look(replace(probe, argv=tuple(word.replace(DEVICES, str(bus)) for word in probe.argv)))
+    seen = LocalHost().run_probe(replace(probe, argv=tuple(word.replace(DEVICES, str(bus)) for word in probe.argv)))
     return replace(seen, data=seen.data.replace(str(bus).encode(), DEVICES.encode()))
 
 

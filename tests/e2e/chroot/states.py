@@ -673,7 +673,8 @@ STATES: Final = (
     State("ansible", "a config.toml that Ansible manages", "trixie", prepare=(write(CONFIG, _ANSIBLE, 0o640),),
           recipe="containerd", says="Ansible", installed=_OPEN),
     State("record-lost", "a node that is set up, without gpunode's record",
-          prepare=(set_up(), run_shell("rm -r /var/lib/gpunode")), says="record of this node was lost", installed=_OPEN),
+          prepare=(set_up(), run_shell("rm -r /var/lib/gpunode")), says="record of this node was lost",
+          installed=_OPEN),
     # Debian's own driver of the present.
     State("own", "Debian's own driver 535", prepare=(have_own_driver,), installed={**_OPEN, "nvidia-alternative": ""}),
     State("own-trixie", "Debian's own driver 550", "trixie", prepare=(have_own_driver,),

@@ -25,6 +25,7 @@ from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.printer import Printer
 from gpunode.cli.screen.results import already_undone_lines, rollback_lines, runs_lines, setup_lines, undo_plan_lines
 from gpunode.cli.screen.text import BLANK
+from gpunode.diagnoses.cause_texts import CauseText
 from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, TriggerResult
@@ -34,9 +35,8 @@ from gpunode.journal.history import RunSummary
 from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
-from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.rollback import NothingToUndo, RollbackResult
 from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.standing import NothingToUndo
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import VerifyReport
@@ -231,15 +231,17 @@ def story(screen: Screen) -> None:
         layer="hardware",
         severity="error",
         disruption="power-cycle",
-        title="a GPU fell off the bus",
-        story="The board stops answering on the PCI bus. Every read of it returns all ones, so the driver\n"
-        "gives up on it.\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
-        sources=("https://docs.nvidia.com/deploy/xid-errors/",),
         check=lambda _: (),
         remedy=lambda _: (),
         explains=frozenset({"sample-stopped", "sample-hung"}),
     )
-    screen.show_story(rule, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
+    text = CauseText(
+        "a GPU fell off the bus",
+        "The board stops answering on the PCI bus. Every read of it returns all ones, so the driver gives up on it."
+        "\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
+        ("https://docs.nvidia.com/deploy/xid-errors/",),
+    )
+    screen.show_story(rule, text, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
