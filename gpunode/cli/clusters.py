@@ -36,7 +36,8 @@ from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
-from gpunode.host.cluster_programs import ProgramMissing
+from gpunode.host.kubectl import ProgramMissing
+from gpunode.journal.chronicle import list_runs
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.labelled import nodes_from_labels
 from gpunode.kubernetes.render import render_cluster
@@ -45,7 +46,6 @@ from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
-from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -225,7 +225,7 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
 
         host = LocalHost("/")
         try:
-            return next(iter(runtime_checks(recipe, survey(host), host.effective)), None)
+            return next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
         except GpunodeError:
             return None
 

@@ -12,7 +12,6 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.results import downloaded_lines
 from gpunode.cli.session import exclusive_session
 from gpunode.errors import UsageError
-from gpunode.packages.simulation import is_install
 from gpunode.workflow.converge import survey
 from gpunode.workflow.download import packages_to_download
 
@@ -53,9 +52,9 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
     require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     recipe = recipe_options.load()
     with exclusive_session("download", output, "/", options.lock_timeout_s) as node:
-        node.host.trigger((Trigger("index-refresh"),))
+        node.host.run_triggers((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
-        packages = [str(change.id) for change in changes if is_install(change)]
+        packages = [str(change.id) for change in changes if change.is_there_after]
         node.screen.conclude(downloaded_lines(packages))
     output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

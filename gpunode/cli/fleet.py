@@ -15,7 +15,7 @@ from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe
-    from gpunode.workflow.fleet_summary import FleetSummary
+    from gpunode.workflow.fleet import FleetSummary
 
 
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
@@ -23,8 +23,7 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
     from gpunode.cli import doctor_page
     from gpunode.diagnoses.comparison import Census
     from gpunode.host import reports
-    from gpunode.workflow.fleet import fleet_rows, with_outliers
-    from gpunode.workflow.fleet_summary import summarize_fleet
+    from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 
     if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _path_exists(name))]:
         raise UsageError(
@@ -96,7 +95,7 @@ def _reference_label(recipe: Recipe | None) -> str:
 
 
 def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
-    from gpunode.workflow.fleet_summary import overall_verdict
+    from gpunode.workflow.fleet import overall_verdict
 
     kind = EXIT_KINDS[overall_verdict(summary.rows)]
     result: dict[str, object] = {

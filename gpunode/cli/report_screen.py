@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.cause_texts import CauseText
     from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examination
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import FleetSummary
+    from gpunode.workflow.fleet import FleetRow, FleetSummary
 
 
 class ReportScreen:

@@ -9,8 +9,8 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
+from gpunode.journal.chronicle import list_runs
 from gpunode.journal.store import Store
-from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -26,7 +26,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     from gpunode.cli.screen.plans import note_line
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.rollback_preview import preview_rollback
+    from gpunode.workflow.rollback import preview_rollback
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
@@ -48,7 +48,7 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe
 
     # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
-    if not any(host.look(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
         return ()
     from gpunode.workflow.converge import survey
     from gpunode.workflow.recovery import find_lost_record
@@ -62,7 +62,7 @@ def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe, decode_found
     from gpunode.workflow.undo import find_leftovers
 
-    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
     return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))
 
 

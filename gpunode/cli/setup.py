@@ -39,9 +39,8 @@ from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.setup import SetupOptions, SetupResult
+from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import VerifyReport, verify
 
@@ -152,7 +151,7 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
     """Return the options of the setup workflow."""
 
     def agree(plans: Sequence[StagePlan]) -> None:
-        for text in node.host.elsewhere([change for stage in plans for change in stage.changes]):
+        for text in node.host.note_symlinks([change for stage in plans for change in stage.changes]):
             node.notify(text)
         node.screen.confirm(plans, yes=flags.yes)
 
@@ -177,7 +176,7 @@ def _verify_result(
     if not is_checked:
         return VerifyReport((), notes=state_notes(recipe, done.facts, only))
     plans = None if done.changed else done.preview
-    return verify(recipe, done.facts, node.host, node.host.effective, planned=plans, only=only)
+    return verify(recipe, done.facts, node.host, node.host.read_effective_config, planned=plans, only=only)
 
 
 def _refuse_apply_cluster(recipe_options: RecipeOptions, flags: SetupFlags, *, json: bool) -> None:

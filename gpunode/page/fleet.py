@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
     from gpunode.diagnoses.stack import State
     from gpunode.page.words import Condition
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import CauseTally, FleetSummary, SkippedNodes
+    from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
 # Bytes beyond which each node is told in fewer words: a page of 5 000 nodes must open at once, and be mailed.
 _LARGEST: Final = 4_500_000

@@ -58,7 +58,7 @@ from gpunode.steps.kernel import BLACKLIST
 from gpunode.workflow import edits
 from gpunode.workflow.converge import StagePlan, project_stage, walk
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.transaction import resolve_stage
+from gpunode.workflow.plan import resolve_stage
 from tests.ids import by_id, by_name
 
 HERE: Final = "evidence"
@@ -81,7 +81,7 @@ class Archives:
 
     installed: Mapping[str, PackageState]
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return an absent capture: the facts hold the state of the node."""
         return Capture(probe.source, "absent")
 
@@ -626,11 +626,11 @@ class Shown:
 
     evidence: Evidence
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
-    def distribution(self) -> None:
+    def read_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

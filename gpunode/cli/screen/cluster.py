@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import CommandChange
 from gpunode.cli.screen.checks import check_lines, verdict_line
 from gpunode.cli.screen.commands import cluster_verify_command
 from gpunode.cli.screen.failures import next_lines
@@ -158,7 +157,7 @@ def _describe_running_pods(plan: ClusterPlan) -> str:
     """Return what happens to running pods; empty if a chart decides."""
     if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in plan.items for text in item.diff):
         return "pods that do not tolerate the taint are evicted"
-    is_of_chart = any(isinstance(item.change, CommandChange) for item in plan.items)
+    is_of_chart = any(item.change is not None and item.change.runs("helm") for item in plan.items)
     return "" if is_of_chart else "running pods stay as they are"
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import OBSOLETE, Change, CommandChange, PackageChange, Trigger, bare_unit
+from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.text import Line, Span, line, pad_right, span
 from gpunode.cli.screen.words import (
     MARKS,
     count,
     describe_trigger,
     format_seconds,
-    join_names,
     join_with_and,
     trigger_labels,
 )
 from gpunode.host.port import TriggerResult
 from gpunode.steps.table import STEPS
-from gpunode.workflow.events import Applied
+from gpunode.workflow.events import TRANSACTION, Applied
 
 _TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}
 _WIDTH = max(map(len, _TITLES.values()))
@@ -27,13 +26,9 @@ _NOTICEABLE_S = 0.05
 
 def applying_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
-    match changes:
-        case (CommandChange() as command,):
-            return command.subject
-        case (PackageChange(), *_):
-            return f"{count(len(changes), 'package')} in one transaction"
-        case _:
-            return f"{_TITLES.get(step, step)}: {join_names((change.subject for change in changes), 1)}"
+    if step == TRANSACTION:
+        return f"{count(len(changes), 'package')} in one transaction"
+    return changes[0].describe_progress(_TITLES.get(step, step))
 
 
 def triggering_title(triggers: Sequence[Trigger]) -> str:

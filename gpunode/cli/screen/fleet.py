@@ -22,8 +22,7 @@ from gpunode.page.words import (
 
 if TYPE_CHECKING:
     from gpunode.page.words import Condition
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import CauseTally, FleetSummary, OutlierGroup, SkippedNodes
+    from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, OutlierGroup, SkippedNodes
 
 _WIDEST = 48
 _MARKS: Final[dict[Condition, tuple[str, Style]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit, is_pause
+from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
 from gpunode.cli.actions import PACKAGE_ACTIONS, action_of
 from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix, transaction_summary
 from gpunode.cli.screen.checks import match_text, state_note_lines
@@ -146,7 +146,7 @@ def outlook_lines(
     did = _change_counts(plans, verbose=verbose)
     if did:
         yield line("setup ", join_with_and(did), hang=6)
-    triggers = triggers_of_plans(plans, image=image, left=left)
+    triggers = triggers_of_plans(plans, image=image, pending=left)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""
@@ -182,7 +182,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
         said[0] += " (-v shows their text)"
     said += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
     # What only pauses is told with what starts it again.
-    services = (change for change in ServiceChange.among(changes) if not is_pause(change))
+    services = (change for change in ServiceChange.among(changes) if not change.is_pause)
     return said + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
 
 

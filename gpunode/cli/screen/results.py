@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
-    from gpunode.workflow.rollback import RollbackResult
+    from gpunode.workflow.rollback import NothingToUndo, RollbackResult
     from gpunode.workflow.setup import SetupResult
-    from gpunode.workflow.standing import NothingToUndo
     from gpunode.workflow.undo import UndoPlan
     from gpunode.workflow.verify import VerifyReport
 
@@ -145,7 +144,7 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
     yield from indent_lines(tuple(check_lines(done.checks)), 2)
     if done.rollback is not None:
         yield BLANK
-        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
+        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.plan.undone_run}", "dim"))
         yield from indent_lines(tuple(_restore_lines(done.restored)), 2)
         yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK
@@ -179,7 +178,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
             what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
-        what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
+        what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
         yield from indent_lines(tuple(change_lines(back.changes, verbose=verbose)), 4)
     yield from (note_line(text) for text in back.remarks)
@@ -191,7 +190,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
-    run = found.of
+    run = found.run
     yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.standing is None:
@@ -215,7 +214,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
         parts = [*files, *_package_counts(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
-        former = f"as before run {done.of}" if done.of else "without what gpunode added"
+        former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)

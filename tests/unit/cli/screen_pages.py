@@ -35,9 +35,8 @@ from gpunode.journal.history import RunSummary
 from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
-from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.rollback import NothingToUndo, RollbackResult
 from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.standing import NothingToUndo
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import VerifyReport
