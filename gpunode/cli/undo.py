@@ -220,7 +220,7 @@ def _plan_after_repair(
             work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
         )
     except ChangeFailed:
-        # dpkg's journal may have hidden until now that only what goes cannot be finished.
+        # The package system may not have shown until now that only what goes cannot be finished.
         if plan := _plan_without_repair(verb, make_plan, node):
             return plan, True
         raise
