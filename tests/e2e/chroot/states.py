@@ -676,9 +676,6 @@ STATES: Final = (
           prepare=(set_up(), run_shell("rm -r /var/lib/gpunode")), says="record of this node was lost",
           installed=_OPEN),
     # Debian's own driver of the present.
-    State("own", "Debian's own driver 535", prepare=(have_own_driver,), installed={**_OPEN, "nvidia-alternative": ""}),
-    State("own-trixie", "Debian's own driver 550", "trixie", prepare=(have_own_driver,),
-          installed={**_OPEN, "nvidia-alternative": ""}),
     State("own-same-branch", "Debian's own driver 535, NVIDIA's of this branch asked for", prepare=(have_own_driver,),
           options=("--driver", "535"), end="refused", says="the same branch 535 is wanted", offered="same-branch"),
     State("own-mixed", "Debian's own driver 535, with nvidia-smi and NVML of NVIDIA's",

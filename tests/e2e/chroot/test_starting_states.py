@@ -32,7 +32,7 @@ _DEBIAN: Final = "bookworm"
 _FOREIGN: Final = ("/usr", "/opt", "/srv", "/boot")
 # Caches and lists that programs write anew, each time they are called, and what DKMS builds for packages.
 _MADE_BY_TOOLS: Final = re.compile(
-    r".*/__pycache__/.*|/usr/lib/modules/[^/]+/(modules\..*|updates/dkms/.*)|/usr/share/(mime|info)/.*"
+    r".*/__pycache__/.*|/opt/lab/.*|/usr/lib/modules/[^/]+/(modules\..*|updates/dkms/.*)|/usr/share/(mime|info)/.*"
 )
 _OF_TOOL: Final = "/etc/alternatives/"
 _MERGED: Final = re.compile(r"/(bin|sbin|lib\w*)/")
