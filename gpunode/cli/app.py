@@ -14,10 +14,62 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gpunode.cli import completion
-
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
+
+
+# Values for shell completion; called on Tab only.
+
+
+def recipe_names() -> list[str]:
+    """Return the shipped recipes; the shell completes files."""
+    from gpunode import builtin
+
+    return list(builtin.names())
+
+
+def runtime_names() -> list[str]:
+    """Return the values of --runtime."""
+    from typing import get_args
+
+    from gpunode.recipe import RuntimeName
+
+    return list(get_args(RuntimeName))
+
+
+def driver_choices() -> list[str]:
+    """Return the values of --driver, branches by number."""
+    from gpunode.catalog import branches
+
+    return [
+        "auto",
+        "production",
+        "lts",
+        "none",
+        *(str(branch.number) for branch in branches.all_branches() if branch.active),
+    ]
+
+
+def step_ids() -> list[str]:
+    """Return the values of --only."""
+    from gpunode.steps.table import STEPS
+
+    return [step.id for step in STEPS]
+
+
+def sample_nodes() -> list[str]:
+    """Return the shipped samples; the shell completes files."""
+    from gpunode.cli.samples import sample_names
+
+    return list(sample_names())
+
+
+def cause_names() -> list[str]:
+    """Return the causes that doctor explains."""
+    from gpunode.diagnoses import rules_by_cause
+
+    return sorted(rules_by_cause())
+
 
 # The headings of ``--help``.
 GROUPS = {
@@ -108,9 +160,7 @@ app.add_typer(k8s_app, name="k8s")
 
 RecipeArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=completion.recipe_names
-    ),
+    typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=recipe_names),
 ]
 RuntimeOption = Annotated[
     str,
@@ -118,7 +168,7 @@ RuntimeOption = Annotated[
         "--runtime",
         metavar="NAME",
         help="containerd, docker, crio, podman or none",
-        autocompletion=completion.runtime_names,
+        autocompletion=runtime_names,
     ),
 ]
 DriverOption = Annotated[
@@ -127,7 +177,7 @@ DriverOption = Annotated[
         "--driver",
         metavar="VERSION",
         help="auto, production, lts, a branch (580), a version, or none",
-        autocompletion=completion.driver_choices,
+        autocompletion=driver_choices,
     ),
 ]
 SourceOption = Annotated[
@@ -180,7 +230,7 @@ OnlyOption = Annotated[
         "--only",
         metavar="STEP",
         help=f"run only this step; may be repeated. Steps: {STEP_IDS}",
-        autocompletion=completion.step_ids,
+        autocompletion=step_ids,
     ),
 ]
 RootOption = Annotated[
@@ -209,7 +259,7 @@ NodeOption = Annotated[
         "--node",
         metavar="CAPTURE",
         help="a capture of another node, or the shipped sample debian12-gtx1080",
-        autocompletion=completion.sample_nodes,
+        autocompletion=sample_nodes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -408,7 +458,7 @@ def verify(
 @app.command()
 def status(node: NodeOption = "", json: JsonOption = False, verbose: DetailOption = False) -> None:
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
-    from gpunode.cli import verify as cli
+    from gpunode.cli import status as cli
 
     cli.status(output_options(json, verbose), node)
 
@@ -437,7 +487,7 @@ def doctor(
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports to diagnose: files or folders",
-            autocompletion=completion.cause_names,
+            autocompletion=cause_names,
         ),
     ] = None,
     html: Annotated[
@@ -454,7 +504,7 @@ def doctor(
             "--recipe",
             metavar="RECIPE",
             help="for a fleet: also show which nodes drifted from this recipe",
-            autocompletion=completion.recipe_names,
+            autocompletion=recipe_names,
         ),
     ] = "",
     lock: Annotated[
@@ -463,7 +513,7 @@ def doctor(
     ] = "",
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completion.sample_nodes),
+        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=sample_nodes),
     ] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="print one line and exit with 0, 1 or 2, as a node-problem-detector plugin")
@@ -545,7 +595,7 @@ def rollback(
         clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), output, yes=yes)
         return
     if list_:
-        from gpunode.cli.runs import show_runs
+        from gpunode.cli.undo import show_runs
 
         show_runs(output, root, run)
         return
@@ -589,7 +639,7 @@ def log(
 
     With RUN: every file, package and command of that run.
     """
-    from gpunode.cli import runs as cli
+    from gpunode.cli import log as cli
 
     cli.show_log(run, output_options(json), root)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.change import CommandChange
+from gpunode.change import CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -31,14 +31,19 @@ from gpunode.cli.resume import (
     resume_command,
     resume_request,
 )
-from gpunode.cli.screen.results import setup_lines
+from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, state_note_lines, verdict_line
+from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
+from gpunode.cli.screen.events import downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.words import MARKS, count, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import gpunode, sudo_gpunode
-from gpunode.errors import GpunodeError, UsageError, assert_never
+from gpunode.container_runtimes import takes_only_cdi
+from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
-from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
+from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import SetupOptions, SetupResult
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from gpunode.cli.session import Session
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
+
 
 _REBOOT = "systemctl reboot, then run the same command again"
 _CONSOLE = """\
@@ -89,8 +95,6 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     if flags.resumes:
         refuse_other_options(flags.resumes, (*astuple(recipe_options), flags.reboot, flags.gpu))
     if flags.download_only:
-        from gpunode.cli.download import download
-
         download(recipe_options, output, flags)
         return
     if flags.apply_cluster:
@@ -252,3 +256,125 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, not
             "gpus": report.gpus,
         },
     )
+
+
+def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> Line:
+    """Return the line of a setup with nothing to do."""
+    parts = [inventory_text(report.inventory)] if report.inventory else []
+    passed = {check.id for check in report.checks if check.status == "passed"}
+    if takes_only_cdi(recipe.runtime.name) and "cdi" in passed:
+        parts.append(f"containers of {recipe.runtime.name} see the GPUs")
+    elif "runtime" in passed:
+        parts.append(f"{recipe.runtime.name} has the runtime nvidia")
+    seen = f"; {', '.join(parts)}" if parts else ""
+    found = match_text(recipe, selected_step_ids(recipe, done.preview), _subject_text(done))
+    return line(
+        MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({format_seconds(done.seconds)})", "dim"), hang=2
+    )
+
+
+def _subject_text(done: SetupResult) -> str:
+    return "the image" if done.facts.is_image else "this node"
+
+
+def setup_lines(
+    recipe: Recipe,
+    done: SetupResult,
+    report: VerifyReport,
+    failure: GpunodeError | None,
+    log: str,
+    argv: Sequence[str],
+    notes: Sequence[str] = (),
+) -> Iterator[Line]:
+    """Yield the result of setup: checks, duration, log, next command, undo command.
+
+    ``notes``: those on the node's state that the preview did not show.
+    """
+    if not done.changed and failure is None:
+        yield from state_note_lines(notes)
+        yield converged_line(recipe, done, report)
+        return
+    if report.checks and (done.changed or report.failed):
+        yield BLANK
+        yield line(span("checks", "bold"))
+        yield from indent_lines(tuple(check_lines(report.checks)), 2)
+    yield BLANK
+    yield from state_note_lines(notes)
+    if isinstance(failure, RebootRequired):
+        yield from reboot_lines(failure)
+    elif failure is None:
+        scope = selected_step_ids(recipe, done.preview)
+        works_too = report.checks and not scope
+        good = match_text(recipe, scope, "this node works and" if works_too else _subject_text(done))
+        yield verdict_line(report, good)
+    if done.changed:
+        yield from _closing_lines(recipe, done, failure, log, argv)
+
+
+def _closing_lines(
+    recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
+) -> Iterator[Line]:
+    down = downtime_text(done.settled)
+    yield fact_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield fact_line("log", log)
+    if failure is None and root_option(argv):
+        yield fact_line("next", "boot the image on its machine, then run gpunode verify there")
+    elif failure is None:
+        yield fact_line("next", verify_command(argv))
+        if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
+            yield fact_line("then", cluster_apply_command(argv))
+    yield fact_line("undo", rollback_command(argv, done.run))
+
+
+def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
+    """Yield the number of downloaded packages."""
+    if not packages:
+        yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
+        return
+    yield line(MARKS["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
+
+
+# Options that contradict --download-only, with the reason.
+_CONFLICTS: Final[Mapping[str, str]] = {
+    "--root": "packages are downloaded for a running system, not for an image",
+    "--gpu": "--gpu is for an image, and packages are downloaded for a running system",
+    "--reboot": "a download needs no reboot",
+    "--apply-cluster": "a download changes nothing, neither here nor in a cluster",
+    "--resume": "--resume continues a setup",
+}
+
+
+def _refuse_conflicting_options(options: SetupFlags) -> None:
+    """Refuse options that contradict a download.
+
+    Raises:
+        UsageError: if one was given.
+    """
+    given = {
+        "--root": is_image(options.root),
+        "--reboot": options.reboot,
+        "--gpu": options.gpu,
+        "--apply-cluster": options.apply_cluster,
+        "--resume": options.resumes,
+    }
+    for option in (one for one, value in given.items() if value):
+        raise UsageError(f"--download-only cannot be used with {option}", why=_CONFLICTS[option], hint="leave one out")
+
+
+def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
+    """Refresh the package index and download what setup would install into the package manager's cache."""
+    from gpunode.packages.simulation import is_install
+    from gpunode.workflow.download import packages_to_download
+
+    _refuse_conflicting_options(options)
+    validate_steps(options.only)
+    require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
+    recipe = recipe_options.load()
+    with exclusive_session("download", output, "/", options.lock_timeout_s) as node:
+        node.host.trigger((Trigger("index-refresh"),))
+        changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
+        node.host.packages.download(changes)
+        packages = [str(change.id) for change in changes if is_install(change)]
+        node.screen.conclude(downloaded_lines(packages))
+    output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

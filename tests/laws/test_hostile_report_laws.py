@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import diagnosis_lines
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis

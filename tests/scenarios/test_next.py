@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.doctor import _diagnosis_envelope
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import _diagnosis_envelope, diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.host.reports import FleetReport

@@ -17,9 +17,8 @@ from gpunode.change import (
     PackageState,
     SigningKey,
 )
-from gpunode.cli.actions import PACKAGE_ACTIONS, action_of, explain_purge
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
-from gpunode.cli.screen.words import count, join_names
+from gpunode.cli.screen.words import PACKAGE_ACTIONS, action_of, count, explain_purge, join_names
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3

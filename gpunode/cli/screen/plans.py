@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit, is_pause
-from gpunode.cli.actions import PACKAGE_ACTIONS, action_of
 from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix, transaction_summary
 from gpunode.cli.screen.checks import match_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARKS, count, describe_trigger, join_with_and
+from gpunode.cli.screen.words import MARKS, PACKAGE_ACTIONS, action_of, count, describe_trigger, join_with_and
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
 from gpunode.packages.simulation import NOT_SIMULATED

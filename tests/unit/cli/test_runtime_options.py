@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.runtime_options import RuntimeOptions, absolute_path, parse_options
+from gpunode.cli.runtime_config import RuntimeOptions, absolute_path, parse_options
 from gpunode.errors import UsageError
 from gpunode.runtimes import DesiredConfig
 

@@ -74,7 +74,6 @@ def test_help_imports_no_workflow_and_only_typer() -> None:
         "gpunode.cli",
         "gpunode.cli.app",
         "gpunode.cli.boundary",
-        "gpunode.cli.completion",
         "gpunode.errors",
     }
 
