@@ -98,7 +98,7 @@ def _path_exists(name: str) -> bool:
 def _render_page(summary: FleetSummary, named: Sequence[str], recipe: Recipe | None) -> str:
     from gpunode.cli.doctor_page import current_time
     from gpunode.page.fleet import fleet_page
-    from gpunode.page.frame import PageOrigin
+    from gpunode.page.markup import PageOrigin
 
     source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
     return fleet_page(

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import TITLES
-from gpunode.page.frame import PageOrigin, card, column_heads, command_block, page_body, page_head, scroll_box, table
-from gpunode.page.markup import Markup, comma_list, html_document, join_markup, tag
+from gpunode.page.markup import (
+    Markup,
+    PageOrigin,
+    card,
+    column_heads,
+    comma_list,
+    command_block,
+    html_document,
+    join_markup,
+    page_body,
+    page_head,
+    scroll_box,
+    table,
+    tag,
+)
 from gpunode.page.words import (
     CONDITIONS,
     DISRUPTIONS,

@@ -12,7 +12,7 @@ from gpunode.cli.doctor import _diagnosis_envelope, diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.host.reports import FleetReport
-from gpunode.page.frame import PageOrigin
+from gpunode.page.markup import PageOrigin
 from gpunode.page.report import node_page
 from gpunode.workflow.doctor import diagnose_evidence
 from gpunode.workflow.fleet import build_row
