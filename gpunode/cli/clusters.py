@@ -32,7 +32,7 @@ from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermin
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.cluster_programs import ProgramMissing
 from gpunode.journal.history import run_label
-from gpunode.kubernetes.labelled import nodes_from_labels
+from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import OwnPod, Rendered
 from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.kubernetes.render import render_cluster

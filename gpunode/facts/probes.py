@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gpunode.change import GPU_SERVICES
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.facts import kernels, kubelet, platform, systemd
+from gpunode.facts import kernels, kubelet, machine, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.packages import SYSTEMS
 
@@ -173,8 +173,8 @@ _COMMON_PROBES: Final = (
     *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
     *(_list_glob(key, place) for key, place in LEFTOVERS.items()),
     _list_glob("initramfs-images", "/boot/init*"),
-    _table_probe(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
-    _table_probe(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
+    _table_probe(machine.SECURE_BOOT_KEY, path=machine.SECURE_BOOT_VARIABLE),
+    _table_probe(machine.SHIM_KEY, path=machine.SHIM_VARIABLE),
     _list_glob("toolkit-program", TOOLKIT_PROGRAM),
     Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, content_kind="log"),
     _list_glob("dkms-installed", "/var/lib/dkms/*/kernel-*"),
@@ -196,7 +196,7 @@ _COMMON_PROBES: Final = (
     _table_probe("container-manager", path="/run/systemd/container"),
     _list_glob("dockerenv", "/.dockerenv"),
     _list_glob("docker-rootless", "/run/user/*/docker.sock"),
-    *(_list_glob(key, place) for key, (_, place) in platform.PROVIDER_MARKS.items()),
+    *(_list_glob(key, place) for key, (_, place) in machine.PROVIDER_MARKS.items()),
     _list_glob("unit-wants", "/etc/systemd/system/*.wants/*"),
     _list_glob("unit-files-etc", "/etc/systemd/system/*.service"),
     _list_glob("unit-files-lib", "/lib/systemd/system/*.service"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.facts import os_release
+from gpunode.facts import machine
 from gpunode.facts.model import Distro
 from gpunode.host import places
 
@@ -18,7 +18,7 @@ def read_distribution(root: str = "/") -> Distro | None:
     """
     import distro
 
-    for path in os_release.PATHS:
+    for path in machine.PATHS:
         try:
             with places.open_place(path, root) as place:
                 if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
@@ -27,7 +27,7 @@ def read_distribution(root: str = "/") -> Distro | None:
                 found = distro.LinuxDistribution(
                     os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
                 ).os_release_info()
-            return os_release.make_distro({key.upper(): value for key, value in found.items()})
+            return machine.make_distro({key.upper(): value for key, value in found.items()})
         except (OSError, ValueError):  # no such file, or one with a quote that is never closed
             continue
     return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.facts.units import is_unit_file
+from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes import containerd_files, containerd_unit
 from gpunode.runtimes.containerd_files import (
     CONFIG,

@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunode.facts import units
+from gpunode.facts import systemd
 from gpunode.runtimes.model import Files
 
 UNIT = "containerd.service"
@@ -33,12 +33,12 @@ class Named:
 
 def reads(files: Files) -> tuple[str, ...]:
     """The paths and patterns of all that says how containerd is started, as far as ``files`` tells."""
-    return units.unit_file_patterns(files, UNIT)
+    return systemd.unit_file_patterns(files, UNIT)
 
 
 def find_named_configuration(files: Files) -> Named | None:
     """The configuration that the unit names; None where it leaves containerd its usual one."""
-    command = units.find_start_command(files, UNIT)
+    command = systemd.find_start_command(files, UNIT)
     path = config_of(command.argv) if command else ""
     return Named(path, command.sources[0]) if command and path else None
 
@@ -59,6 +59,6 @@ def config_of(argv: Sequence[str]) -> str:
 
 def _own_words(argv: Sequence[str]) -> Sequence[str]:
     """The words behind containerd's name; none where it is not named."""
-    words = [word for one in argv for word in (units.split_words(one) if "containerd " in one else (one,))]
+    words = [word for one in argv for word in (systemd.split_words(one) if "containerd " in one else (one,))]
     names = [index for index, word in enumerate(words) if posixpath.basename(word) == "containerd" and "=" not in word]
     return words[names[0] + 1 :] if names else ()

@@ -18,7 +18,7 @@ from typing import Final
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
-from gpunode.facts.units import is_unit_file
+from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, Runtime
 
 
