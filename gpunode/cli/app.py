@@ -9,7 +9,7 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 import copy
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -71,6 +71,7 @@ def cause_names() -> list[str]:
     return sorted(rules_by_cause())
 
 
+T = TypeVar("T")
 # The headings of ``--help``.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
@@ -295,6 +296,12 @@ def output_options(json: bool, verbose: bool = False) -> "OutputOptions":
     return OutputOptions(json=json, verbose=verbose)
 
 
+def pick_options(ctx: Any, kind: type[T]) -> T:
+    """Build the dataclass ``kind`` from the command's options of the same names."""
+    given = {name: ctx.params[name] for name in getattr(kind, "__dataclass_fields__", ()) if name in ctx.params}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
 @app.callback(invoke_without_command=False)
 def main(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
@@ -305,6 +312,7 @@ def main(
 
 @app.command()
 def setup(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -339,29 +347,12 @@ def setup(
     from gpunode.cli import setup as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    options = cli.SetupFlags(
-        yes,
-        reboot,
-        allow_disruption,
-        allow_loss,
-        lock_timeout,
-        tuple(only),
-        download_only,
-        root,
-        gpu,
-        apply_cluster,
-        resume,
-        mok_password_file,
-    )
-    cli.setup(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
-        output_options(json, verbose),
-        options,
-    )
+    cli.setup(pick_options(ctx, RecipeOptions), output_options(json, verbose), pick_options(ctx, cli.SetupFlags))
 
 
 @app.command()
 def plan(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -391,7 +382,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
+        pick_options(ctx, RecipeOptions),
         output_options(json, verbose),
         tuple(only),
         node,
@@ -404,6 +395,7 @@ def plan(
 
 @app.command()
 def rehearse(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -422,7 +414,7 @@ def rehearse(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.rehearse(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
+        pick_options(ctx, RecipeOptions),
         output_options(json, verbose),
         node,
         gpu,
@@ -431,6 +423,7 @@ def rehearse(
 
 @app.command()
 def verify(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -448,7 +441,7 @@ def verify(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.verify(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
+        pick_options(ctx, RecipeOptions),
         output_options(json, verbose),
         cuda=cuda,
         container=container,

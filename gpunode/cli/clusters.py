@@ -81,16 +81,13 @@ class ClusterRef:
 
     def adapt_hint(self, hint: str) -> str:
         """Return the hint with its commands for this cluster, and for the recipe and nodes of the command line."""
-        options = [word for name in ("context", "kubeconfig") if (word := self._option(f"--{name}", name))]
+        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         found = _KUBECTL_COMMAND.sub(lambda _: " ".join(("kubectl", *options)), hint)
         found = _HELM_COMMAND.sub(lambda _: " ".join(("helm", *of_helm)), found)
         found = _CLUSTER_COMMAND.sub(lambda match: " ".join((match[0], *options)), found)
         return _RENDER_COMMAND.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
-
-    def _option(self, option: str, name: str) -> str:
-        value = getattr(self, name)
-        return str(command(option, value)) if value else ""
 
     @contextmanager
     def hints_for_this_cluster(self) -> Iterator[None]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption
-from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options, pick_options
+from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption, pick_options
+from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options
 
 app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)

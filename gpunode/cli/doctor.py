@@ -250,10 +250,13 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
         status=kind.status if kind else "ok",
         exit_code=kind.exit_code if kind else 0,
         findings=[_finding_row(one) for one in examined.diagnosis.findings],
-        unknown=[_question_row(one) for one in examined.diagnosis.open_questions],
+        unknown=[
+            {"question": one.question, "commands": one.look_at, "citations": _citation_rows(one.citations)}
+            for one in examined.diagnosis.open_questions
+        ],
         result={
             "stack": examined.stack,
-            "next": _step_row(examined.diagnosis.next_step),
+            "next": examined.diagnosis.next_step,
             "unexplained": [_suspect_row(one) for one in examined.diagnosis.unexplained],
             "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
             "shared_steps": examined.diagnosis.shared_steps,
@@ -271,22 +274,18 @@ def _finding_row(finding: Finding) -> dict[str, object]:
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
     }
-    more = {"onset": finding.at, "citations": _citation_rows(finding.citations), "next": _step_row(finding.next_step)}
+    more = {"onset": finding.at, "citations": _citation_rows(finding.citations), "next": finding.next_step}
     return {**row, **more}
 
 
-def _step_row(step: NextStep | None) -> dict[str, object] | None:
-    return None if step is None else {"text": step.text, "command": step.command}
-
-
-def _question_row(doubt: OpenQuestion) -> dict[str, object]:
-    citations = _citation_rows(doubt.citations)
-    return {"question": doubt.question, "commands": doubt.look_at, "citations": citations}
-
-
 def _suspect_row(suspect: Suspect) -> dict[str, object]:
-    told = {"cause": suspect.cause, "title": suspect.title, "commands": suspect.look_at}
-    return {**told, "next": _step_row(suspect.next_step), "citations": _citation_rows(suspect.citations)}
+    return {
+        "cause": suspect.cause,
+        "title": suspect.title,
+        "commands": suspect.look_at,
+        "next": suspect.next_step,
+        "citations": _citation_rows(suspect.citations),
+    }
 
 
 def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:

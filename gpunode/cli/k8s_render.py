@@ -42,7 +42,8 @@ def render_recipe(place: str, captures: Sequence[str], out: str, form: str, outp
     if not output.json and not out:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
-        yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
+        for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG)
+        yaml = (f"# file: {path}\n{made[path]}" for path in for_kubectl)
         standard_output().raw(notes + "---\n".join(yaml))
     elif out:
         output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
@@ -82,10 +83,6 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
             yield derive_cluster_node(
                 view.facts, derive_node_name(view.facts, view.evidence, _strip_capture_suffix(one))
             )
-
-
-def _is_for_kubectl(path: str) -> bool:
-    return path.endswith(".yaml") and path != KIND_CONFIG
 
 
 def _list_captures(place: str) -> Iterator[str]:

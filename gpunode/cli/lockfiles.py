@@ -19,10 +19,6 @@ from gpunode.lockfile import Moved, parse, render, version_differences
 from gpunode.recipe import LIMIT_BYTES, VersionLock
 
 
-def _write_hint(file: str) -> str:
-    return f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}"
-
-
 def lock_exists(file: str) -> bool:
     """Return whether ``file`` exists, as a broken link too."""
     return os.path.lexists(file)
@@ -37,7 +33,11 @@ def read_lock(file: str) -> VersionLock:
     found = files.read_file(str(Path(file).absolute()), LIMIT_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
-        raise UsageError(f"{what} {file}", why=found.error, hint=_write_hint(file))
+        raise UsageError(
+            f"{what} {file}",
+            why=found.error,
+            hint=f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}",
+        )
     try:
         return parse(found.data.decode(), file)
     except UnicodeDecodeError as error:

@@ -486,7 +486,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
-        standard_output().raw("\n".join(_text(content) for content in edits.preview_files(plan)))
+        standard_output().raw(b"\n".join(edits.preview_files(plan)).decode("utf-8", "surrogateescape"))
         if not output.quiet:
             standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
     answer = _edit_envelope(command, plan, plan.files)
@@ -503,10 +503,6 @@ def _read_footprint(store: Store) -> tuple[Footprint, str]:
         return store.footprint(), ""
     except UsageError as error:
         return Footprint(), f"{error.what}, so this was planned without it; run it with sudo for the exact plan"
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")
 
 
 def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> None:

@@ -71,8 +71,8 @@ class SetupFlags:
     """The options of setup that do not choose the desired state.
 
     Attributes:
-        lock_timeout_s: how long to wait for other programs at work on the node.
-        resumes: the run to continue after its reboot; empty for a new request.
+        lock_timeout: how many seconds to wait for other programs at work on the node.
+        resume: the run to continue after its reboot; empty for a new request.
         mok_password_file: the file with the password of a Secure Boot enrolment; empty for a new one.
     """
 
@@ -80,20 +80,20 @@ class SetupFlags:
     reboot: bool = False
     allow_disruption: bool = False
     allow_loss: bool = False
-    lock_timeout_s: float = LOCK_TIMEOUT_S
+    lock_timeout: float = LOCK_TIMEOUT_S
     only: tuple[str, ...] = ()
     download_only: bool = False
     root: str = "/"
     gpu: str = ""
     apply_cluster: bool = False
-    resumes: str = ""
+    resume: str = ""
     mok_password_file: str = ""
 
 
 def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlags) -> None:
     """Run setup, a download or a resumed setup, after refusing contradictory options."""
-    if flags.resumes:
-        refuse_other_options(flags.resumes, (*astuple(recipe_options), flags.reboot, flags.gpu))
+    if flags.resume:
+        refuse_other_options(flags.resume, (*astuple(recipe_options), flags.reboot, flags.gpu))
     if flags.download_only:
         download(recipe_options, output, flags)
         return
@@ -113,14 +113,14 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image = validate_root(flags.root), is_image(flags.root)
-    recipe = resume_request(Store(place), flags.resumes) if flags.resumes else recipe_options.load()
+    recipe = resume_request(Store(place), flags.resume) if flags.resume else recipe_options.load()
     named = parse_setup_gpus(flags.gpu, image=image)
-    with exclusive_session("setup", output, place, flags.lock_timeout_s, yes=flags.yes) as node:
+    with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_interrupted_run()
         node.host.mok_password_file = flags.mok_password_file
-        if not flags.resumes:
+        if not flags.resume:
             node.notify(explain_default_recipe(recipe_options))
-        risks = () if flags.resumes else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))
+        risks = () if flags.resume else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))
         for risk in risks:
             node.notify(risk)
         facts = survey(node.host, image=image, gpus=named, recipe=recipe)
@@ -216,7 +216,7 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     words = [word for step in flags.only for word in ("--only", step)]
     words += ["--allow-disruption"] if flags.allow_disruption else []
     words += ["--allow-loss"] if flags.allow_loss else []
-    words += ["--lock-timeout", f"{flags.lock_timeout_s:.0f}"]
+    words += ["--lock-timeout", f"{flags.lock_timeout:.0f}"]
     return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
@@ -356,7 +356,7 @@ def _refuse_conflicting_options(options: SetupFlags) -> None:
         "--reboot": options.reboot,
         "--gpu": options.gpu,
         "--apply-cluster": options.apply_cluster,
-        "--resume": options.resumes,
+        "--resume": options.resume,
     }
     for option in (one for one, value in given.items() if value):
         raise UsageError(f"--download-only cannot be used with {option}", why=_CONFLICTS[option], hint="leave one out")
@@ -371,7 +371,7 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
     validate_steps(options.only)
     require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     recipe = recipe_options.load()
-    with exclusive_session("download", output, "/", options.lock_timeout_s) as node:
+    with exclusive_session("download", output, "/", options.lock_timeout) as node:
         node.host.trigger((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)

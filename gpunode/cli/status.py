@@ -49,7 +49,7 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
     yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
     yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
-    yield from label_rows("toolkit", (_toolkit_line(found),))
+    yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
@@ -159,10 +159,6 @@ def _cuda_lines(found: CudaStatus) -> Iterator[Line]:
     folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in found.installed)
     if found.driver or folders:
         yield line(folders) if folders else line(span("no CUDA toolkit on the host; containers bring their own", "dim"))
-
-
-def _toolkit_line(found: NodeStatus) -> Line:
-    return line(found.toolkit) if found.toolkit else line(span("not installed", "dim"))
 
 
 def _runtime_line(row: RuntimeStatus) -> Line:

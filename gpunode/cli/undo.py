@@ -28,7 +28,7 @@ from gpunode.workflow.standing import NothingToUndo
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from gpunode.change import FileChange, PackageChange
+    from gpunode.change import PackageChange
     from gpunode.errors import GpunodeError
     from gpunode.host.port import HostView
     from gpunode.journal.history import RunSummary
@@ -290,16 +290,13 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
             yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note_line(str(kept)) for kept in done.plan.kept)
     else:
-        yield from (line(MARKS["done"], f"{change.path} {_restore_text(change)}", hang=2) for change in done.plan.files)
+        for change in done.plan.files:
+            yield line(MARKS["done"], f"{change.path} {'removed' if change.after is None else RESTORED}", hang=2)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime_text(done.settled):
         yield fact_line("took", down)
     yield fact_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
-
-
-def _restore_text(change: FileChange) -> str:
-    return "removed" if change.after is None else RESTORED
 
 
 def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:

@@ -143,17 +143,14 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why = (
             f"{allocatable} offered, {expected} expected of {len(node.gpus)} {'GPU' if len(node.gpus) == 1 else 'GPUs'}"
         )
-        hint = f"see whether the plugin has the recipe's configuration: {_plan_command(apply)}\n{doctor}"
+        plan = str(apply).replace("k8s apply", "k8s plan", 1)
+        hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
 
 
 def _count_gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
-def _plan_command(apply: Command) -> str:
-    return str(apply).replace("k8s apply", "k8s plan", 1)
 
 
 def _pods_command(node: str) -> Command:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpunode.errors import Refused
@@ -53,7 +54,7 @@ class Chosen:
 # What follows loads a product's rules on their use: most nodes have none of these products.
 
 
-def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
+def _rancher(product: str, containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     from gpunode.runtimes.rancher import Rancher
 
     place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
@@ -71,14 +72,6 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
         beside=place.beside,
         generated=frozenset({place.config}),
     )
-
-
-def _k3s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    return _rancher("k3s", containerd, kubelet)
-
-
-def _rke2(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    return _rancher("rke2", containerd, kubelet)
 
 
 def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
@@ -135,7 +128,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         "k3s",
         ("/run/k3s/containerd/containerd.sock",),
         ("k3s.service", "k3s-agent.service"),
-        _k3s,
+        partial(_rancher, "k3s"),
     ),
     Installation(
         "rke2",
@@ -143,7 +136,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         # The second in releases that name it after themselves.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
-        _rke2,
+        partial(_rancher, "rke2"),
     ),
     Installation(
         "microk8s",

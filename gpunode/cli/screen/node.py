@@ -64,14 +64,10 @@ def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
         return "no NVIDIA GPU"
     counts: dict[str, int] = {}
     for device in usable:
-        name = _model_name(device)
+        name = short_model_name(lookup(device.device).name)
         counts[name] = counts.get(name, 0) + 1
     named = join_names(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
     return named if len(usable) > 1 else f"{named} at {usable[0].address}"
-
-
-def _model_name(device: PciDevice) -> str:
-    return short_model_name(lookup(device.device).name)
 
 
 def short_model_name(name: str) -> str:

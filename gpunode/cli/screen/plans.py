@@ -148,7 +148,7 @@ def outlook_lines(
     triggers = triggers_of_plans(plans, image=image, left=left)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
-        goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""
+        goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
         yield line("then  " if did else "setup ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
     if stopped:
         yield line(
@@ -198,7 +198,3 @@ def _disrupted_services(plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return what setup stops."""
     outcomes = (step.outcome for stage in plans for step in stage.steps)
     return tuple(sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts}))
-
-
-def _is_restart(trigger: Trigger) -> bool:
-    return trigger.kind == "restart"
