@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import Line, line, span
+from gpunode.cli.screen.text import Line, line, next_line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.redaction.secrets import redact_text as redacted
@@ -94,4 +94,4 @@ def captured_lines(file: str, number: int, size: int, missing: Mapping[str, str]
         yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
     if "permission denied" in missing.values():
         yield note_line(f"root sees more: {sudo_gpunode('capture', file)}")
-    yield line("next: ", span(str(gpunode("doctor", file)), "command"))
+    yield next_line(gpunode("doctor", file))

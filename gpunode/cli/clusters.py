@@ -24,7 +24,7 @@ from gpunode.cli.screen.commands import (
     option_value,
 )
 from gpunode.cli.screen.failures import next_lines
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
+from gpunode.cli.screen.text import BLANK, Line, Style, line, span, warning_line
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
@@ -45,7 +45,7 @@ from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.check import Check
-    from gpunode.cli.human import Screen
+    from gpunode.cli.node_screen import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
     from gpunode.kubernetes.model import ClusterNode
@@ -382,10 +382,8 @@ def plan_lines(plan: ClusterPlan, desired: Rendered, other_cluster: str, *, verb
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK
     yield from _item_lines(plan, verbose=verbose)
-    for text in plan.skipped:
-        yield line(Span("! ", "warn"), span(f"skipped: {text}"), hang=2)
-    for note in (*plan.notes, *desired.notes):
-        yield line(Span("! ", "warn"), span(note), hang=2)
+    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
+    yield from map(warning_line, (*plan.notes, *desired.notes))
     if plan.skipped or plan.notes or desired.notes:
         yield BLANK
     yield _summary_line(plan)
@@ -403,8 +401,7 @@ def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield from cluster_lines(plan.identity, "")
     yield BLANK
     yield from _item_lines(plan, verbose=verbose)
-    for text in plan.skipped:
-        yield line(Span("! ", "warn"), span(f"skipped: {text}"), hang=2)
+    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
     yield _summary_line(plan)
 
 
@@ -415,7 +412,7 @@ def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem
         following = cluster_verify_command(argv)
     else:
         yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
-        yield from (line(Span("! ", "warn"), span(f"{one.title} {one.note}"), hang=2) for one in kept)
+        yield from (warning_line(f"{one.title} {one.note}") for one in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
@@ -438,9 +435,9 @@ def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:
     ]
     yield line(span("cluster  ", "dim"), span(" · ".join(filter(None, about))), hang=9)
     if identity.skew:
-        yield line(Span("! ", "warn"), span(identity.skew), hang=2)
+        yield warning_line(identity.skew)
     if other_cluster:
-        yield line(Span("! ", "warn"), "this is not the cluster of your last run", hang=2)
+        yield warning_line("this is not the cluster of your last run")
 
 
 def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -467,7 +464,7 @@ def _summary_line(plan: ClusterPlan) -> Line:
     states = [item.state for item in plan.items if item.change is not None]
     troubled = [item.title for item in plan.items if item.trouble is not None]
     if troubled and not states:
-        return line(Span("! ", "warn"), f"nothing to change, but {', '.join(troubled)} does not run", hang=2)
+        return warning_line(f"nothing to change, but {', '.join(troubled)} does not run")
     if not states:
         return line(MARKS["done"], "nothing to change", hang=2)
     parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]

@@ -444,7 +444,7 @@ def _root_lines(
     yield from _consequence_lines(consequences, display)
     if finding.look_at:
         yield _heading_line("to be sure, look at")
-        yield from indent_lines([_command_line(command) for command in finding.look_at], 4)
+        yield from indent_lines((_command_line(command) for command in finding.look_at), 4)
     yield from _remedy_lines(finding.remedy, DISRUPTIONS[finding.disruption])
 
 
@@ -502,7 +502,7 @@ def _remedy_lines(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield line("  ", span("fix", "bold"), span(f" ({disruption})", "dim"), hang=4)
     for number, fix in enumerate(fixes, 1):
         yield line(f"  {number}. ", f"{fix.text}{condition_suffix(fix.when)}", hang=5)
-        yield from indent_lines([_command_line(row) for command in fix.commands for row in command.split("\n")], 5)
+        yield from indent_lines((_command_line(row) for command in fix.commands for row in command.split("\n")), 5)
 
 
 def _command_line(command: str) -> Line:
@@ -526,7 +526,7 @@ def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[L
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
-        yield from indent_lines([_command_line(command) for command in _suspect_commands(suspect)], 5)
+        yield from indent_lines((_command_line(command) for command in _suspect_commands(suspect)), 5)
     if diagnosis.shared_steps:
         yield from _remedy_lines(diagnosis.shared_steps, "the first steps are likely these, whichever it is")
     if not diagnosis.roots and diagnosis.next_step is not None:

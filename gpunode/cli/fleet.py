@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import EXIT_KINDS, OutputOptions
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, next_line, pad_right, span
 from gpunode.cli.screen.words import join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses import rules_by_cause
@@ -196,7 +196,7 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
         yield BLANK
-        yield line("next: ", span(str(gpunode("doctor", first.path)), "command"))
+        yield next_line(gpunode("doctor", first.path))
     if page:
         yield line("page: ", span(page, "command"), hang=6)
 

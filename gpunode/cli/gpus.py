@@ -183,13 +183,13 @@ def _support_lines(support: GpuSupport) -> Iterator[Line]:
         ended = f", and its fixes ended in {support.end_of_life}" if support.end_of_life else ""
         why = f"none in NVIDIA's current repositories: {model.last_branch} is the last branch that supports it{ended}"
         yield from label_rows("driver", (line(MARKS["refused"], why, hang=2),))
-    yield from label_rows("branches", tuple(_branch_lines(support)))
+    yield from label_rows("branches", _branch_lines(support))
     only = " only" if len(support.flavours) == 1 else ""
     yield from label_rows("modules", (line(f"{join_with_and(support.flavours)} kernel modules{only}"),))
     if support.cuda:
         limit = f"; {support.cuda_limit}" if support.cuda_limit else ""
         yield from label_rows("CUDA", (line(f"up to {'.'.join(map(str, support.cuda))}{limit}", hang=2),))
-    yield from label_rows("also", tuple(line(text, hang=2) for text in support.packages))
+    yield from label_rows("also", (line(text, hang=2) for text in support.packages))
 
 
 def _branch_lines(support: GpuSupport) -> Iterator[Line]:

@@ -13,7 +13,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
-from gpunode.cli.screen.text import BLANK, Line, Span, line, span
+from gpunode.cli.screen.text import BLANK, Line, Span, line, span, warning_line
 from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
@@ -199,7 +199,7 @@ def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_f
         yield line(span("  - ", "remove"), span(f"{path}  from an earlier render{left}"), hang=6)
     yield BLANK
     for note in rendered.notes:
-        yield line(Span("! ", "warn"), span(note), hang=2)
+        yield warning_line(note)
     yield from own_pod_reasons(rendered)
     yield from own_pod_lines(rendered.own_pods)
     yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
-from gpunode.cli.screen.text import BLANK, Line, line, span
+from gpunode.cli.screen.text import BLANK, Line, line, next_line
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
@@ -106,4 +106,4 @@ def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str],
     yield line(MARKS["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
     for one in changed if renewed else ():
         yield line(f"    {one.name} {one.before or 'new'} → {one.after or 'gone'}", hang=6)
-    yield line("next: ", span(str(setup_command(argv)), "command"), "  (on every node of this kind)", hang=6)
+    yield next_line(setup_command(argv), "  (on every node of this kind)")

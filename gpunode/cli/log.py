@@ -247,15 +247,15 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
 
 def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
-    yield from indent_lines(tuple(_run_header(run, logins, zone)), 2)
+    yield from indent_lines(_run_header(run, logins, zone), 2)
     if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(tuple(_change_rows(run.change_records)), 2)
+        yield from indent_lines(_change_rows(run.change_records), 2)
     if run.trigger_records:
         yield BLANK
         yield line(span("follow-up actions", "bold"))
-        yield from indent_lines(tuple(_trigger_line(record, zone) for record in run.trigger_records), 2)
+        yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
 
 
 def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:

@@ -15,7 +15,7 @@ from gpunode.errors import GpunodeError, ProblemFound, Undetermined
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gpunode.cli.human import Screen
+    from gpunode.cli.node_screen import Screen
     from gpunode.workflow.doctor import Verdict
 
 
@@ -104,7 +104,7 @@ class OutputOptions:
 
     def open_screen(self) -> Screen:
         """Return the screen for people; silent with --json and --quiet."""
-        from gpunode.cli.human import Screen
+        from gpunode.cli.node_screen import Screen
 
         return Screen(verbose=self.verbose, silent=self.json or self.quiet)
 

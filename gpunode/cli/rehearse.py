@@ -17,7 +17,7 @@ from gpunode.cli.screen.checks import check_lines
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.events import RESTORED, trigger_line
 from gpunode.cli.screen.plans import stage_lines
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
@@ -25,7 +25,7 @@ from gpunode.workflow.rehearse import rehearse as make
 from gpunode.workflow.setup import SetupOptions
 
 if TYPE_CHECKING:
-    from gpunode.cli.human import Screen
+    from gpunode.cli.node_screen import Screen
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
 
@@ -73,21 +73,16 @@ def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) 
         yield line(f"nothing to do: this node matches recipe {recipe.name}")
     yield BLANK
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
-    yield from indent_lines(tuple(check_lines(done.checks)), 2)
+    yield from indent_lines(check_lines(done.checks), 2)
     if done.rollback is not None:
         yield BLANK
         yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
-        yield from indent_lines(tuple(_restore_lines(done.restored)), 2)
+        yield from indent_lines(_restore_lines(done.restored), 2)
         yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK
     ends = f" ends: this machine was not touched and no driver was loaded; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
-    yield line(
-        "next: ",
-        span(str(setup_command(screen.argv)), "command"),
-        "  (on the node itself: this makes the changes)",
-        hang=6,
-    )
+    yield next_line(setup_command(screen.argv), "  (on the node itself: this makes the changes)")
 
 
 def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:

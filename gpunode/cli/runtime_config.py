@@ -18,7 +18,7 @@ from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_
 from gpunode.cli.screen.events import downtime_text, fact_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
 from gpunode.cli.screen.words import MARKS, join_with_and
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
@@ -226,7 +226,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     else:
         yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
         for change in plan.changed_files:
-            yield from indent_lines(tuple(diff_lines(change, whole=verbose)), 4)
+            yield from indent_lines(diff_lines(change, whole=verbose), 4)
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 
@@ -298,18 +298,18 @@ def verdict_lines(
     """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
     if verdict.pending:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
-        yield line("next: ", span(str(configure_command(plan, argv)), "command"), hang=6)
+        yield next_line(configure_command(plan, argv))
         return
     if plan.missing_program:
         yield line(MARKS["failed"], f"{plan.main} names {plan.missing_program.program}, which is not installed", hang=2)
-        yield line("next: ", span(str(plan.missing_program.install), "command"), hang=6)
+        yield next_line(plan.missing_program.install)
         return
     is_told = not takes_only_cdi(plan.about) or not verdict.unverified
     yield line(MARKS["passed" if is_told else "skipped"], _already_configured("configure", plan), hang=2)
     if verdict.difference:
         yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
-            yield line("next: ", span(next_step, "command"), hang=6)
+            yield next_line(next_step)
     elif verdict.unverified:
         yield line(MARKS["skipped"], f"{_reader_name(plan)} was not checked: {verdict.unverified}", hang=2)
     else:

@@ -297,7 +297,7 @@ def setup_lines(
     if report.checks and (done.changed or report.failed):
         yield BLANK
         yield line(span("checks", "bold"))
-        yield from indent_lines(tuple(check_lines(report.checks)), 2)
+        yield from indent_lines(check_lines(report.checks), 2)
     yield BLANK
     yield from state_note_lines(notes)
     if isinstance(failure, RebootRequired):

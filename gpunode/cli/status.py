@@ -12,7 +12,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import list_unknown_facts, list_unread_backlog, load_backlog, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
-from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span
+from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
 from gpunode.cli.screen.words import DOT, MARKS, join_names
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Facts, Kernels
@@ -40,21 +40,21 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
-    yield from label_rows("GPU", tuple(_gpu_rows(found)))
-    yield from label_rows("driver", tuple(_driver_lines(found)))
-    yield from label_rows("kernels", tuple(_kernel_lines(found)))
+    yield from label_rows("GPU", _gpu_rows(found))
+    yield from label_rows("driver", _driver_lines(found))
+    yield from label_rows("kernels", _kernel_lines(found))
     yield from label_rows(
         "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
     )
     yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
     yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
-    yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
+    yield from label_rows("CUDA", _cuda_lines(found.cuda))
     yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
     yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.pending else ())
-    yield from label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
+    yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
 
 
 def _gpu_rows(found: NodeStatus) -> Iterator[Line]:

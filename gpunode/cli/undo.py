@@ -15,7 +15,7 @@ from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
 from gpunode.cli.screen.events import RESTORED, downtime_text, fact_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, join_names
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import RebootRequired, UsageError, VerifyFailed
@@ -250,7 +250,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
         yield line(span(what, "bold"))
-        yield from indent_lines(tuple(change_lines(back.changes, verbose=verbose)), 4)
+        yield from indent_lines(change_lines(back.changes, verbose=verbose), 4)
     yield from (note_line(text) for text in back.remarks)
     if back.reboot:
         yield note_line(f"a reboot is needed afterwards: {back.reboot}")
@@ -269,7 +269,7 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     older = found.standing
     yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
     if found.command:
-        yield line("next: ", span(f"sudo {found.command}", "command"), hang=6)
+        yield next_line(f"sudo {found.command}")
 
 
 def describe_run(run: RunSummary) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short_model_name
-from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span
+from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, count, join_names, join_with_and
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
 
 def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
     """Yield a warning for each of the ``notes`` on the node's state."""
-    return (line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in notes)
+    return (warning_line(text, "warn") for text in notes)
 
 
 def match_text(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:

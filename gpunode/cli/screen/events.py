@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import OBSOLETE, Change, CommandChange, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.failures import next_lines
-from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span
+from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import (
     MARKS,
     count,
@@ -109,6 +109,6 @@ def fact_line(label: str, text: str | Command) -> Line:
 
 def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
     """Yield the needed reboot: what, why, and the command."""
-    yield line(Span("! ", "warn"), span(failure.what, "warn"), hang=2)
+    yield warning_line(failure.what, "warn")
     yield from (line(span(f"  {text}"), hang=2) for text in failure.why.splitlines())
     yield from indent_lines(next_lines(failure.hint), 2)

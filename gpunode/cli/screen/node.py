@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import lookup
@@ -75,7 +75,7 @@ def short_model_name(name: str) -> str:
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-def label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+def label_rows(label: str, rows: Iterable[Line]) -> Iterator[Line]:
     """Yield ``rows`` under a label in a column of its own, which only the first row shows; nothing without rows."""
     for number, row in enumerate(indent_lines(rows, _LABEL)):
         head = Span(pad_right(label if number == 0 else "", _LABEL), "dim")

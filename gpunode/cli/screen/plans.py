@@ -10,7 +10,7 @@ from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix
 from gpunode.cli.screen.checks import match_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, PACKAGE_ACTIONS, action_of, count, describe_trigger, join_with_and
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
@@ -48,9 +48,9 @@ def plan_lines(
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
     if left:
-        yield line(span("! ", "warn"), span(str(left), "warn"), hang=2)
+        yield warning_line(str(left), "warn")
     yield from outlook_lines(plans, left.owed, image=facts.is_image, verbose=verbose)
-    yield line("next: ", span(str(setup_command(argv)), "command"), setup_location(argv), hang=6)
+    yield next_line(setup_command(argv), setup_location(argv))
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
@@ -64,8 +64,8 @@ def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
             continue
         yield line(span(stage.stage, "bold"), *_transaction_span(stage), hang=2)
         for step in shown:
-            yield from indent_lines(tuple(_step_lines(step, verbose=verbose)), 2)
-        yield from indent_lines(tuple(_dependency_lines(stage, verbose=verbose)), 2)
+            yield from indent_lines(_step_lines(step, verbose=verbose), 2)
+        yield from indent_lines(_dependency_lines(stage, verbose=verbose), 2)
     yield from _unchanged_lines(quiet)
 
 
@@ -92,7 +92,7 @@ def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     yield Line((mark, title, span(reason, "" if _is_notable(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note_line(text) for text in step.outcome.all_notes)
-    yield from indent_lines(tuple(change_lines(step.changes, verbose=verbose)), 4)
+    yield from indent_lines(change_lines(step.changes, verbose=verbose), 4)
 
 
 def note_line(text: str) -> Line:
@@ -123,12 +123,12 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
 def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """Yield the dependencies, and why the package manager cannot do it yet."""
     if stage.dependencies and verbose:
-        yield from indent_lines(tuple(package_lines(stage.dependencies, verbose=True)), 4)
+        yield from indent_lines(package_lines(stage.dependencies, verbose=True), 4)
     if stage.unresolved.startswith(NOT_SIMULATED):
         yield note_line(stage.unresolved)
     elif stage.unresolved:
         yield note_line("this cannot be done with the package index that the node has now:")
-        yield from indent_lines([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
+        yield from indent_lines((line(span(text, "dim")) for text in stage.unresolved.splitlines()), 6)
 
 
 def outlook_lines(
@@ -155,7 +155,7 @@ def outlook_lines(
             "      ", f"stops {join_with_and(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
-        yield line(span("! ", "warn"), span(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn"), hang=2)
+        yield warning_line(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn")
 
 
 def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from gpunode.cli.screen.text import Line, Span, cell_width, line, span, to_ascii, wrap_line
+from gpunode.cli.screen.text import Line, Span, cell_width, span, to_ascii, warning_line, wrap_line
 from gpunode.cli.screen.words import format_seconds
 from gpunode.errors import UsageError
 
@@ -262,7 +262,7 @@ class LiveLine:
         if progress.phase == "wait" and progress.detail not in running.waited_for:
             running.waited_for.add(progress.detail)
             if not self._printer.is_terminal:
-                self._printer.put([line(Span("! ", "warn"), f"waiting {progress.detail}", hang=2)])
+                self._printer.put([warning_line(f"waiting {progress.detail}")])
 
     def end(self) -> tuple[str, float] | None:
         """End the task and return its title and seconds; None if there was none."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
 from gpunode.cli.doctor import diagnosis_lines, story_lines
-from gpunode.cli.human import Screen
 from gpunode.cli.log import run_lines, run_table_lines
+from gpunode.cli.node_screen import Screen
 from gpunode.cli.rehearse import rehearsal_header_lines, rehearsal_lines
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import plan_lines

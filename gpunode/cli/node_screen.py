@@ -15,7 +15,7 @@ from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import outlook_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span
+from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
@@ -85,7 +85,7 @@ class Screen(ReportScreen):
 
     def announce_stopping(self) -> None:
         """Show that the run stops after the change in progress."""
-        self.put(line(Span("! ", "warn"), "stopping after the change in progress", hang=2))
+        self.put(warning_line("stopping after the change in progress"))
 
     def _mark_stopped(self) -> None:
         if going_on := self._live.end():
@@ -136,7 +136,7 @@ class Screen(ReportScreen):
             nonlocal agreed
             if not agreed:
                 what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
-                self.put(BLANK, line(span("! ", "warn"), span(what, "warn"), hang=2))
+                self.put(BLANK, warning_line(what, "warn"))
                 self._ask(verb, yes=False, does=f"runs programs of {root}")
                 agreed = True
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpunode import builtin
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
-from gpunode.cli.human import Screen
+from gpunode.cli.node_screen import Screen
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
