@@ -63,8 +63,8 @@ def _why_missing(seen: Capture, *, is_denied: bool) -> str:
         return "timed out"
     if is_denied or seen.outcome == "denied":
         return "permission denied"
-    said = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
-    return redacted(said[0]) if said else f"exit status {seen.exit_status}"
+    messages = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
+    return redacted(messages[0]) if messages else f"exit status {seen.exit_status}"
 
 
 _HELD: Mapping[ContentKind, str] = {

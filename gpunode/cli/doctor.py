@@ -316,10 +316,10 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     if cell_width(plain) <= room:
         return plain
     found = (match.start() for match in _WORD.finditer(plain) if match[0].lower() in words)
-    told = min((match.start() for match in (_ALWAYS.search(plain),) if match), default=len(plain))
-    told = min((*found, told))
-    # A quarter before what tells; at the end of the line, all that fits.
-    start = plain.rfind(" ", 0, max(0, min(told - room // 4, len(plain) - room))) + 1
+    first = min((match.start() for match in (_ALWAYS.search(plain),) if match), default=len(plain))
+    first = min((*found, first))
+    # A quarter of the room before the first such word; at the end of the line, all that fits.
+    start = plain.rfind(" ", 0, max(0, min(first - room // 4, len(plain) - room))) + 1
     before = f"{_CUT} " if start else ""
     shown = _fit_text(plain[start:], room - cell_width(before))
     return before + shown
@@ -423,8 +423,8 @@ def _no_fault(examined: Examination) -> Line:
     )
 
 
-# What is said of a node has words of its evidence in it, whoever wrote them: it is never styled as a command. Only what
-# is typed as one is; in stories, which are this program's own, so is what stands in backticks.
+# A finding quotes evidence, so its text is never styled as a command: only fields of type Command are, and backticks in
+# stories, which are gpunode's own text.
 
 
 def _root_lines(

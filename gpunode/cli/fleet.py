@@ -177,9 +177,9 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
     """
     if verbose:
         yield BLANK
-    how = Counter(map(condition_of, seen.rows))
-    said = [f"{group_digits(how[one])} {one}" for one in CONDITIONS if how[one]]
-    yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(said))
+    counts = Counter(map(condition_of, seen.rows))
+    parts = [f"{group_digits(counts[one])} {one}" for one in CONDITIONS if counts[one]]
+    yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
     kinds = (
         *(_cause_lines(one) for one in seen.causes),
         *(_outlier_lines(one) for one in seen.differences),

@@ -331,9 +331,9 @@ def validate_steps(only: Sequence[str]) -> None:
 
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
-        near = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
+        similar = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
         raise UsageError(
             f"there is no step {', '.join(wrong)}",
             why=f"steps: {', '.join(ids)}",
-            hint=f"did you mean --only {near}?" if near else "`gpunode plan -v` shows what each of them does",
+            hint=f"did you mean --only {similar}?" if similar else "`gpunode plan -v` shows what each of them does",
         )

@@ -79,8 +79,8 @@ class ReportScreen:
 
         place = save_rule_tracebacks(tracebacks)
         if tracebacks:
-            said = f"the traceback is in {place}; please report it with that file" if place else "please report it"
-            self.put(line("bug:   ", f"a rule failed; {said}", hang=7))
+            advice = f"the traceback is in {place}; please report it with that file" if place else "please report it"
+            self.put(line("bug:   ", f"a rule failed; {advice}", hang=7))
             if self.verbose or not place:
                 self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
         return place

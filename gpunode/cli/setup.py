@@ -147,8 +147,8 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
         node.screen.conclude(ending, failure)
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    told = filter(None, [str(lost or ""), node.log.problem])
-    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *told]
+    warnings = filter(None, [str(lost or ""), node.log.problem])
+    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
     output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 
 

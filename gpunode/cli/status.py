@@ -60,18 +60,18 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
 def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
-    told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
+    answering = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
     width = max((len(gpu.name) for gpu in found.gpus), default=0)
     for listed in found.gpus:
-        gpu = told.pop(listed.address, None)
+        gpu = answering.pop(listed.address, None)
         yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
         if gpu and gpu.faults:
             reading, fault = gpu.faults[0]
             yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
-    for gpu in told.values():
+    for gpu in answering.values():
         place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
         yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
-    if not found.gpus and not told:
+    if not found.gpus and not answering:
         yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
 
 

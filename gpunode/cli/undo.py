@@ -300,8 +300,8 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
 
 
 def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
-    if back := sum(change.after is not None for change in packages):
-        yield f"{count(back, 'package')} as before"
+    if restored := sum(change.after is not None for change in packages):
+        yield f"{count(restored, 'package')} as before"
     if gone := sum(change.after is None for change in packages):
         yield f"{count(gone, 'package')} purged"
 

@@ -88,7 +88,7 @@ _CGROUP_DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgr
 _KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(?:[ \t#-].*)?)*)""")
 _POLICY = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
 _NODE_NAME = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
-# What a kubelet does that is told nothing; kubeadm tells it systemd (1.22 and later).
+# The default of a kubelet without that option; kubeadm sets systemd (1.22 and later).
 _DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
 _CPU_MANAGER: Final = "cpu-manager-policy"
 _FLAGS: Final = frozenset(
@@ -329,7 +329,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
     driver = _parse_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
-    told = Kubelet(
+    default = Kubelet(
         kind,
         _choose_unit(facts, kind),
         socket_path(endpoint),
@@ -337,7 +337,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
         node_name=flags.get("hostname-override", ""),
         static_cpus=flags.get(_CPU_MANAGER) == "static",
     )
-    return Known(told, f"file:{_MICROK8S}")
+    return Known(default, f"file:{_MICROK8S}")
 
 
 def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:

@@ -38,7 +38,7 @@ def parse_lspci(text: str) -> tuple[PciDevice, ...]:
 
 
 def _parse_record(record: str) -> Mapping[str, str]:
-    # Module is the only tag that comes more than once, and nobody reads it.
+    # Module is the only tag that may repeat, and it is not used.
     return {tag: value.strip() for tag, _, value in (line.partition(":") for line in record.split("\n"))}
 
 
@@ -180,7 +180,7 @@ def detect_platform(
     return Platform("container" if virt in _CONTAINERS else "vm", virt)
 
 
-# By probe key; nobody reads what is in the files.
+# By probe key; only the existence of the files counts.
 PROVIDER_MARKS: Final[Mapping[str, tuple[Provider, str]]] = {
     "provider-kind": ("kind", "/kind/version"),
     "provider-eks": ("eks", "/etc/eks"),
@@ -229,9 +229,9 @@ _STATE: Final = Pattern(r"SecureBoot (enabled|disabled)")
 
 def read_secure_boot(evidence: Evidence) -> Fact[bool]:
     """Return whether Secure Boot is on; a machine without the firmware's variable was started without it."""
-    asked = evidence.get(_MOKUTIL)
-    if asked is not None and (match := _STATE.search(asked.text)):
-        is_validated = "validation is disabled in shim" not in asked.text
+    mokutil = evidence.get(_MOKUTIL)
+    if mokutil is not None and (match := _STATE.search(mokutil.text)):
+        is_validated = "validation is disabled in shim" not in mokutil.text
         return Known(match[1] == "enabled" and is_validated, _MOKUTIL)
     capture = evidence.get(SECURE_BOOT_KEY)
     if capture is None:

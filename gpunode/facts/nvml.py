@@ -321,8 +321,8 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
     if not capture.data.strip():
         lines = capture.error.strip().splitlines()
         ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
-        said = f": {lines[-1]}" if lines else ""
-        return NoAnswer("crashed", f"the {library} child process ended{ended} without an answer{said}")
+        detail = f": {lines[-1]}" if lines else ""
+        return NoAnswer("crashed", f"the {library} child process ended{ended} without an answer{detail}")
     try:
         return parse(capture.data)
     except ValueError as error:

@@ -37,7 +37,7 @@ LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
-# What every runtime is told to run.
+# The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
@@ -225,8 +225,8 @@ def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
     """Return the probes that identify the kubelet and its settings."""
     units = {unit for units in kubelet.UNITS.values() for unit in units}
     keys = {"unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS, *(f"file:{at}" for at in kubelet.FILES)}
-    asked = () if image else (unit_probe(*sorted(units)),)
-    return (*asked, *(probe for probe in list_probes(image=image) if probe.key in keys))
+    unit_probes = () if image else (unit_probe(*sorted(units)),)
+    return (*unit_probes, *(probe for probe in list_probes(image=image) if probe.key in keys))
 
 
 def kubelet_command_probe(units: Capture | None) -> Probe | None:

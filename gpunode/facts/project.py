@@ -82,8 +82,8 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
         case CommandChange(argv=argv) if argv == UNINSTALL_RUN_DRIVER:
             # What it restores or leaves behind only a look at the node shows.
-            gone = Unknown("known after the .run driver is uninstalled", PLAN)
-            return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
+            unknown = Unknown("known after the .run driver is uninstalled", PLAN)
+            return replace(facts, run_installer=Known(False, PLAN), driver_libraries=unknown, leftovers=unknown)
         case CommandChange(argv=argv):
             if facts.module_key is not None:
                 facts = replace(facts, module_key=_project_module_key(facts.module_key, argv))

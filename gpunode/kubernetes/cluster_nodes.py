@@ -185,7 +185,7 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
         return gpus
     if provider == "aks":
         return "they do not say whether AKS installed its driver"
-    theirs = provider == "gke" and GKE_OPT_OUT not in {f"{key}={value}" for key, value in labels.items()}
+    is_managed = provider == "gke" and GKE_OPT_OUT not in {f"{key}={value}" for key, value in labels.items()}
     return ClusterNode(
         name,
         gpus,
@@ -195,7 +195,7 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
         toolkit=True,
         reads_cdi=_reads_cdi(live),
         provider=provider,
-        provides=frozenset({"device-plugin"} if theirs else ()),
+        provides=frozenset({"device-plugin"} if is_managed else ()),
     )
 
 

@@ -176,15 +176,15 @@ def _parse_quantity(quantity: object) -> int:
 def check_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     """Check whether the DRA driver publishes as many GPUs as the node has."""
     id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
-    mine = [
+    own_devices = [
         device
         for one in slices
         if one["spec"].get("driver") == DRA_DRIVER and one["spec"].get("nodeName") == node.name
         for device in one["spec"].get("devices") or ()
     ]
-    gpus = sum(_device_type(device) == "gpu" for device in mine)
+    gpus = sum(_device_type(device) == "gpu" for device in own_devices)
     look = f"look at the DRA driver's pod: {_pods_command(node.name)}"
-    if not mine:
+    if not own_devices:
         return Check(id, title, "failed", f"the driver {DRA_DRIVER} publishes none", look)
     if gpus != len(node.gpus):
         return Check(id, title, "failed", f"{_count_gpus(gpus)} published, {len(node.gpus)} expected", look)

@@ -94,8 +94,8 @@ def _render_attribute(key: str, value: str | float | bool | None) -> str:
         return ""
     if value is True:
         return f" {name}"
-    said = f"{value:g}" if isinstance(value, float) else str(value)
-    return f' {name}="{html.escape(escape_invisible(said))}"'
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f' {name}="{html.escape(escape_invisible(text))}"'
 
 
 def html_document(head: Markup, body: Markup) -> str:

@@ -138,8 +138,8 @@ def _render_layer(layer: LayerState) -> Markup:
     mark, word = STATES[layer.state]
     causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
-    told = layer.summary or ("" if fault else word)
-    return _render_layer_row(layer.state, mark, layer.title, told, " " if fault else "", fault)
+    text = layer.summary or ("" if fault else word)
+    return _render_layer_row(layer.state, mark, layer.title, text, " " if fault else "", fault)
 
 
 def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
@@ -199,8 +199,8 @@ def _render_link(source: str) -> Markup:
 
 def _render_denied(sources: Iterable[str]) -> Markup | None:
     rows = [tag("li", tag("code", source)) for source in sources]
-    told = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
-    return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
+    advice = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
+    return card("What could not be seen without root", advice, tag("ul.plain", rows)) if rows else None
 
 
 def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, detail: EvidenceDetail) -> Markup | None:

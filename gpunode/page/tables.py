@@ -134,14 +134,14 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
 
 
 def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
-    said, at = fault.xid or fault.sxid, _plausible_time(fault)
+    message, at = fault.xid or fault.sxid, _plausible_time(fault)
     known = xids.lookup(fault.code) if fault.source == "xid" else None
     code = _CODES[fault.source].format(fault.code)
     yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)
     yield tag("td", known.meaning if known else "")
-    yield tag("td", redact_line(said.text if said else fault.citation.line.strip()))
+    yield tag("td", redact_line(message.text if message else fault.citation.line.strip()))
 
 
 def _plausible_time(fault: Fault) -> float | None:

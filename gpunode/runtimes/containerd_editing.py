@@ -66,9 +66,9 @@ class Editing:
         plugin = effective(self.loaded, self.desired)
         if self.desired.source is None:
             return plugin
-        told = read(self.desired.source, DUMP)
+        dumped = read(self.desired.source, DUMP)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
-        return merged(plugin, told.plugin) if told.schema == self.root.schema else plugin
+        return merged(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
 
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
@@ -77,18 +77,18 @@ class Editing:
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = read(None, path, self.desired)
-        theirs = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
-        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.desired)
+        foreign = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
+        foreign = foreign if foreign.schema == self.root.schema else read(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
         base = effective(others, self.desired)
-        if self.desired.source is not None and (told := read(self.desired.source, DUMP)).schema == self.root.schema:
-            base = told.plugin
-        own = merged(theirs.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
+        if self.desired.source is not None and (dumped := read(self.desired.source, DUMP)).schema == self.root.schema:
+            base = dumped.plugin
+        own = merged(foreign.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
         plugin = with_handler(merged(base, own), Surroundings(base, self.root.schema, self._is_loaded), self.desired)
         if self.desired.mode == "auto":
             plugin = _ours(plugin, base, own, self.desired)
-        document = {**theirs.document, "version": self.root.schema}
-        document["plugins"] = {**theirs.document.get("plugins", {}), self.root.cri[1]: plugin}
+        document = {**foreign.document, "version": self.root.schema}
+        document["plugins"] = {**foreign.document.get("plugins", {}), self.root.cri[1]: plugin}
         return {path: self._edited(present, document), self.root.path: self._importing(path)}
 
     def _drop_in_path(self) -> str:

@@ -43,10 +43,10 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
     if is_drop_in(root, desired) and present is not None:
-        ours = (f"runtimes.{desired.handler}.", "default_runtime_name")
+        own_keys = (f"runtimes.{desired.handler}.", "default_runtime_name")
         for path, *values in compare_documents(root.plugin, present.plugin):
             where = ".".join(path)
-            if MISSING not in values and not where.removeprefix("containerd.").startswith(ours):
+            if MISSING not in values and not where.removeprefix("containerd.").startswith(own_keys):
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
@@ -80,14 +80,14 @@ def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig
     former = find_nameless_default(effective(loaded, desired), desired)
     if not former or not desired.default:
         return
-    said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+    settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
     if find_nameless_default(effective(load(after, desired), desired), desired):
         yield (
-            f"{desired.handler} does not become the default: default_runtime overrides it ({said}); remove "
+            f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
             "default_runtime"
         )
     else:
-        yield f"removed default_runtime, which overrode every other default: {said}"
+        yield f"removed default_runtime, which overrode every other default: {settings}"
 
 
 def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:

@@ -108,14 +108,14 @@ class Flags:
     def cdi(self) -> bool | None:
         """True if CDI is switched on; None where no flag says."""
         pairs = (value.partition("=") for value in self.given.get("feature", ()))
-        said = [(value or "true") for name, _, value in pairs if name == "cdi"]
-        return said[-1].lower() in _TRUE if said else None
+        values = [(value or "true") for name, _, value in pairs if name == "cdi"]
+        return values[-1].lower() in _TRUE if values else None
 
     @property
     def live_restore(self) -> bool | None:
         """True if containers outlive the daemon; None where no flag says."""
-        said = self.last("live-restore")
-        return None if said is None else said.lower() in _TRUE
+        value = self.last("live-restore")
+        return None if value is None else value.lower() in _TRUE
 
 
 def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:

@@ -75,9 +75,9 @@ def _is_notable(step: StepPlan) -> bool:
 
 def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
     """Yield the steps without changes: those already correct, and those done later by others."""
-    asked = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
-    later = [step for step in asked if isinstance(step.outcome, Planned) and step.outcome.later]
-    good = [step.step.title for step in asked if step not in later]
+    applicable = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
+    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.later]
+    good = [step.step.title for step in applicable if step not in later]
     if good:
         yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:
@@ -176,13 +176,13 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
         (actions["delete"], "removes {}", "file"),
         *((actions[effect], _package_verb(effect, packages), "package") for effect in PACKAGE_ACTIONS),
     ]
-    said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
+    parts = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     if found[0][0] and not verbose:
-        said[0] += " (-v shows their text)"
-    said += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
-    # What only pauses is told with what starts it again.
+        parts[0] += " (-v shows their text)"
+    parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
+    # A unit that is only paused is listed with the change that starts it again.
     services = (change for change in ServiceChange.among(changes) if not is_pause(change))
-    return said + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
+    return parts + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
 
 
 def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
