@@ -48,14 +48,14 @@ def build(folder: Path, target: Path) -> None:
     """The release in ``target``, made in the empty ``folder``."""
     version, moment = _version(), _moment()
     wheel = _wheel(make_environment("build.txt", folder / "build"), target, moment)
-    payload.install(wheel, folder / "payload")
+    hashes = payload.install(wheel, folder / "payload", folder / "installed.json")
     zipapp = target / "gpunode.pyz"
     payload.write(folder / "payload", version, moment, zipapp)
     release = Release(version, moment, zipapp)
     deb.build(release, folder / "deb", target)
     rpm.build(release, folder / "rpm", target)
     (folder / "sbom").mkdir()
-    sbom.write(release, folder / "payload", folder / "sbom", target)
+    sbom.write(release, folder / "payload", hashes, folder / "sbom", target)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(target.iterdir())]
     (target / "SHA256SUMS").write_text("".join(sums))
 

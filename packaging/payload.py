@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import stat
@@ -14,14 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# The same wheel of each requirement on whatever Python and machine: its compiled modules are left out anyway.
+_WHEELS = ("--only-binary=:all:", "--platform=manylinux2014_x86_64", "--implementation=cp", "--python-version=3.10")
 # pip's own notes of where and how it installed, which differ from machine to machine.
 _NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "WHEEL", "direct_url.json"})
 # #!/usr/bin/env cannot pass -I everywhere: neither PYTHON* variables nor a user's own packages decide what root runs.
 SHEBANG = b"#!/usr/bin/python3 -I\n"
 
 
-def install(wheel: Path, folder: Path) -> None:
-    """``folder`` holds the modules of ``wheel`` and of the pinned requirements, for any architecture."""
+def install(wheel: Path, folder: Path, report: Path) -> dict[str, str]:
+    """Install the modules of ``wheel`` and of the pinned requirements into ``folder``, for any architecture.
+
+    Args:
+        wheel: of gpunode.
+        folder: an empty one.
+        report: a file that pip may write.
+
+    Returns:
+        The SHA-256 of the wheel of each requirement, by its name in lower case.
+    """
     pip = (
         sys.executable,
         "-m",
@@ -33,7 +45,8 @@ def install(wheel: Path, folder: Path) -> None:
         "--no-compile",
     )
     target = ("--target", os.fspath(folder))
-    subprocess.run([*pip, *target, "--require-hashes", "--requirement", HERE / "requirements.txt"], check=True)
+    requirements = ("--require-hashes", "--requirement", HERE / "requirements.txt", "--report", report)
+    subprocess.run([*pip, *target, *_WHEELS, *requirements], check=True)
     subprocess.run([*pip, *target, wheel], check=True)
     shutil.rmtree(folder / "bin", ignore_errors=True)
     for path in sorted(folder.rglob("*"), reverse=True):
@@ -41,6 +54,10 @@ def install(wheel: Path, folder: Path) -> None:
             path.unlink()
         elif path.is_dir() and not any(path.iterdir()):
             path.rmdir()
+    installed = json.loads(report.read_text("utf-8"))["install"]
+    return {
+        one["metadata"]["name"].lower(): one["download_info"]["archive_info"]["hashes"]["sha256"] for one in installed
+    }
 
 
 def write(folder: Path, version: str, moment: int, target: Path) -> None:

@@ -9,6 +9,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "gpunode"
@@ -101,12 +102,18 @@ def _trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
         yield str(path.relative_to(folder.parent)), ast.parse(path.read_text())
 
 
-TREES = tuple(_trees(PACKAGE))
-TEST_TREES = tuple(_trees(TESTS))
+@cache
+def package_trees() -> tuple[tuple[str, ast.Module], ...]:
+    return tuple(_trees(PACKAGE))
+
+
+@cache
+def trees_of_tests() -> tuple[tuple[str, ast.Module], ...]:
+    return tuple(_trees(TESTS))
 
 
 def _tests() -> Iterator[tuple[str, str]]:
-    for place, tree in TEST_TREES:
+    for place, tree in trees_of_tests():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 yield f"{place}:{node.lineno}", node.name
@@ -115,7 +122,7 @@ def _tests() -> Iterator[tuple[str, str]]:
 def test_docstring_begins_with_an_imperative_or_a_noun_phrase() -> None:
     bad = [
         f"{place}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
-        for place, tree in (*TREES, *TEST_TREES)
+        for place, tree in (*package_trees(), *trees_of_tests())
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
         and (text := ast.get_docstring(node))
@@ -126,7 +133,7 @@ def test_docstring_begins_with_an_imperative_or_a_noun_phrase() -> None:
 
 def test_class_name_stands_in_one_module() -> None:
     places: dict[str, set[str]] = defaultdict(set)
-    for place, tree in TREES:
+    for place, tree in package_trees():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].add(place)
@@ -136,7 +143,7 @@ def test_class_name_stands_in_one_module() -> None:
 def test_no_function_is_named_by_a_bare_participle() -> None:
     bad = [
         f"{place}:{node.lineno}: {node.name}"
-        for place, tree in TREES
+        for place, tree in package_trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and _is_participle(node.name.strip("_"))
     ]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tests.e2e.lab.commands import Result
 from tests.e2e.lab.debs import Package, build_all
 from tests.e2e.lab.node import Node
-from tests.e2e.lab.tree import ADDRESS, PROJECT, SITE, Base
+from tests.e2e.lab.tree import ADDRESS, COMPILED, PROJECT, SITE, Base
 from tests.faults import Fault
 
 NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
@@ -20,7 +20,7 @@ NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPE
 _PROGRAM: Final = f"""\
 #!/usr/bin/python3
 import sys
-sys.pycache_prefix = "/run/lab-pycache"
+sys.pycache_prefix = "{COMPILED}"
 sys.path[:0] = ["{PROJECT}", "{SITE}"]
 from gpunode.__main__ import main
 sys.exit(main())

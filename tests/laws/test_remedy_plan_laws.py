@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.catalog import branches
 from gpunode.catalog.gpus import lookup
-from gpunode.diagnoses import diagnose, remedies, rules_by_cause
+from gpunode.diagnoses import remedies, rules_by_cause
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
@@ -32,7 +32,7 @@ from tests.laws.remedied import (
     without_moved,
 )
 from tests.laws.systems import SYSTEMS, VGPU
-from tests.scenarios.reports import reports
+from tests.scenarios.reports import diagnosed_reports
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +60,9 @@ def cases() -> Mapping[str, list[Case]]:
 
 
 def _every_case() -> Iterator[Case]:
-    for report in reports():
-        node = take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence)))
-        for finding in diagnose(node).findings:
-            yield Case(report.name, finding.cause, node, finding.remedy)
+    for one in diagnosed_reports():
+        for finding in one.diagnosis.findings:
+            yield Case(one.report.name, finding.cause, one.node, finding.remedy)
     for system in ("ubuntu", "debian"):
         for where, more in ((system, ()), (f"{system}, a vGPU's guest", VGPU)):
             node = take_snapshot(pasted.collect_pieces((*SYSTEMS[system], *more)))
@@ -160,10 +159,10 @@ def test_newer_driver_is_newer_and_supports_the_gpu(wish: str, device: str, vers
 
 def test_ctk_named_by_a_remedy_writes_files() -> None:
     named = 0
-    for report in reports():
-        evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
-        for fix in (fix for finding in diagnose(take_snapshot(evidence)).roots for fix in finding.remedy):
+    for one in diagnosed_reports():
+        for fix in (fix for finding in one.diagnosis.roots for fix in finding.remedy):
             for asked in filter(None, map(ctk_of, fix.commands)):
                 named += 1
-                assert ctk_changes(without_moved(evidence, fix.commands), *asked).files, (report.name, fix)
+                node = without_moved(pasted.collect_pieces(one.rows), fix.commands)
+                assert ctk_changes(node, *asked).files, (one.report.name, fix)
     assert named > 30

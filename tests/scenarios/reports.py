@@ -11,8 +11,9 @@ from pathlib import Path
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.report_similarity import ReportWords
-from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
+from gpunode.facts.evidence import Evidence
 from tests.fakes.examples import sample
 
 FOLDER = Path(__file__).parent / "doctor"
@@ -56,9 +57,32 @@ def _read(path: Path) -> Report:
 
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
     """Return the diagnosis of these pieces; ``told`` are the words of other reports than all of these."""
-    return diagnose(
-        take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
-    )
+    return diagnose(take_snapshot(_evidence(evidence)), report_words=told)
+
+
+def _evidence(pieces: Iterable[Piece]) -> Evidence:
+    return pasted.collect_pieces(tuple((one["source"], one["text"]) for one in pieces))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DiagnosedReport:
+    """A report, the node that it shows, and what doctor says of it."""
+
+    report: Report
+    node: Snapshot
+    diagnosis: Diagnosis
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """The pieces as pairs of source and text."""
+        return tuple((one["source"], one["text"]) for one in self.report.evidence)
+
+
+@cache
+def diagnosed_reports() -> tuple[DiagnosedReport, ...]:
+    """Return every report with its diagnosis, which all laws of a process share."""
+    nodes = ((one, take_snapshot(_evidence(one.evidence))) for one in reports())
+    return tuple(DiagnosedReport(report, node, diagnose(node)) for report, node in nodes)
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from gpunode.diagnoses.model import MAX_NEXT_LENGTH
 from tests.scenarios.measure import NAMED, Answer, answers
 from tests.scenarios.reports import reports
 
-GIVEN = [answer for report in reports() for answer in answers(report)]
-WHOLE = [answer for answer in GIVEN if answer.left is None]
-SHORTENED = [answer for answer in GIVEN if answer.left is not None]
+
+@cache
+def all_answers() -> tuple[Answer, ...]:
+    """Return them once for all tests of this file; none while tests are collected, for each process does that."""
+    return tuple(answer for report in reports() for answer in answers(report))
+
+
+def whole() -> list[Answer]:
+    return [answer for answer in all_answers() if answer.left is None]
+
+
+def shortened() -> list[Answer]:
+    return [answer for answer in all_answers() if answer.left is not None]
 
 
 def share(given: Sequence[Answer], holds: Callable[[Answer], bool]) -> float:
@@ -24,23 +35,23 @@ def share(given: Sequence[Answer], holds: Callable[[Answer], bool]) -> float:
 
 
 def test_complete_reports_are_right_and_no_wrong_cause_is_certain() -> None:
-    assert share(WHOLE, lambda one: one.is_right) >= 0.97
-    assert not [one for one in WHOLE if one.is_wrong and one.is_certain]
+    assert share(whole(), lambda one: one.is_right) >= 0.97
+    assert not [one for one in whole() if one.is_wrong and one.is_certain]
 
 
 def test_most_reports_missing_a_piece_are_right_or_name_the_cause() -> None:
-    assert share(SHORTENED, lambda one: one.is_right) >= 0.66
-    assert share(SHORTENED, lambda one: one.cause in one.named[:NAMED]) >= 0.80
+    assert share(shortened(), lambda one: one.is_right) >= 0.66
+    assert share(shortened(), lambda one: one.cause in one.named[:NAMED]) >= 0.80
 
 
 def test_few_reports_missing_a_piece_are_wrong_or_certainly_wrong() -> None:
-    assert share(SHORTENED, lambda one: one.is_wrong) <= 0.05
-    assert share(SHORTENED, lambda one: one.is_wrong and one.is_certain) <= 0.005
+    assert share(shortened(), lambda one: one.is_wrong) <= 0.05
+    assert share(shortened(), lambda one: one.is_wrong and one.is_certain) <= 0.005
 
 
 def test_each_next_step_is_one_short_command_or_words() -> None:
     """Not one of what any report, whole or with a piece removed, is answered by."""
-    for answer in GIVEN:
+    for answer in all_answers():
         for step in filter(None, answer.steps):
             assert step.text, answer.report
             assert step.command is None or 0 < len(step.command) <= MAX_NEXT_LENGTH, (answer.report, step)

@@ -11,7 +11,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from tests.scenarios.reports import diagnosis, reports
+from tests.scenarios.reports import diagnosed_reports
 
 SENTENCES = (
     "We never saw {} on this node.",
@@ -29,8 +29,8 @@ _MAX_MESSAGES = 3
 def messages() -> Iterator[tuple[str, str]]:
     """Yield the causes of all reports, each with messages that prove it."""
     found: dict[str, list[str]] = {}
-    for report in reports():
-        for finding in diagnosis(report.evidence).roots:
+    for one in diagnosed_reports():
+        for finding in one.diagnosis.roots:
             seen = found.setdefault(finding.cause, [])
             for citation in finding.citations:
                 message = _STAMP.sub("", citation.line, count=1).strip().rstrip(".?!:")

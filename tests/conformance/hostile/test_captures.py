@@ -106,9 +106,11 @@ def folder(path: Path) -> Path:
     return path
 
 
-def index(text: str | bytes) -> Callable[[Path], None]:
+def index(text: str | Callable[[], str]) -> Callable[[Path], None]:
+    """Return what plants a capture with this index; a large one is made when it is asked for."""
+
     def plant(path: Path) -> None:
-        (folder(path) / "capture.json").write_bytes(text.encode() if isinstance(text, str) else text)
+        (folder(path) / "capture.json").write_text(text if isinstance(text, str) else text())
 
     return plant
 
@@ -129,7 +131,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
     "a name of 320 MiB": (lambda path: zeros(path, header(tarfile.GNUTYPE_LONGNAME)), 3),
     "a bomb in a bomb": (lambda path: path.write_bytes(gzip.compress(gzip.compress(bytes(64 << 20)))), 2),
     "a million files": (make_a_million_files, 3),
-    "an index of 60 MiB": (index("{" + ",".join(ROW.format(number) for number in range(1_500_000)) + "}"), 3),
+    "an index of 60 MiB": (index(lambda: "{" + ",".join(map(ROW.format, range(1_500_000))) + "}"), 3),
     "an index of 20 GiB": (endless_index, 3),
     "an index that goes deep": (index('{"a":' * 100_000), 3),
     "an endless number": (index(f'{{"schema":{"9" * 1_000_000}}}'), 3),

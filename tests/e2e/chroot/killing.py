@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from tests.e2e.chroot.scenario import CONFIG, RECIPE
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.node import Node
-from tests.e2e.lab.tree import PROJECT, SITE
+from tests.e2e.lab.tree import COMPILED, PROJECT, SITE
 
 Victims: TypeAlias = Literal["gpunode", "everything"]
 DPKG_LOG = "/var/log/dpkg.log"
@@ -190,7 +190,7 @@ class Started:
 
 def start(node: Chroot, *arguments: str) -> Started:
     """Return ``gpunode ARGUMENTS`` under way in ``node``."""
-    python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
+    python = (f"PYTHONPATH={PROJECT}:{SITE}", f"PYTHONPYCACHEPREFIX={COMPILED}")
     log = f"/root/{arguments[0]}.log"
     return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
 

@@ -30,7 +30,7 @@ from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.commands import Result
 from tests.e2e.lab.pci import GTX_1080
-from tests.e2e.lab.tree import PROJECT, SITE
+from tests.e2e.lab.tree import COMPILED, PROJECT, SITE
 
 pytestmark = pytest.mark.e2e
 
@@ -234,7 +234,7 @@ def test_second_setup_prints_one_line_and_notes(course: Course) -> None:
 
 def test_cost_of_a_second_setup_does_not_grow(course: Course) -> None:
     """See tests/unit/cli/test_startup.py for a plan; sh is not allowed either, which takes as long to load as typer."""
-    python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
+    python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": COMPILED}
     took = cost.cost(course.node.run("python3", *cost.command("setup", RECIPE, "--yes"), env=python).stdout)
     assert sorted(Path(words[0]).name for words in took.processes) == sorted(COMMANDS)
     assert not {"sh", "rich", "tomlkit", "pynvml", "yaml"} & took.modules

@@ -16,7 +16,7 @@ from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package, build_all
 from tests.e2e.lab.pci import T4
-from tests.e2e.lab.tree import PROJECT, SITE
+from tests.e2e.lab.tree import COMPILED, PROJECT, SITE
 
 pytestmark = pytest.mark.e2e
 
@@ -75,7 +75,7 @@ def says(node: Chroot, log: str, word: str) -> None:
 
 def begin(node: Chroot, log: str, *words: str) -> subprocess.Popen[bytes]:
     """Return a ``gpunode setup`` that goes on by itself and writes to ``log``."""
-    python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
+    python = (f"PYTHONPATH={PROJECT}:{SITE}", f"PYTHONPYCACHEPREFIX={COMPILED}")
     return node.start("env", *python, "python3", "-m", "gpunode", "setup", RECIPE, "--yes", *words, log=log)
 
 

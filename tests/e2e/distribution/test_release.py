@@ -54,6 +54,15 @@ def test_bill_of_materials_lists_the_dependencies_of_the_zipapp(release: Path) -
     assert {f"{one['name'].lower()}=={one['version']}" for one in bill["components"]} == pinned
 
 
+def test_component_of_the_bill_has_the_hash_of_its_pinned_wheel(release: Path) -> None:
+    bill = json.loads((release / "gpunode.cdx.json").read_text())
+    pinned = set(re.findall(r"sha256:([0-9a-f]{64})", (ROOT / "packaging/requirements.txt").read_text()))
+    hashes = [one["hashes"] for one in bill["components"]]
+    assert {entry["alg"] for found in hashes for entry in found} == {"SHA-256"}
+    assert {entry["content"] for found in hashes for entry in found} <= pinned
+    assert len({entry["content"] for found in hashes for entry in found}) == len(hashes)
+
+
 def test_wheel_is_built_by_the_pinned_program(release: Path) -> None:
     pin = re.search(r"^hatchling==(\S+)", (ROOT / "packaging/build.txt").read_text(), re.MULTILINE)
     with zipfile.ZipFile(next(release.glob("*.whl"))) as wheel:

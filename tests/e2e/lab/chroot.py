@@ -24,7 +24,7 @@ class Chroot(Node):
     def _boot(self) -> None:
         self.write("/usr/sbin/policy-rc.d", _POLICY, 0o755)
         self._mount_kernel()
-        for target, source in (*self.hardware.mounts().items(), *self.storage().items()):
+        for target, source in {**self.hardware.mounts(), **self.storage(), **self.shared()}.items():
             self.sandbox.bind(source, self._inside(target))
         self._mount_devices()
         for target, source in self.bound().items():

@@ -21,21 +21,24 @@ class Mounts:
     Attributes:
         project: holds the package ``gpunode``.
         site: holds what it imports.
+        compiled: where the nodes keep both as compiled, each module once for each release of Python.
     """
 
     project: Path
     site: Path
+    compiled: Path
 
 
 def make_code(folder: Path) -> Mounts:
     """Below ``folder``, root's own: this checkout's package, and the dependencies as they are installed here."""
-    project, site = folder / "project", folder / "site"
+    project, site, compiled = folder / "project", folder / "site", folder / "compiled"
+    compiled.mkdir(parents=True)
     for part in ("gpunode", "recipes"):
         shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
     for found in _closure(DEPENDENCIES):
         for file in found.files or ():
             _copy(found, file.as_posix(), site)
-    return Mounts(project, site)
+    return Mounts(project, site, compiled)
 
 
 def _copy(found: Distribution, name: str, folder: Path) -> None:

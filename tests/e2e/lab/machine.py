@@ -111,7 +111,7 @@ class Machine(Node):
             yield f"ExecStart=/bin/mount --bind {inside} {target}\n"
 
     def _nspawn(self) -> list[str]:
-        binds = [f"--bind={source}:{target}" for target, source in self.storage().items()]
+        binds = [f"--bind={source}:{target}" for target, source in {**self.storage(), **self.shared()}.items()]
         read_only = [f"--bind-ro={source}:{target}" for target, source in self.bound().items()]
         return [
             *("env", "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network", "systemd-nspawn", "--quiet", "--boot"),

@@ -15,7 +15,7 @@ from tests.e2e.lab.commands import LabError, Result, finish, run
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.sandbox import Sandbox
 from tests.e2e.lab.server import Server
-from tests.e2e.lab.tree import PORT, PROJECT, SITE, Base, Hardware
+from tests.e2e.lab.tree import COMPILED, PORT, PROJECT, SITE, Base, Hardware
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,6 +54,11 @@ class Code(Protocol):
     @property
     def site(self) -> Path:
         """The folder that holds what gpunode imports."""
+        ...
+
+    @property
+    def compiled(self) -> Path:
+        """The folder for both as compiled, which the nodes write to."""
         ...
 
 
@@ -156,8 +161,7 @@ class Node(ABC):
 
     def gpunode(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300) -> Result:
         """Return the output and the exit code of ``gpunode ARGUMENTS``."""
-        # Compiled modules go to a place that is neither the project nor the node's disk.
-        python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
+        python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": COMPILED}
         return self.finish("python3", "-m", "gpunode", *arguments, env={**python, **(env or {})}, timeout=timeout)
 
     def path(self, path: str) -> Path:
@@ -201,6 +205,10 @@ class Node(ABC):
     def bound(self) -> dict[str, Path]:
         """Return the read-only mounts, by their place."""
         return {} if self.code is None else {PROJECT: self.code.project, SITE: self.code.site}
+
+    def shared(self) -> dict[str, Path]:
+        """Return the writable mounts that the nodes of a session share, by their place."""
+        return {} if self.code is None else {COMPILED: self.code.compiled}
 
     def storage(self) -> dict[str, Path]:
         """Return the folders for the daemons' storage, by where they are mounted."""

@@ -17,6 +17,8 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 # Where gpunode and what it imports lie inside; read-only.
 PROJECT = "/opt/lab/project"
 SITE = "/opt/lab/site"
+# Compiled modules, which all nodes of a session share: neither in the project nor on a node's disk.
+COMPILED = "/opt/lab/compiled"
 
 _APT_CONF = """\
 Acquire::Languages "none";
@@ -129,7 +131,7 @@ def furnish(root: Path, hardware: Hardware) -> None:
     _replace_modprobe(root)
     library = root / "usr/lib/lab/librelease.so"
     library.write_bytes(hardware.library.read_bytes())
-    for folder in (PROJECT, SITE, "/lab"):
+    for folder in (PROJECT, SITE, COMPILED, "/lab"):
         (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
 

@@ -17,7 +17,7 @@ from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.node import Node
 from tests.e2e.lab.pci import GTX_1080, Device
 from tests.e2e.lab.repositories import Repositories
-from tests.e2e.lab.tree import PROJECT, SITE, Base
+from tests.e2e.lab.tree import COMPILED, PROJECT, SITE, Base
 
 _M = TypeVar("_M", bound=Machine)
 PROGRAM: Final = "/usr/local/bin/gpunode"
@@ -38,7 +38,7 @@ _BARE_METAL: Final = "#!/bin/sh\necho none\nexit 1\n"
 _ENTRY_POINT: Final = f"""\
 #!/usr/bin/python3
 import sys
-sys.pycache_prefix = "/run/lab-pycache"
+sys.pycache_prefix = "{COMPILED}"
 sys.path[:0] = ["{PROJECT}", "{SITE}"]
 from gpunode.__main__ import main
 SETTINGS
