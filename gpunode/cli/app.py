@@ -152,24 +152,17 @@ class CtkGroup(LazyGroup):
 ctk_app = typer.Typer(cls=CtkGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ctk_app, name="ctk")
 k8s_app = typer.Typer(
-    cls=LazyGroup,
-    help="Offer the GPUs of provisioned nodes to pods.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=LazyGroup, help="Offer the GPUs of provisioned nodes to pods.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(k8s_app, name="k8s")
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=recipe_names),
+    str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=recipe_names)
 ]
 RuntimeOption = Annotated[
     str,
     typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="containerd, docker, crio, podman or none",
-        autocompletion=runtime_names,
+        "--runtime", metavar="NAME", help="containerd, docker, crio, podman or none", autocompletion=runtime_names
     ),
 ]
 DriverOption = Annotated[
@@ -209,8 +202,7 @@ PasswordOption = Annotated[
 RunfileOption = Annotated[
     bool,
     typer.Option(
-        "--remove-runfile-driver",
-        help="first remove a driver of NVIDIA's .run installer, with its own uninstaller",
+        "--remove-runfile-driver", help="first remove a driver of NVIDIA's .run installer, with its own uninstaller"
     ),
 ]
 UpgradeOption = Annotated[
@@ -274,8 +266,7 @@ LockTimeoutOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing anything")]
 DisruptionOption = Annotated[
-    bool,
-    typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
+    bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
 ]
 LossOption = Annotated[
     bool, typer.Option("--allow-loss", help="purge old driver packages even if a rollback could not reinstall them")
@@ -303,9 +294,7 @@ def pick_options(ctx: Any, kind: type[T]) -> T:
 
 
 @app.callback(invoke_without_command=False)
-def main(
-    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
-) -> None:
+def main(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
     """Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it."""
     del version  # __main__ answers it before typer is imported
 
@@ -413,12 +402,7 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(
-        pick_options(ctx, RecipeOptions),
-        output_options(json, verbose),
-        node,
-        gpu,
-    )
+    cli.rehearse(pick_options(ctx, RecipeOptions), output_options(json, verbose), node, gpu)
 
 
 @app.command()
@@ -440,12 +424,7 @@ def verify(
     from gpunode.cli import verify as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.verify(
-        pick_options(ctx, RecipeOptions),
-        output_options(json, verbose),
-        cuda=cuda,
-        container=container,
-    )
+    cli.verify(pick_options(ctx, RecipeOptions), output_options(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()
@@ -556,8 +535,7 @@ def compare(
 @app.command()
 def rollback(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file"),
+        str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file")
     ] = "",
     packages: Annotated[
         bool, typer.Option("--packages", help="also undo packages, repositories, keys, pins and units")

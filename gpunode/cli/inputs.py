@@ -255,11 +255,7 @@ def validate_root(root: str) -> str:
     return str(_resolve_root(root))
 
 
-def require_root(
-    command: str,
-    why: str = "it writes under /etc and changes packages",
-    instead: str = "",
-) -> None:
+def require_root(command: str, why: str = "it writes under /etc and changes packages", instead: str = "") -> None:
     """Refuse to run as another user than root.
 
     Raises:

@@ -148,9 +148,7 @@ class Screen(ReportScreen):
         if not self.can_ask:
             why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
             raise UsageError(
-                f"{verb} {does} and asks first",
-                why=f"{why}; nothing was changed",
-                hint=str(agreed_command(self.argv)),
+                f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=str(agreed_command(self.argv))
             )
         with interruptible_wait():
             self.put(BLANK)

@@ -166,11 +166,7 @@ def _runtime_line(row: RuntimeStatus) -> Line:
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
     unknown = f"unknown whether it runs: {row.unknown_reason}" if row.unknown_reason else "no unit"
     state = {True: "running", False: "not running", None: unknown}[row.active]
-    parts: list[str | Span] = [
-        span(f"{row.id} {row.version}", "bold"),
-        DOT,
-        span(state, "" if row.active else "warn"),
-    ]
+    parts: list[str | Span] = [span(f"{row.id} {row.version}", "bold"), DOT, span(state, "" if row.active else "warn")]
     if row.configured is None:
         return line(*parts, DOT, span("configuration not readable", "warn"), hang=2)
     handler = row.configured.handlers.get("nvidia")

@@ -313,11 +313,7 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
 
 
 def runs_lines(
-    runs: Sequence[RunSummary],
-    previews: Mapping[str, str],
-    folder: str,
-    file: str = "",
-    zone: tzinfo | None = None,
+    runs: Sequence[RunSummary], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
 ) -> Iterator[Line]:
     """Yield the recorded runs, the newest last: id, time, verb, result, changes.
 

@@ -41,10 +41,7 @@ _WRAPPER_BYTES: Final = 64 << 10
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
-SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = (
-    "/sys/module/module/parameters/sig_enforce",
-    "/sys/kernel/security/lockdown",
-)
+SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
 STEP_FILES: Final = (
     "/etc/profile.d/gpunode-cuda.sh",

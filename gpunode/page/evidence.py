@@ -21,12 +21,7 @@ _LONGEST_READ: Final = 4 * _LONGEST_LINE
 _WHOLE_LINES: Final = 400
 _WHOLE_CHARACTERS: Final = 48_000
 _MOST_LISTED: Final = 300
-_OUTCOMES: Final = {
-    "absent": "missing",
-    "denied": "not allowed",
-    "failed": "failed",
-    "timeout": "took too long",
-}
+_OUTCOMES: Final = {"absent": "missing", "denied": "not allowed", "failed": "failed", "timeout": "took too long"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,18 +43,7 @@ from gpunode.runtimes.model import (
     with_whole_path,
 )
 
-__all__ = [
-    "CONFIG",
-    "DROP_IN",
-    "absolute",
-    "configure",
-    "dump",
-    "inspect",
-    "layers",
-    "located",
-    "mend",
-    "reads",
-]
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "layers", "located", "mend", "reads"]
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:

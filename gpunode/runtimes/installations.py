@@ -145,13 +145,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         ("snap.microk8s.daemon-containerd.service",),
         _microk8s,
     ),
-    Installation(
-        "k0s",
-        "k0s",
-        ("/run/k0s/containerd.sock",),
-        ("k0sworker.service", "k0scontroller.service"),
-        _k0s,
-    ),
+    Installation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service"), _k0s),
 )
 # Of runtimes that are no containerd, or whose containerd is not configured by itself.
 _OTHERS: Final[Mapping[str, str]] = {

@@ -10,19 +10,7 @@ from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_
 from gpunode.errors import GpunodeError
 
 _PROGRAMS: Final = frozenset(
-    {
-        "sudo",
-        "gpunode",
-        "systemctl",
-        "dkms",
-        "modprobe",
-        "mount",
-        "curl",
-        "ps",
-        "journalctl",
-        "dmesg",
-        "containerd",
-    }
+    {"sudo", "gpunode", "systemctl", "dkms", "modprobe", "mount", "curl", "ps", "journalctl", "dmesg", "containerd"}
 )
 
 
