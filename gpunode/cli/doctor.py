@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.output_options import EXIT_KINDS, OutputOptions
+from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import (
     BLANK,
     Line,
@@ -244,11 +244,11 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
 
 
 def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope:
-    kind = EXIT_KINDS[examined.verdict]
+    status, exit_code = verdict_status(examined.verdict)
     return Envelope(
         "doctor",
-        status=kind.status if kind else "ok",
-        exit_code=kind.exit_code if kind else 0,
+        status,
+        exit_code,
         findings=[_finding_row(one) for one in examined.diagnosis.findings],
         unknown=[
             {"question": one.question, "commands": one.look_at, "citations": _citation_rows(one.citations)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.output_options import EXIT_KINDS, OutputOptions
+from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, next_line, pad_right, span
 from gpunode.cli.screen.words import join_names
 from gpunode.command import gpunode
@@ -116,7 +116,7 @@ def _reference_label(recipe: Recipe | None) -> str:
 def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
     from gpunode.workflow.fleet_summary import overall_verdict
 
-    kind = EXIT_KINDS[overall_verdict(summary.rows)]
+    status, exit_code = verdict_status(overall_verdict(summary.rows))
     result: dict[str, object] = {
         "reports": summary.rows,
         "causes": summary.causes,
@@ -130,8 +130,8 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
         result |= {"recipe": _reference_label(recipe), "drift": summary.drift, "not_compared": summary.not_compared}
     return Envelope(
         "doctor",
-        status=kind.status if kind else "ok",
-        exit_code=kind.exit_code if kind else 0,
+        status,
+        exit_code,
         result={**result, **({"page": page} if page else {})},
     )
 

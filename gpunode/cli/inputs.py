@@ -115,9 +115,16 @@ def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
     try:
         return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
     except RecipeError as error:
-        why = f"it takes: {', '.join(error.allowed)}"
-        hint = f"name one of these: {option} {error.allowed[0]}"
-        raise UsageError(f"{option} cannot be {json.dumps(value)}", why=why, hint=hint) from error
+        raise unknown_value(option, value, error.allowed) from error
+
+
+def unknown_value(option: str, value: str, allowed: Sequence[str]) -> UsageError:
+    """Return the refusal of a value that ``option`` does not take."""
+    return UsageError(
+        f"{option} cannot be {json.dumps(value)}",
+        why=f"it takes: {', '.join(allowed)}",
+        hint=f"name one of these: {option} {allowed[0]}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import load_recipe, view_node
+from gpunode.cli.inputs import load_recipe, unknown_value, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, span, warning_line
@@ -30,11 +30,7 @@ _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 def render_recipe(place: str, captures: Sequence[str], out: str, form: str, output: OutputOptions) -> None:
     """Render the recipe for the nodes."""
     if form not in FORMS:
-        raise UsageError(
-            f"--format cannot be {form!r}",
-            why=f"it takes: {', '.join(FORMS)}",
-            hint=f"name one of these: --format {FORMS[0]}",
-        )
+        raise unknown_value("--format", form, FORMS)
     recipe = load_recipe(place)
     found = render_cluster(recipe, list(load_cluster_nodes(captures)), form)
     made = make_files(found, form)

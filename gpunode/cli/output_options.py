@@ -87,11 +87,17 @@ class ReportScreen:
 
 
 # The error class of each verdict of doctor; it has the exit code.
-EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
+_EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
     "healthy": None,
     "problem": ProblemFound,
     "unknown": Undetermined,
 }
+
+
+def verdict_status(verdict: Verdict) -> tuple[str, int]:
+    """Return the status and the exit code of a verdict."""
+    kind = _EXIT_KINDS[verdict]
+    return (kind.status, kind.exit_code) if kind else ("ok", 0)
 
 
 @dataclass(frozen=True, slots=True)

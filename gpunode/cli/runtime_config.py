@@ -11,7 +11,7 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.change import Change, bare_unit
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import require_root, validate_root
+from gpunode.cli.inputs import require_root, unknown_value, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_command
@@ -91,7 +91,8 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     Raises:
         UsageError: if a value is not allowed, or two options contradict each other.
     """
-    row = _find_runtime(options.runtime)
+    _refuse_unknown("--runtime", options.runtime, [row.id for row in RUNTIMES])
+    row = runtime(options.runtime)
     if not options.name:
         raise UsageError(
             "--nvidia-runtime-name is empty",
@@ -128,17 +129,9 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     return RuntimeRequest(row, desired, _dump_commands(options), notes)
 
 
-def _find_runtime(name: str) -> Runtime:
-    names = [row.id for row in RUNTIMES]
-    _refuse_unknown("--runtime", name, names)
-    return runtime(name)
-
-
 def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise UsageError(
-            f"{option} cannot be {value!r}", why=f"it takes: {', '.join(allowed)}", hint=f"name one of these: {option}="
-        )
+        raise unknown_value(option, value, allowed)
 
 
 def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[Mode, str]:
