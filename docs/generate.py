@@ -34,18 +34,17 @@ def pages() -> dict[Path, str]:
     """Every page that is made, whole or in part, with its text."""
     # It stands beside this script, which is also imported from elsewhere.
     sys.path.insert(0, str(ROOT / "docs"))
-    import causes
     import looks
     from recipe_schema import schema
 
     whole = {
         ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(schema(), indent=2)}\n",
+        FOLDER / "causes.md": causes(),
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),
         FOLDER / "what-doctor-looks-at.md": looks.page(_MADE),
     }
-    whole |= causes.pages(FOLDER / "causes", _MADE)
     return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
 
 
@@ -70,6 +69,32 @@ def _printed(command: str, wanted: str | None, head: str | None) -> str:
     shown = lines[: int(head)] if head else lines
     cut = ["…"] if len(shown) < len(lines) else []
     return "".join(f"{line.rstrip()}\n" for line in [*shown, *cut])
+
+
+def causes() -> str:
+    """The index of the causes, by layer; the package has a page of texts for each family."""
+    from gpunode.diagnoses import rule_families
+    from gpunode.diagnoses.stack import TITLES
+
+    rules = sorted((rule.cause, family.id, rule) for family in rule_families() for rule in family.rules)
+    lines = [
+        _MADE,
+        "# Causes\n",
+        "Every cause that `gpunode doctor` can name, from the PCI bus up; `gpunode doctor CAUSE` tells what to do.",
+        "How one of them is chosen: [how doctor decides](../explanation/how-doctor-decides.md).",
+    ]
+    for layer, title in TITLES.items():
+        lines += [
+            f"\n## {title[:1].upper()}{title[1:]}\n",
+            "| cause | what is wrong | severity |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| [`{cause}`](../../gpunode/diagnoses/causes/{page}.md#{cause}) | {rule.title} | {rule.severity} |"
+            for cause, page, rule in rules
+            if rule.stack_layer == layer
+        ]
+    return "\n".join((*lines, f"\n{len(rules)} causes.\n"))
 
 
 def cli() -> str:

@@ -18,7 +18,7 @@ import pytest
 import gpunode
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("gpunode/**/*.md")])
 SAMPLES = ROOT / "gpunode/samples"
 # Markdown's inline links, outside of code: [text](target "title").
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -74,7 +74,8 @@ def test_wheel_contains_everything_needed_without_the_source_tree(wheel: zipfile
     recipes = {f"gpunode/_recipes/{path.name}" for path in (ROOT / "recipes").iterdir() if path.is_file()}
     tables = {str(path.relative_to(ROOT)) for path in (ROOT / "gpunode/catalog").glob("*.csv")}
     samples = {str(path.relative_to(ROOT)) for path in SAMPLES.rglob("*") if path.is_file()}
-    assert recipes | tables | samples | {"gpunode/py.typed"} <= held
+    texts = {str(path.relative_to(ROOT)) for path in (ROOT / "gpunode/diagnoses").rglob("*.md")}
+    assert recipes | tables | samples | texts | {"gpunode/py.typed"} <= held
     assert not [name for name in held if "ansible" in name], "the collection is built for itself: make collection"
 
 

@@ -67,7 +67,6 @@ __all__ = [
     "bare_unit",
     "digest",
     "display_command",
-    "is_pause",
     "ordered",
     "settle_order",
     "triggers",
@@ -82,12 +81,7 @@ def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
 
     A unit that stops for the others' sake, and that a trigger starts again, comes first of all.
     """
-    return tuple(sorted(changes, key=lambda change: (not is_pause(change), change.rank)))
-
-
-def is_pause(change: Change) -> bool:
-    """Return whether a change stops a unit only until its trigger starts it again."""
-    return isinstance(change, ServiceChange) and Trigger("start", change.unit) in change.triggers
+    return tuple(sorted(changes, key=lambda change: (not change.is_pause, change.rank)))
 
 
 def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:

@@ -94,9 +94,12 @@ class ChangeKind(ABC):
     __slots__ = ()
     kind_name: ClassVar[str]
     rank: ClassVar[int]
-    # Positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
-    _undo_rank: ClassVar[int] = 2
-    _redo_rank: ClassVar[int] = 4
+    # Whether a plain rollback takes it back where its stage is that of the configuration.
+    is_configuration: ClassVar[bool] = False
+    # Whether the record that it failed says that the node is as it was.
+    is_undone_by_failure: ClassVar[bool] = False
+    # The positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
+    _undo_ranks: ClassVar[tuple[int, int]] = (2, 4)
     triggers: frozenset[Trigger]
 
     @property
@@ -124,6 +127,10 @@ class ChangeKind(ABC):
         """The subject and the participle: ``/etc/x.conf created``."""
         return f"{self.subject} {self.participle}"
 
+    def describe_progress(self, title: str) -> str:
+        """Return what is shown while it is made; ``title`` is that of its step."""
+        return f"{title}: {self.subject}"
+
     @property
     def states(self) -> tuple[str, str]:
         """The state before and after in a few words; empty where there is none to show."""
@@ -133,6 +140,45 @@ class ChangeKind(ABC):
     def is_settled(self) -> bool:
         """True if the state afterwards is known."""
         return True
+
+    @property
+    def is_reread(self) -> bool:
+        """True if the state stays, and only what reads it is told to read it again."""
+        return False
+
+    @property
+    def is_pause(self) -> bool:
+        """True if it stops a unit only until its trigger starts it again."""
+        return False
+
+    @property
+    def outlasts_stage(self) -> bool:
+        """True if a stage planned anew may still have it: its end does not complete it."""
+        return False
+
+    @property
+    def may_take_gpus(self) -> bool:
+        """True if what holds a GPU open may be in its way."""
+        return True
+
+    @property
+    def is_there_before(self) -> bool:
+        """True unless it makes its subject."""
+        return True
+
+    @property
+    def is_there_after(self) -> bool:
+        """True unless it takes its subject away."""
+        return True
+
+    @property
+    def running_unit(self) -> str:
+        """The unit that runs afterwards; empty for a change of anything else."""
+        return ""
+
+    def runs(self, *words: str) -> bool:
+        """Return whether it is a command that begins with ``words``."""
+        return False
 
     @property
     def known_after(self) -> str:
@@ -176,13 +222,13 @@ class ChangeKind(ABC):
         Law: an involution where all states are known.
         """
 
-    def undo_rank(self, stage: str, step: str) -> int:
-        """Return the position in an undo of a setup, in which what uses a thing goes before the thing."""
-        return self._undo_rank
+    def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
+        """Return the position in an undo of a setup, or with ``is_redo`` in an undo of an undo."""
+        return self._undo_ranks[is_redo]
 
-    def redo_rank(self, stage: str, step: str) -> int:
-        """Return the position in an undo of an undo, which is made in the order of a setup."""
-        return self._redo_rank
+    def without_foreign_writers(self) -> Self:
+        """Return it with a result that root alone can write."""
+        return self
 
     @classmethod
     def among(cls, changes: Iterable[object]) -> tuple[Self, ...]:

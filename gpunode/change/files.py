@@ -99,6 +99,7 @@ class FileChange(ChangeKind):
 
     kind_name: ClassVar[str] = "file"
     rank: ClassVar[int] = 0
+    is_configuration: ClassVar[bool] = True
 
     path: str
     before: FileState | None
@@ -118,6 +119,26 @@ class FileChange(ChangeKind):
     @property
     def is_settled(self) -> bool:
         return not isinstance(self.after, Deferred | SigningKey)
+
+    @property
+    def is_reread(self) -> bool:
+        return self.before == self.after
+
+    @property
+    def outlasts_stage(self) -> bool:
+        return self.is_reread or isinstance(self.after, Deferred)
+
+    @property
+    def may_take_gpus(self) -> bool:
+        return False
+
+    @property
+    def is_there_before(self) -> bool:
+        return self.before is not None
+
+    @property
+    def is_there_after(self) -> bool:
+        return self.after is not None
 
     @property
     def known_after(self) -> str:
@@ -162,13 +183,13 @@ class FileChange(ChangeKind):
             return None
         return replace(self, before=self.after, after=self.before)
 
-    def undo_rank(self, stage: str, step: str) -> int:
-        return 1 if stage == CONFIGURATION and step not in OF_PACKAGES else 4
-
-    def redo_rank(self, stage: str, step: str) -> int:
+    def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
         if step in OF_PACKAGES:
-            return 3
-        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1)
+            return 3 if is_redo else 4
+        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIGURATION else 4
+
+    def without_foreign_writers(self) -> FileChange:
+        return replace(self, after=without_foreign_writers(self.after)) if isinstance(self.after, FileState) else self
 
     def diff(self) -> Iterator[str]:
         """Yield the change as a unified diff, a line each without its line end; one line says so if it is not text."""

@@ -27,8 +27,7 @@ class ServiceChange(ChangeKind):
 
     kind_name: ClassVar[str] = "service"
     rank: ClassVar[int] = 5
-    _undo_rank: ClassVar[int] = 0
-    _redo_rank: ClassVar[int] = 6
+    _undo_ranks: ClassVar[tuple[int, int]] = (0, 6)
 
     unit: str
     before: ServiceState
@@ -50,6 +49,14 @@ class ServiceChange(ChangeKind):
     @property
     def participle(self) -> str:
         return self._say("enabled", "disabled", "started", "stopped") or "kept"
+
+    @property
+    def is_pause(self) -> bool:
+        return Trigger("start", self.unit) in self.triggers
+
+    @property
+    def running_unit(self) -> str:
+        return self.unit if self.after.active else ""
 
     @property
     def instruction(self) -> str:
@@ -162,6 +169,12 @@ class CommandChange(ChangeKind):
     def summary(self) -> str:
         return self.subject
 
+    def describe_progress(self, title: str) -> str:
+        return self.subject
+
+    def runs(self, *words: str) -> bool:
+        return self.argv[: len(words)] == words
+
     @property
     def recorded_details(self) -> tuple[str, ...]:
         return (f"for {self.purpose}" + (f"; undone by {display_command(self.undo)}" if self.undo else ""),)
@@ -226,6 +239,7 @@ class MigChange(ChangeKind):
 
     kind_name: ClassVar[str] = "mig"
     rank: ClassVar[int] = 4
+    is_configuration: ClassVar[bool] = True
 
     gpu: str
     before: MigLayout

@@ -46,8 +46,8 @@ class PackageChange(ChangeKind):
 
     kind_name: ClassVar[str] = "package"
     rank: ClassVar[int] = 1
-    _undo_rank: ClassVar[int] = 3
-    _redo_rank: ClassVar[int] = 2
+    _undo_ranks: ClassVar[tuple[int, int]] = (3, 2)
+    is_undone_by_failure: ClassVar[bool] = True
 
     id: PackageId
     before: PackageState | None
@@ -61,6 +61,18 @@ class PackageChange(ChangeKind):
     @property
     def is_settled(self) -> bool:
         return not isinstance(self.after, KnownAfter)
+
+    @property
+    def may_take_gpus(self) -> bool:
+        return self.ends_version
+
+    @property
+    def is_there_before(self) -> bool:
+        return self.before is not None and not self.before.config_files_only
+
+    @property
+    def is_there_after(self) -> bool:
+        return self.after is not None and not (self.settled and self.settled.config_files_only)
 
     @property
     def known_after(self) -> str:
@@ -95,13 +107,13 @@ class PackageChange(ChangeKind):
     @property
     def ends_version(self) -> bool:
         """True if the installed version goes: the package is removed, or gets another one."""
-        return self.before is not None and not self.before.config_files_only and not self.is_mark
+        return self.is_there_before and not self.is_mark
 
     @property
     def action(self) -> Action:
         if self.after is None:
             return "purge"
-        if self.before is None or self.before.config_files_only:
+        if not self.is_there_before:
             return "install"
         return "mark" if self.is_mark else "upgrade"
 

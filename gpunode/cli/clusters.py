@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.change import CommandChange
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
 from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reasons
@@ -30,7 +29,8 @@ from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
-from gpunode.host.cluster_programs import ProgramMissing
+from gpunode.host.kubectl import ProgramMissing
+from gpunode.journal.chronicle import list_runs
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import OwnPod, Rendered
@@ -41,7 +41,6 @@ from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
-from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -220,7 +219,7 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
 
         host = LocalHost("/")
         try:
-            return next(iter(runtime_checks(recipe, survey(host), host.effective)), None)
+            return next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
         except GpunodeError:
             return None
 
@@ -477,5 +476,5 @@ def _describe_running_pods(plan: ClusterPlan) -> str:
     """Return what happens to running pods; empty if a chart decides."""
     if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in plan.items for text in item.diff):
         return "pods that do not tolerate the taint are evicted"
-    is_of_chart = any(isinstance(item.change, CommandChange) for item in plan.items)
+    is_of_chart = any(item.change is not None and item.change.runs("helm") for item in plan.items)
     return "" if is_of_chart else "running pods stay as they are"

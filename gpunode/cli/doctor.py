@@ -35,6 +35,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
+    from gpunode.diagnoses.cause_texts import CauseText
     from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, NextStep, OpenQuestion, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
@@ -233,11 +234,11 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
     explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    screen.put(*story_lines(rule, remedy, explained_by, verbose=options.verbose, width=screen.width))
-    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "sources", "explains")
-    row = {name: getattr(rule, name) for name in keys}
+    screen.put(*story_lines(rule, rule.text, remedy, explained_by, verbose=options.verbose, width=screen.width))
+    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "explains")
+    texts = {"sources": rule.text.sources, "description": rule.text.story, "explained_by": explained_by}
     result = {
-        "cause": {**row, "description": rule.story, "explained_by": explained_by, "remedy": remedy},
+        "cause": {**{name: getattr(rule, name) for name in keys}, **texts, "remedy": remedy},
         **({"xid": xid} if xid else {}),
     }
     options.emit(Envelope("doctor", result=result))
@@ -611,28 +612,28 @@ def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
 
 
 def story_lines(
-    rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
+    rule: Rule, text: CauseText, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
 ) -> Iterator[Line]:
     """Yield the whole story of a cause: explanation, consequences, remedy, sources.
 
     Args:
         rule: the cause.
+        text: its title, story and sources.
         remedy: for a node of which nothing else is known.
         explained_by: the causes of which it may be a consequence.
         verbose: name all related causes.
         width: of the terminal; paragraphs are never wider than a page.
     """
-    yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
+    yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
-    for paragraph in rule.story.split("\n\n"):
+    for paragraph in text.story.split("\n\n"):
         yield BLANK
-        yield from wrap_line(line(*mark_commands(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
+        yield from wrap_line(line(*mark_commands(paragraph)), min(width or _PAGE, _PAGE))
     yield BLANK
     yield from _remedy_lines(remedy, DISRUPTIONS[rule.disruption])
     for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
             yield line("    ", join_names(causes, 0 if verbose else _RELATED), hang=4)
-    if rule.sources:
-        yield _heading_line("sources")
-        yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)
+    yield _heading_line("sources")
+    yield from (line("    ", span(source, "dim"), hang=4) for source in text.sources)

@@ -29,17 +29,15 @@ from gpunode.page.words import (
 if TYPE_CHECKING:
     from gpunode.page.words import Condition
     from gpunode.recipe import Recipe
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import CauseTally, FleetSummary, OutlierGroup, SkippedNodes
+    from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, OutlierGroup, SkippedNodes
 
 
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
     from gpunode.cli import doctor_page
-    from gpunode.diagnoses.fleet_comparison import Census
+    from gpunode.diagnoses.comparison import Census
     from gpunode.host import reports
-    from gpunode.workflow.fleet import fleet_rows, with_outliers
-    from gpunode.workflow.fleet_summary import summarize_fleet
+    from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 
     if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _path_exists(name))]:
         raise UsageError(
@@ -114,7 +112,7 @@ def _reference_label(recipe: Recipe | None) -> str:
 
 
 def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
-    from gpunode.workflow.fleet_summary import overall_verdict
+    from gpunode.workflow.fleet import overall_verdict
 
     status, exit_code = verdict_status(overall_verdict(summary.rows))
     result: dict[str, object] = {

@@ -203,7 +203,7 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
 
     host = LocalHost(validate_root(root))
     evidence = collect_evidence(host, recipe, image=is_image(root))
-    facts = derive(evidence, image=is_image(root), distribution=host.distribution())
+    facts = derive(evidence, image=is_image(root), distribution=host.read_distribution())
     return NodeView(host, _override_gpus(facts, gpu_ids), evidence)
 
 

@@ -15,11 +15,10 @@ from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
 from gpunode.errors import UsageError
-from gpunode.journal.chronicle import RunRecord, TriggerRecord
+from gpunode.journal.chronicle import RunRecord, TriggerRecord, list_runs
 from gpunode.journal.history import ChangeRecord, RunSummary, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
-from gpunode.workflow.log import list_runs
 
 
 def show_log(run: str, output: OutputOptions, root: str) -> None:

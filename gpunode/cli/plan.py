@@ -24,7 +24,7 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
-from gpunode.workflow.loss import archive_lookup, loss_note, lost_packages, refuse_loss
+from gpunode.workflow.plan import archive_lookup, loss_note, lost_packages, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.node_screen import Screen
@@ -74,11 +74,11 @@ def plan(
 
 
 def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """See ``LocalHost.elsewhere``."""
+    """See ``LocalHost.note_symlinks``."""
     from gpunode.host.local import LocalHost
 
     changes = [change for stage in plans for change in stage.changes]
-    return host.elsewhere(changes) if isinstance(host, LocalHost) else ()
+    return host.note_symlinks(changes) if isinstance(host, LocalHost) else ()
 
 
 LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]

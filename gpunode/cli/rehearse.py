@@ -76,7 +76,7 @@ def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) 
     yield from indent_lines(check_lines(done.checks), 2)
     if done.rollback is not None:
         yield BLANK
-        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
+        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.plan.undone_run}", "dim"))
         yield from indent_lines(_restore_lines(done.restored), 2)
         yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK

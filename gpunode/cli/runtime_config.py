@@ -31,7 +31,7 @@ from gpunode.journal.history import made_changes
 from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
 from gpunode.runtimes.model import BARE, INSTALLED, Mode
-from gpunode.steps.runtime_edits import refuse_default
+from gpunode.steps.runtime import refuse_default
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
@@ -447,7 +447,7 @@ def next_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
 
 def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
     """Return the failure of a daemon that systemd could not restart; None if it has read its files."""
-    verdict = ctk.compare_with_plan(plan.with_changes(()), host.effective, is_live=True)
+    verdict = ctk.compare_with_plan(plan.with_changes(()), host.read_effective_config, is_live=True)
     # For the others a tool prints the files, not the configuration that the daemon has loaded.
     row = CONTAINER_RUNTIMES.get(plan.about)
     if row is not None and row.source == "docker info" and not verdict.difference:
@@ -487,7 +487,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
 
 
 def _note_symlinks(plan: CtkPlan, host: LocalHost) -> CtkPlan:
-    return plan.with_notes(*host.elsewhere(plan.files))
+    return plan.with_notes(*host.note_symlinks(plan.files))
 
 
 def _read_footprint(store: Store) -> tuple[Footprint, str]:
@@ -505,7 +505,7 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
     host = LocalHost(place)
     plan = _plan_check(host, request, _read_footprint(Store(place))[0])
     if request.row.unit or plan.changed_files:
-        verdict = ctk.compare_with_plan(plan, host.effective, is_live=place == "/")
+        verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=place == "/")
     else:
         verdict = ctk.check_cdi_devices(host, request.row, image=place != "/")
     next_step = next_command(host, plan, failed=verdict.failed) if place == "/" else ""

@@ -53,8 +53,8 @@ class Session:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
         interrupted = self.store.interrupted_run()
         if interrupted is not None:
-            self.store.sweep()
-            self.host.sweep(possible_temporary_files(interrupted))
+            self.store.remove_temporary_files()
+            self.host.remove_temporary_files(possible_temporary_files(interrupted))
         record_what_was_made(self.store, self.host)
         return interrupted
 

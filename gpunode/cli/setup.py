@@ -44,9 +44,8 @@ from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.setup import SetupOptions, SetupResult
+from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import VerifyReport, verify
 
@@ -156,7 +155,7 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
     """Return the options of the setup workflow."""
 
     def agree(plans: Sequence[StagePlan]) -> None:
-        for text in node.host.elsewhere([change for stage in plans for change in stage.changes]):
+        for text in node.host.note_symlinks([change for stage in plans for change in stage.changes]):
             node.notify(text)
         node.screen.confirm(plans, yes=flags.yes)
 
@@ -181,7 +180,7 @@ def _verify_result(
     if not is_checked:
         return VerifyReport((), notes=state_notes(recipe, done.facts, only))
     plans = None if done.changed else done.preview
-    return verify(recipe, done.facts, node.host, node.host.effective, planned=plans, only=only)
+    return verify(recipe, done.facts, node.host, node.host.read_effective_config, planned=plans, only=only)
 
 
 def _refuse_apply_cluster(recipe_options: RecipeOptions, flags: SetupFlags, *, json: bool) -> None:
@@ -364,7 +363,6 @@ def _refuse_conflicting_options(options: SetupFlags) -> None:
 
 def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
     """Refresh the package index and download what setup would install into the package manager's cache."""
-    from gpunode.packages.simulation import is_install
     from gpunode.workflow.download import packages_to_download
 
     _refuse_conflicting_options(options)
@@ -372,9 +370,9 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
     require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     recipe = recipe_options.load()
     with exclusive_session("download", output, "/", options.lock_timeout) as node:
-        node.host.trigger((Trigger("index-refresh"),))
+        node.host.run_triggers((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
-        packages = [str(change.id) for change in changes if is_install(change)]
+        packages = [str(change.id) for change in changes if change.is_there_after]
         node.screen.conclude(downloaded_lines(packages))
     output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

@@ -18,12 +18,12 @@ from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, join_names
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import RebootRequired, UsageError, VerifyFailed
+from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run
-from gpunode.workflow.standing import NothingToUndo
+from gpunode.workflow.rollback import NothingToUndo
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -62,7 +62,6 @@ class UndoPermissions:
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
     from gpunode.workflow import rollback as undo
-    from gpunode.workflow import standing
 
     require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = validate_root(root)
@@ -70,7 +69,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
     def make_plan(node: Session) -> UndoPlan | NothingToUndo:
         store, whole = node.store, permissions.whole
         try:
-            of = standing.find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            of = undo.find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
         except UsageError as error:
             for note in explain_lost_record(node.host, store):
                 error.why = f"{error.why}\n{note}"
@@ -84,14 +83,14 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             return plan
         undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-        return replace(standing.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
+        return replace(undo.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
 
     _run_undo("rollback", make_plan, output, place, permissions)
 
 
 def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummary | NothingToUndo:
     """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    from gpunode.workflow.standing import explain_undone, find_newest_run
+    from gpunode.workflow.rollback import explain_undone, find_newest_run
 
     last = find_newest_run(node.store, whole=permissions.whole)
     if not last.is_undone(whole=permissions.whole):
@@ -105,7 +104,6 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummar
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
-    from gpunode.workflow.recovery import still_pending
     from gpunode.workflow.remove import plan_removal
 
     require_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
@@ -113,9 +111,8 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
 
     def make_plan(node: Session) -> UndoPlan:
         facts = survey(node.host, image=is_image(root))
-        owed = still_pending(node.store.pending_triggers(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
-        return plan_removal(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
+        return plan_removal(node.store, node.host, facts, force=force, disrupt=disrupt)
 
     _run_undo("remove", make_plan, output, place, permissions)
 
@@ -135,11 +132,10 @@ def _run_undo(
     with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
         if (interrupted := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        repaired = whole and _finish_package_changes(verb, node, yes=yes)
-        plan = make_plan(node)
+        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(node), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {"undone_run": plan.of.run, "next_run": plan.standing.run if plan.standing else ""}
+            result = {"undone_run": plan.run.run, "next_run": plan.standing.run if plan.standing else ""}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -154,11 +150,11 @@ def _run_undo(
                 raise incomplete_undo(plan)
             node.screen.conclude((), left.failure)
             answer = Envelope(
-                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.of, "kept": plan.kept}
+                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
             output.emit(answer.with_failure(left.failure))
             return
-        node.host.vet(plan.files)
+        node.host.refuse_irreplaceable(plan.files)
         node.screen.confirm_shown(verb, yes=yes)
         answer = _execute_undo(verb, plan, node, output, whole=whole)
     output.emit(answer)
@@ -195,7 +191,7 @@ def _execute_undo(
         changes=made_changes(entries),
         steps=steps_by_change(entries),
         notes=done.plan.remarks,
-        result={"undone_run": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
+        result={"undone_run": done.plan.undone_run, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
     )
     return answer.with_failure(failure)
 
@@ -207,23 +203,55 @@ def _find_remainder(plan: UndoPlan, node: Session) -> Remainder:
     return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), plan)
 
 
-def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
-    """Finish an interrupted package transaction, since the installed packages are unknown before.
+def _plan_after_repair(
+    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session, *, yes: bool
+) -> tuple[UndoPlan | NothingToUndo, bool]:
+    """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
+
+    Where all that is unfinished goes with the plan, nothing is finished before.
 
     Returns:
-        Whether there was one.
+        The plan, and whether something was finished.
     """
-    from gpunode.workflow.repair import find_repair, run_repair
+    from gpunode.workflow.undo import find_repair, run_repair
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
-        return False
+        return make_plan(node), False
+    if plan := _plan_without_repair(verb, make_plan, node):
+        return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
-    run_repair(
-        work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
-    )
-    return True
+    try:
+        run_repair(
+            work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
+        )
+    except ChangeFailed:
+        # The package system may not have shown until now that only what goes cannot be finished.
+        if plan := _plan_without_repair(verb, make_plan, node):
+            return plan, True
+        raise
+    return make_plan(node), True
+
+
+def _plan_without_repair(
+    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
+) -> UndoPlan | None:
+    """Return the plan if it takes away all that is unfinished; None if a repair has to come first."""
+    from gpunode.workflow.undo import is_superseded
+
+    facts = survey(node.host, image=node.host.root != "/")
+    if not facts.unconfigured:
+        return None
+    try:
+        plan = make_plan(node)
+    except GpunodeError:
+        return None  # it may be the broken packages' fault; else it is raised again
+    if isinstance(plan, NothingToUndo) or not is_superseded(facts, plan.packages):
+        return None
+    names = ", ".join(map(str, sorted(facts.unconfigured)))
+    node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")
+    return plan
 
 
 _SHOWN = 6
@@ -248,7 +276,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
             what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
-        what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
+        what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
         yield from indent_lines(change_lines(back.changes, verbose=verbose), 4)
     yield from (note_line(text) for text in back.remarks)
@@ -260,7 +288,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
-    run = found.of
+    run = found.run
     yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.standing is None:
@@ -284,7 +312,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
         parts = [*files, *_package_counts(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
-        former = f"as before run {done.of}" if done.of else "without what gpunode added"
+        former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
@@ -364,7 +392,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     from gpunode.cli.log import undo_record
     from gpunode.cli.screen.plans import note_line
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.rollback_preview import preview_rollback
+    from gpunode.workflow.rollback import preview_rollback
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
@@ -386,7 +414,7 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe
 
     # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
-    if not any(host.look(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
         return ()
     from gpunode.workflow.converge import survey
     from gpunode.workflow.recovery import find_lost_record
@@ -400,5 +428,5 @@ def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     from gpunode.facts.evidence import Probe, decode_found
     from gpunode.workflow.undo import find_leftovers
 
-    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
     return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))

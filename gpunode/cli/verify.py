@@ -30,11 +30,11 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     recipe, screen, host = recipe_options.load(), output.open_screen(), LocalHost("/")
     with screen:
         facts = survey(host, recipe=recipe)
-        check = container_check(host.runner, host.effective) if container else None
+        check = container_check(host.runner, host.read_effective_config) if container else None
         backlog = load_backlog("", "/", facts)
         again = str(setup_command(sys.argv[1:]))
         extra = ExtraChecks(files=True, cuda=cuda, container=check)
-        report = look(recipe, facts, host, host.effective, extra, left=backlog, setup_command=again)
+        report = look(recipe, facts, host, host.read_effective_config, extra, backlog=backlog, setup_command=again)
         screen.put(*report_lines(recipe, report), *map(note_line, backlog.notes))
     result = {"checks": report.checks, "gpus": report.gpus}
     notes = (*report.notes, *backlog.notes)

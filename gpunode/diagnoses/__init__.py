@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias, TypeVar
 
-from gpunode.diagnoses import look_at, prose, remedy_fitting, special_systems, suspects, xids
+from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, xids
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, is_examined
 from gpunode.diagnoses.model import (
@@ -28,16 +28,14 @@ from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.suspects import RankedSuspect
-from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery, resolved_faults
+from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery
 from gpunode.diagnoses.views.pci import has_gpu
 
-# A family is a module of this package with FAMILY in it; their order is that of the documentation.
+# A family is a module of this package with RULES in it, and a page of texts in causes/.
 _FAMILIES: Final[tuple[str, ...]] = (
-    *("pci", "bar", "p2p", "pcie", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
-    *("build", "repositories", "packages", "conflicts", "runfile", "support", "modules", "devices", "versions"),
-    *("nvlink", "gpudirect", "installation", "frameworks", "libcuda", "sharing", "mig"),
-    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "admission", "operator"),
-    "requests",
+    *("pci", "pcie", "health", "memory", "gsp", "xids", "virtual", "nouveau", "secureboot", "build", "repositories"),
+    *("packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "installation", "frameworks"),
+    *("sharing", "toolkit", "docker", "containerd", "cdi", "scheduling", "plugin", "operator"),
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
 _Tracebacks: TypeAlias = "list[str] | None"
@@ -46,8 +44,8 @@ _T = TypeVar("_T")
 
 @cache
 def rule_families() -> tuple[RuleFamily, ...]:
-    """Return every rule family, in the order of the documentation."""
-    return tuple(import_module(f"gpunode.diagnoses.{name}").FAMILY for name in _FAMILIES)
+    """Return every rule family, the lowest layers first."""
+    return tuple(RuleFamily(name, import_module(f"gpunode.diagnoses.{name}").RULES) for name in _FAMILIES)
 
 
 @cache
@@ -64,7 +62,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         guarded: record and skip rules that crash instead of raising.
         report_words: orders suspects; default: the shipped collection.
     """
-    snapshot = resolved_faults.drop_resolved_faults(snapshot)
+    snapshot = recovery.drop_resolved_faults(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings = _evaluate_rules(snapshot, bugs)
     before = snapshot.with_history
@@ -130,7 +128,7 @@ def _look_at(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
     if finding.confidence == "certain":
         return ()
     asked = rules_by_cause()[finding.cause].look_at
-    return special_systems.fit_look_at(snapshot, look_at.drop_answered(snapshot, asked))
+    return special_systems.fit_look_at(snapshot, suspects.drop_answered(snapshot, asked))
 
 
 def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:
@@ -273,7 +271,7 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
         citations=citations,
         remedy=fixes,
         disruption=disruption,
-        sources=rule.sources,
+        sources=rule.text.sources,
         gpus=gpus,
         at=first.at,
         onsets=tuple(_fault_onsets(proofs, snapshot)),

@@ -8,23 +8,123 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_release, join_commands, surround
 from gpunode.diagnoses.commands import kernel_word as of_kernel
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite_fact
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.views import build, modules, packages, system
-from gpunode.diagnoses.views.build import build_log_line
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact, find_first, lines_with
+from gpunode.diagnoses.views import driver, modules, packages, system
 from gpunode.diagnoses.views.system import PackageManager
-from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND
+from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND, Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+
+_LOGS: Final = frozenset(
+    {
+        *("make-log", "dkms-output", "dkms-status", "package-output", "installer-log", "unit-log", "unit-status"),
+        *("journal", "text", "application", "kubernetes-log", "package-history", "modprobe", "unit-action"),
+    }
+)
+_BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
+# What a log says that is about the building of a kernel module at all.
+_BUILDS: Final = Pattern(
+    r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
+    re.IGNORECASE,
+)
+_OF: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
+_MODULES: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
+_KERNEL: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
+_TARGETS: Final = tuple(
+    Pattern(before + _KERNEL)
+    for before in (
+        *(r"kernel headers for kernel ", r"make\.log for \S+ for kernel ", r"module build on kernel: "),
+        r"(?:[Mm]odule build|autoinstall|Building(?: module| initial module)?|development files) for (?:kernel )?",
+        *(r"Missing ", r"-for-", r"/usr/src/(?:linux-headers-|kernels/|linux-)", r"/lib/modules/"),
+        *(r"(?:linux|proxmox|pve)-headers-", r" -k "),
+    )
+)
+
+
+_RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
+
+
+def build_logs(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the logs of builds that still matter."""
+    return tuple(item for item in snapshot.items if _is_build_log(item) and not _is_outdated(snapshot, item))
+
+
+def build_kernel(snapshot: Snapshot) -> str:
+    """Return the kernel that the module was built for, else the running one; empty where nothing names it."""
+    return next(filter(None, map(target_kernel, snapshot.view(build_logs))), "") or snapshot.view(system.running_kernel)
+
+
+def built_release(snapshot: Snapshot) -> str:
+    """Return the driver's version that was built; empty where nothing names it."""
+    texts = (text for item in snapshot.view(build_logs) for text in (item.written, item.text))
+    return next((match["version"] for text in texts if (match := _RELEASE.search(text))), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _LogLine:
+    """A sign: what a log of a build says."""
+
+    pattern: Pattern
+
+    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
+        found = (line for item in snapshot.view(build_logs) for line in lines_with(item, self.pattern))
+        return tuple(line for line in found if not _names_other_module(snapshot, line))
+
+
+def build_log_line(pattern: str) -> _LogLine:
+    """Return a line that ``pattern`` matches in a log of a build."""
+    return _LogLine(Pattern(pattern, re.MULTILINE))
+
+
+def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
+    """Return whether it or the line below names another vendor's module; DKMS goes on without that."""
+    item = next(item for item in snapshot.view(build_logs) if item.key == line.key and item.written == line.source)
+    at = (line.line_number or 1) - 1
+    named = re.search(r"/dkms/(?P<tree>[^/\s]+)/|Error! (?P<row>[\w.+-]+)/\S+:", "\n".join(item.lines[at : at + 2]))
+    return named is not None and not (named["tree"] or named["row"]).startswith("nvidia")
+
+
+def _is_build_log(item: Item) -> bool:
+    """Return whether it tells of a kernel module's build, and not of another vendor's module only."""
+    if item.kind not in _LOGS or item.is_register or not item.is_seen:
+        return False
+    if item.kind == "make-log":
+        header = _OF.search(item.text[:2000])
+        return header is None or header["module"].startswith("nvidia")
+    if item.kind not in _BUILDERS and find_first(item, _BUILDS) is None:
+        return False
+    # DKMS names no module where headers are missing or its tree is damaged.
+    return "nvidia" in item.written.lower() or "nvidia" in item.lowered or not _MODULES.search(item.text[:200_000])
+
+
+def _is_outdated(snapshot: Snapshot, item: Item) -> bool:
+    """Return whether the log is outdated: its kernel is gone, or the driver works on it."""
+    running, wanted = snapshot.view(system.running_kernel), target_kernel(item)
+    kernels = snapshot.facts.kernels
+    if wanted and isinstance(kernels, Known) and wanted not in {*kernels.value.installed, running}:
+        return True
+    return driver.works(snapshot) and bool(running) and (wanted or running) == running
+
+
+def target_kernel(item: Item) -> str:
+    """Return the kernel that a build was for; empty where the log does not name it."""
+    for pattern in _TARGETS:
+        if match := pattern.search(item.text) or pattern.search(item.written):
+            return match["kernel"].partition(".failed")[0].removesuffix("-common")
+    return ""
+
 
 # What a kernel module's build needs; a compiler may carry its target and its version.
 _TOOL: Final = (
@@ -49,7 +149,7 @@ _NO_HEADERS: Final = unless(
         rf"|(?:linux|proxmox|pve)-headers-\S+ {NO_PACKAGE_BEHIND}|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
-    predicate(lambda snapshot: has_headers(snapshot, build.build_kernel(snapshot)), "the headers are there"),
+    predicate(lambda snapshot: has_headers(snapshot, build_kernel(snapshot)), "the headers are there"),
 )
 _TREE: Final = build_log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
@@ -200,7 +300,7 @@ _HEADERS_GONE: Final = message_line(
 
 
 def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.build_kernel(snapshot)
+    kernel = build_kernel(snapshot)
     if snapshot.view(_HEADERS_GONE):
         flavour = match["flavour"] if (match := _FLAVOUR.search(kernel)) else ""
         names = (f"linux-image-{flavour}", f"linux-headers-{flavour}") if flavour else ()
@@ -225,7 +325,7 @@ _KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/
 
 
 def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.build_kernel(snapshot)
+    kernel = build_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
         yield rebuild_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
@@ -248,13 +348,13 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install the build tools", *_TOOLCHAIN[snapshot.view(system.package_manager)])
-    yield rebuild_module(snapshot, build.build_kernel(snapshot))
+    yield rebuild_module(snapshot, build_kernel(snapshot))
 
 
 def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.build_kernel(snapshot) or "this kernel"
+    kernel = build_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
-    yield from change_driver(snapshot, text, installed_version=build.release(snapshot))
+    yield from change_driver(snapshot, text, installed_version=built_release(snapshot))
     others = sorted({one.kernel for one in snapshot.view(modules.modules_on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="there is no such release")
@@ -289,7 +389,7 @@ def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     clean = _CLEAN[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
     yield run_step("remove", text, clean, *see)
-    yield rebuild_module(snapshot, build.build_kernel(snapshot))
+    yield rebuild_module(snapshot, build_kernel(snapshot))
 
 
 _CLEAN: Final[dict[PackageManager, Command]] = {
@@ -298,166 +398,88 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
     "zypper": Shell("sudo zypper clean"),
     "pacman": Shell("sudo pacman -Sc"),
 }
-_DKMS: Final = "https://github.com/dkms-project/dkms"
 
 _SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
-FAMILY: Final = RuleFamily(
-    "build",
-    "building the kernel module",
-    (
-        Rule(
-            cause="kernel-headers-missing",
-            layer="kernel",
-            disruption="none",
-            title="the kernel's headers are not installed",
-            share=4,
-            decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
-            summary="the kernel headers are not installed, so the module was not built for it",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
-            look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
-            story=(
-                "A module built from source needs the headers of exactly its kernel. When the kernel is upgraded "
-                "but its headers are not, DKMS or akmods skips the build, mostly without an error, and the node "
-                "boots into a kernel without an NVIDIA module. The driver that worked yesterday is gone after a "
-                "reboot: nvidia-smi cannot reach it, and dkms status lists only older kernels. Installing the meta "
-                "package for headers beside that of the kernel prevents this."
-            ),
-            sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
-            remedy=_install_headers,
-            explains=consequences.NOT_BUILT,
+_rule = partial(Rule, layer="kernel")
+
+RULES: Final = (
+    _rule(
+        cause="kernel-headers-missing",
+        share=4,
+        decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
+        summary="the kernel headers are not installed, so the module was not built for it",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
+        look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
+        remedy=_install_headers,
+        explains=consequences.NOT_BUILT,
+    ),
+    _rule(
+        cause="dkms-build-compiler-mismatch",
+        shows_in="driver",
+        share=2,
+        decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
+        typical=unless(
+            build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
         ),
-        Rule(
-            cause="dkms-build-compiler-mismatch",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the kernel was built with another compiler",
-            share=2,
-            decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
-            typical=unless(
-                build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
-            ),
-            summary="the kernel was built with another compiler, so the module was not built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
-            story=(
-                "A kernel module must be compiled with the kernel's compiler: NVIDIA's build compares the two, and "
-                "a kernel built by a newer compiler, or by clang, passes options that the node's gcc does not "
-                "know. The build stops before it compiles anything, so there is no module for this kernel. This "
-                "happens with kernels from other sources (mainline, HWE, xanmod, a rescue system) and after a "
-                "change of the default gcc. Install and use the compiler named in /proc/version."
-            ),
-            sources=(
-                f"{DRIVER_README}installdriver.html",
-                "https://github.com/clearlinux/distribution/issues/1970",
-                "https://github.com/linux-surface/linux-surface/issues/705",
-            ),
-            remedy=_install_compiler,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-kernel-api",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the driver's source does not fit this kernel",
-            share=3,
-            decisive=unless(_API, *_BEFORE_API),
-            summary="the driver's source does not fit the kernel, so no module was built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            context=build_log_line(r"[Bb]ad (?:return|exit) status"),
-            look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
-            story=(
-                "The kernel has no stable interface for modules: new kernels rename functions, change their "
-                "arguments or restrict symbols to GPL modules. A driver release older than the kernel then does "
-                "not compile or link; make.log shows errors in NVIDIA's own files. You need a driver release that "
-                "supports the kernel, or an older kernel until there is one. A GPU whose last branch gets no more "
-                "releases is limited to older kernels."
-            ),
-            sources=(
-                "https://github.com/xanmod/linux/issues/411",
-                f"{OPEN_MODULES}/issues/746",
-                f"{OPEN_MODULES}/issues/840",
-                "https://github.com/negativo17/nvidia-driver/issues/174",
-            ),
-            remedy=_change_driver,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-toolchain-missing",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="a build tool is not installed",
-            share=1,
-            decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
-            summary="a build tool is not installed, so the module could not be built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
-            story=(
-                "The module is compiled on the node, which needs make, gcc, a linker and, for the open modules, "
-                "g++. On a minimal image or after a cleanup one of them is missing, and the build ends with "
-                "'command not found' (make's error 127). Package scripts often continue anyway, so the "
-                "installation looks successful until the module is loaded."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
-            remedy=_install_tools,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-tree-corrupt",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the DKMS tree is damaged",
-            share=0.5,
-            decisive=_TREE,
-            typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
-            context=command_run(r"/var/lib/dkms\b"),
-            summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
-            story=(
-                "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. If a "
-                "driver was removed by hand, or a package lost its source, the link is broken and DKMS stops at "
-                "it: older versions then fail at every call, for every module. New kernels get no NVIDIA module. "
-                "Remove the leftover folder; the desired driver then builds as usual."
-            ),
-            sources=(
-                "https://github.com/negativo17/nvidia-driver/issues/56",
-                "https://github.com/linux-surface/linux-surface/issues/112",
-                _DKMS,
-            ),
-            remedy=_clear_tree,
-            explains=consequences.NOT_BUILT,
-        ),
-        Rule(
-            cause="dkms-build-no-space",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the disk was full during the build",
-            decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
-            typical=_NO_SPACE,
-            summary="the disk was full while the module was built",
-            symptoms=_SYMPTOMS,
-            latent=symptoms.DRIVER_WORKS,
-            look_at=(Shell("df -h / /boot /tmp"),),
-            story=(
-                "A build of NVIDIA's modules needs a few hundred megabytes below /var/lib/dkms, and the initramfs "
-                "built afterwards needs space in /boot. On a full disk the compiler or the copy stops and leaves "
-                "no module or half of one. The log says so in one line among the many errors that follow."
-            ),
-            sources=(_DKMS, DRIVER_GUIDE),
-            remedy=_free_space,
-            explains=consequences.NOT_BUILT,
-        ),
+        summary="the kernel was built with another compiler, so the module was not built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
+        remedy=_install_compiler,
+        explains=consequences.NOT_BUILT,
+    ),
+    _rule(
+        cause="dkms-build-kernel-api",
+        shows_in="driver",
+        share=3,
+        decisive=unless(_API, *_BEFORE_API),
+        summary="the driver's source does not fit the kernel, so no module was built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        context=build_log_line(r"[Bb]ad (?:return|exit) status"),
+        look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
+        remedy=_change_driver,
+        explains=consequences.NOT_BUILT,
+    ),
+    _rule(
+        cause="dkms-build-toolchain-missing",
+        shows_in="driver",
+        share=1,
+        decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
+        summary="a build tool is not installed, so the module could not be built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
+        remedy=_install_tools,
+        explains=consequences.NOT_BUILT,
+    ),
+    _rule(
+        cause="dkms-tree-corrupt",
+        shows_in="driver",
+        share=0.5,
+        decisive=_TREE,
+        typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
+        context=command_run(r"/var/lib/dkms\b"),
+        summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
+        remedy=_clear_tree,
+        explains=consequences.NOT_BUILT,
+    ),
+    _rule(
+        cause="dkms-build-no-space",
+        shows_in="driver",
+        decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
+        typical=_NO_SPACE,
+        summary="the disk was full while the module was built",
+        symptoms=_SYMPTOMS,
+        latent=symptoms.DRIVER_WORKS,
+        look_at=(Shell("df -h / /boot /tmp"),),
+        remedy=_free_space,
+        explains=consequences.NOT_BUILT,
     ),
 )

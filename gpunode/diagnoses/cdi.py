@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, is_path_below
 from gpunode.diagnoses.docker import ROOTLESS
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step, upgrade
 from gpunode.diagnoses.signs import (
     all_of,
@@ -23,7 +24,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
-from gpunode.diagnoses.views import cdi, docker, driver, toolkit
+from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
@@ -46,7 +47,7 @@ _GONE: Final = message_line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
-    r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file",
+    r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _BY_CDI: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
 _VERSIONED: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
@@ -109,7 +110,7 @@ def _unread_specifications(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if docker.docker_version(node) < (28,) else ())
+_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ())
 _ELSEWHERE: Final = any_of(
     custom_sign(_unread_specifications), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/")
 )
@@ -175,7 +176,7 @@ _OF_07: Final = any_of(
     ),
 )
 _OLD_DOCKER: Final = predicate(
-    lambda node: () < docker.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
+    lambda node: () < runtimes.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
 _TOO_OLD: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
 _WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
@@ -207,194 +208,118 @@ _OFF: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
 _NO_DRIVER_CDI: Final = message_line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
 
 
-FAMILY: Final = RuleFamily(
-    "cdi",
-    "CDI",
-    (
-        Rule(
-            cause="cdi-spec-missing",
-            layer="cdi",
-            disruption="none",
-            title="there is no CDI specification",
-            story=(
-                "When a container requests nvidia.com/gpu=all, the engine looks the name up in the specifications "
-                "below /etc/cdi and /var/run/cdi. Toolkits before 1.18 do not write one, and the unit of later "
-                "ones gives up when the driver is not ready. The engine then reports the CDI device as "
-                "unresolvable."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",
-            ),
-            decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
-            typical=unless(
-                any_of(
-                    _NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")
-                ),
-                *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _UNRESOLVED_MANAGEMENT),
-            ),
-            symptoms=(symptoms.CDI_UNRESOLVED,),
-            against=(_NO_DRIVER,),
-            may_be_normal=True,
-            look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
-            share=2,
-            summary="no CDI specification on this node offers the device",
-            remedy=_GENERATE,
+_rule = partial(Rule, layer="cdi")
+
+RULES: Final = (
+    _rule(
+        cause="cdi-spec-missing",
+        decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
+        typical=unless(
+            any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+            *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _UNRESOLVED_MANAGEMENT),
         ),
-        Rule(
-            cause="cdi-spec-stale",
-            layer="cdi",
-            disruption="none",
-            title="the CDI specification does not match the driver or the GPUs",
-            story=(
-                "A specification names the driver's libraries with their version, and device nodes by their "
-                "numbers. After an upgrade of the driver, a new card or a change of the MIG layout these no longer "
-                "exist, and a container fails to start with `no such file` for a library of the old version."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828",
-            ),
-            decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
-            typical=_GONE_BY_CDI,
-            symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
-            context=_LISTED,
-            against=(_NO_DRIVER,),
-            look_at=(
-                Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
-            share=1,
-            summary="the CDI specification does not match the node's driver or GPUs",
-            remedy=_GENERATE,
-            explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
+        symptoms=(symptoms.CDI_UNRESOLVED,),
+        against=(_NO_DRIVER,),
+        may_be_normal=True,
+        look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
+        share=2,
+        summary="no CDI specification on this node offers the device",
+        remedy=_GENERATE,
+    ),
+    _rule(
+        cause="cdi-spec-stale",
+        decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
+        typical=_GONE_BY_CDI,
+        symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
+        context=_LISTED,
+        against=(_NO_DRIVER,),
+        look_at=(
+            Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
+            Shell("cat /proc/driver/nvidia/version"),
         ),
-        Rule(
-            cause="cdi-spec-dir-not-read",
-            layer="cdi",
-            disruption="none",
-            title="the CDI specification is in a folder that the engine does not read",
-            story=(
-                "The toolkit's unit writes to /var/run/cdi, people write to /etc/cdi, and each engine has its own "
-                "list of folders: podman 5.5 reads only /etc/cdi, dockerd and containerd read the folders in their "
-                "configuration. `nvidia-ctk cdi list` finds the devices in any case."
-            ),
-            sources=(
-                "https://github.com/containers/podman/issues/26569",
-                "https://github.com/NixOS/nixpkgs/issues/420638",
-            ),
-            decisive=all_of(_ELSEWHERE, _UNRESOLVED_DEVICE),
-            typical=any_of(_ELSEWHERE, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
-            symptoms=(symptoms.CDI_UNRESOLVED,),
-            against=(_NO_DRIVER,),
-            may_be_normal=True,
-            look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
-            share=1,
-            summary="the specification is in a folder that this engine does not read",
-            remedy=_write_to_searched_folder,
-            explains=frozenset({"cdi-spec-missing"}),
+        share=1,
+        summary="the CDI specification does not match the node's driver or GPUs",
+        remedy=_GENERATE,
+        explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
+    ),
+    _rule(
+        cause="cdi-spec-dir-not-read",
+        decisive=all_of(_ELSEWHERE, _UNRESOLVED_DEVICE),
+        typical=any_of(_ELSEWHERE, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
+        symptoms=(symptoms.CDI_UNRESOLVED,),
+        against=(_NO_DRIVER,),
+        may_be_normal=True,
+        look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
+        share=1,
+        summary="the specification is in a folder that this engine does not read",
+        remedy=_write_to_searched_folder,
+        explains=frozenset({"cdi-spec-missing"}),
+    ),
+    _rule(
+        cause="cdi-spec-version-unsupported",
+        decisive=any_of(
+            _UNREADABLE,
+            all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
+            all_of(_TOO_OLD, any_of(_NO_CDI, _UNRESOLVED_DEVICE)),
         ),
-        Rule(
-            cause="cdi-spec-version-unsupported",
-            layer="cdi",
-            disruption="none",
-            title="the engine is too old for the CDI specification",
-            story=(
-                "A specification names its CDI version, and an engine reads only the versions it knows. podman 4.9 "
-                "of Ubuntu 24.04 knows CDI 0.6, toolkit 1.19 writes a newer one: the engine skips the file, says "
-                "so only in its debug log, and reports the device as unresolvable."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1860",
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/38",
-            ),
-            decisive=any_of(
-                _UNREADABLE,
-                all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
-                all_of(_TOO_OLD, any_of(_NO_CDI, _UNRESOLVED_DEVICE)),
-            ),
-            typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, command_run(r"\bpodman (?:--)?version"))),
-            context=any_of(_TOO_OLD, _OF_07),
-            symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
-            against=(_NO_DRIVER,),
-            may_be_normal=True,
-            look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
-            summary="the CDI specification uses a newer CDI version than the engine knows",
-            remedy=_older_specification,
-            explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
-        ),
-        Rule(
-            cause="cdi-management-spec-missing",
-            layer="cdi",
-            disruption="none",
-            title="a pod requests a management device that no specification has",
-            story=(
-                "management.nvidia.com/gpu is a class for the GPU Operator's own pods, with the one device `all`. "
-                "A workload that runs in the nvidia-cdi or default runtime and sets NVIDIA_VISIBLE_DEVICES itself "
-                "is treated as one of them, and requests a device by number or UUID, which the class does not have."
-            ),
-            sources=(
-                "https://github.com/gpustack/gpustack/issues/4130",
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
-            ),
-            decisive=_UNRESOLVED_MANAGEMENT,
-            context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
-            symptoms=(symptoms.CDI_UNRESOLVED,),
-            look_at=(Shell("ls /var/run/cdi"),),
-            summary="a pod requests a device of the class that only operators use, and no specification offers it",
-            remedy=always(
-                run_step(
-                    "rebuild",
-                    "write the specification of that class, then restart the pod",
-                    Shell(
-                        "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
-                        " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
-                    ),
-                ),
-                manual_step(
-                    "application",
-                    "or request nvidia.com/gpu in the pod's limits, and do not set NVIDIA_VISIBLE_DEVICES",
-                    when="it is a workload, not a part of the GPU Operator",
+        typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, command_run(r"\bpodman (?:--)?version"))),
+        context=any_of(_TOO_OLD, _OF_07),
+        symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
+        against=(_NO_DRIVER,),
+        may_be_normal=True,
+        look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
+        summary="the CDI specification uses a newer CDI version than the engine knows",
+        remedy=_older_specification,
+        explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
+    ),
+    _rule(
+        cause="cdi-management-spec-missing",
+        decisive=_UNRESOLVED_MANAGEMENT,
+        context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
+        symptoms=(symptoms.CDI_UNRESOLVED,),
+        look_at=(Shell("ls /var/run/cdi"),),
+        summary="a pod requests a device of the class that only operators use, and no specification offers it",
+        remedy=always(
+            run_step(
+                "rebuild",
+                "write the specification of that class, then restart the pod",
+                Shell(
+                    "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
+                    " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
                 ),
             ),
+            manual_step(
+                "application",
+                "or request nvidia.com/gpu in the pod's limits, and do not set NVIDIA_VISIBLE_DEVICES",
+                when="it is a workload, not a part of the GPU Operator",
+            ),
         ),
-        Rule(
-            cause="docker-cdi-feature-disabled",
-            layer="cdi",
-            disruption="restart-service",
-            title="docker's CDI support is disabled",
-            story=(
-                "docker 25 to 28.1 accept CDI devices only with features.cdi in daemon.json; 28.2 has it by default. "
-                'Without it docker reports that it could not select a device driver "cdi". The message of a missing '
-                'toolkit looks similar, but has an empty name, "".'
+    ),
+    _rule(
+        cause="docker-cdi-feature-disabled",
+        disruption="restart-service",
+        decisive=_NO_DRIVER_CDI,
+        symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
+        look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
+        summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
+        typical=_OFF,
+        context=_OFF,
+        remedy=always(
+            run_step(
+                "configure",
+                "enable docker's CDI support",
+                Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/434",
-                "https://docs.docker.com/build/building/cdi/",
-            ),
-            decisive=_NO_DRIVER_CDI,
-            symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
-            look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
-            summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
-            typical=_OFF,
-            context=_OFF,
-            remedy=always(
-                run_step(
-                    "configure",
-                    "enable docker's CDI support",
-                    Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
+            manual_step("install", "or upgrade docker to 25 or later", when="it is older and has no CDI support"),
+            run_step(
+                "configure",
+                "or enable it for a rootless docker",
+                Shell(
+                    "gpunode ctk runtime configure --runtime=docker --cdi.enabled"
+                    ' --config="$HOME/.config/docker/daemon.json"'
                 ),
-                manual_step("install", "or upgrade docker to 25 or later", when="it is older and has no CDI support"),
-                run_step(
-                    "configure",
-                    "or enable it for a rootless docker",
-                    Shell(
-                        "gpunode ctk runtime configure --runtime=docker --cdi.enabled"
-                        ' --config="$HOME/.config/docker/daemon.json"'
-                    ),
-                    Shell("systemctl --user restart docker"),
-                    when="docker runs without root",
-                ),
+                Shell("systemctl --user restart docker"),
+                when="docker runs without root",
             ),
         ),
     ),

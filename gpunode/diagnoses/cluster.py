@@ -7,7 +7,7 @@ from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.remedies import run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kubernetes_nodes
-from gpunode.diagnoses.views.engine import container_engine
+from gpunode.diagnoses.views.runtimes import container_engine
 
 
 def kubectl_node_name(snapshot: Snapshot) -> str:

@@ -1,17 +1,18 @@
-"""containerd and CRI-O: whether the CRI plugin runs, the runtime is there, and under which cgroup driver."""
+"""containerd, CRI-O and device cgroups: what keeps a runtime from its GPUs, and what takes them from a container."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.consequences import NO_RUNTIME
+from gpunode.diagnoses.consequences import NO_CLUSTER_GPU, NO_RUNTIME
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -25,8 +26,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN, TOOLKIT_GUIDE
-from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
+from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import tomlread
@@ -35,7 +35,7 @@ from gpunode.runtimes.crio_files import DEAD_FOLDER
 _EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _RANCHER: Final = custom_sign(
     lambda snapshot: (
-        containerd.product_lines(snapshot) if containerd.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
+        runtimes.product_lines(snapshot) if runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
     )
 )
 
@@ -62,7 +62,7 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
     pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    return bool(pods) and containerd.kubernetes_product(snapshot) == "containerd"
+    return bool(pods) and runtimes.kubernetes_product(snapshot) == "containerd"
 
 
 _KUBELET: Final = unless(predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
@@ -120,7 +120,7 @@ def _config_sign(pattern: str) -> Sign:
     """Return the sign of a match in containerd's configuration, in any TOML schema or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
     return custom_sign(
-        lambda node: (one for item in node.view(containerd.config_items) for one in lines_with(item, compiled))
+        lambda node: (one for item in node.view(runtimes.config_items) for one in lines_with(item, compiled))
     )
 
 
@@ -131,7 +131,7 @@ _NVIDIAS: Final = (
 _SHOWN: Final = _config_sign(_ANY_HANDLER)
 _DESCRIBED: Final = _config_sign(_NVIDIAS)
 _RUNNING: Final = message_line(_NVIDIAS, "containerd-config")
-_WHOLE: Final = custom_sign(containerd.complete_config)
+_WHOLE: Final = custom_sign(runtimes.complete_config)
 # A default runtime of NVIDIA's that nothing describes.
 _DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
 _DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
@@ -151,7 +151,7 @@ _PLUGIN_LACKS: Final = unless(
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    product = containerd.kubernetes_product(snapshot)
+    product = runtimes.kubernetes_product(snapshot)
     if snapshot.view(_NO_HANDLER):
         yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
@@ -207,8 +207,7 @@ _SYSTEMS_OWN: Final = message_line(
 )
 # Either half of it, beside pods of the system's own that come and go.
 _HALF: Final = any_of(
-    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS),
-    unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED),
+    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS), unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED)
 )
 
 
@@ -239,7 +238,7 @@ _EDITED: Final = any_of(
 
 
 def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
-    product = "rke2" if containerd.kubernetes_product(snapshot) == "rke2" else "k3s"
+    product = "rke2" if runtimes.kubernetes_product(snapshot) == "rke2" else "k3s"
     folder = f"/etc/rancher/{product}/config.yaml.d"
     yield run_step(
         "configure",
@@ -274,245 +273,301 @@ _MISLED: Final = custom_sign(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "containerd",
-    "containerd and CRI-O",
-    (
-        Rule(
-            cause="containerd-cri-disabled",
-            layer="runtime",
-            disruption="restart-service",
-            title="containerd's CRI plugin is disabled",
-            story=(
-                'docker\'s package containerd.io ships a configuration with disabled_plugins = ["cri"], because docker '
-                "does not need that plugin. A kubelet does: without it kubeadm and crictl report `unknown service "
-                "runtime.v1.RuntimeService`, and runtimes in the file have no effect."
-            ),
-            sources=(
-                "https://github.com/containerd/containerd/issues/4581",
-                "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",
-            ),
-            decisive=unless(
-                all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
-            ),
-            typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
-            symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
-            against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
-            may_be_normal=True,
-            look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
-            summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
-            remedy=always(
-                run_step(
-                    "configure",
-                    "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
-                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
-                )
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+_CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
+_INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
+
+
+def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
+    """Yield matching lines by containers, by commands in them, and in reports about them."""
+    for item in snapshot.items:
+        is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
+        if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
+            yield from lines_with(item, pattern)
+
+
+_UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
+_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
+_LOST: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _UNKNOWN))
+_RELOADED: Final = any_of(
+    message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
+    command_run(r"daemon-reload"),
+)
+# The device is known and may not be opened: the list of cgroup v1 without read and write.
+_CUT_OFF: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
+_CGROUPS_OF_SYSTEMD: Final = message_line(
+    r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
+)
+
+
+_RESTART: Final = always(
+    manual_step("restart", "restart the containers that lost their GPU; they get it back when they start"),
+    run_step(
+        "configure",
+        "make the devices known to systemd: links in /dev/char, now and whenever the driver is loaded",
+        Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
+        Shell(
+            'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
+            "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
         ),
-        Rule(
-            cause="containerd-config-invalid",
-            layer="config",
-            disruption="restart-service",
-            title="containerd cannot read its configuration",
-            story=(
-                "containerd does not start with a file that is no TOML (a table declared twice, as where two files "
-                "were put together), with a version that it does not know, or with a drop-in of a higher version than "
-                "the file that imports it. Every container of the node is down then, or will be at the next restart. "
-                "Its journal names the file and the line."
-            ),
-            sources=(
-                "https://github.com/azimuth-cloud/capi-helm-charts/pull/838",
-                "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",
-                "https://toml.io/en/v1.0.0",
-            ),
-            decisive=_SAID_INVALID,
-            typical=unless(_INVALID, _RUNS),
-            look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
-            summary="containerd cannot read its configuration, and does not start with it",
-            remedy=always(
-                run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
-                manual_step(
-                    "configure",
-                    "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
-                    "drop-in let gpunode write it anew",
-                ),
-                restart("containerd.service"),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
+    ),
+    manual_step("configure", "or use CDI devices, which are part of the container's own specification"),
+)
+
+# Links in /dev/char.
+
+_NO_LINKS: Final = message_line(
+    r"error creating (?:symlink creator|symlinks)|Failed to create symlinks under /dev/char"
+    r"|failed to create NVIDIA device nodes|create-dev-char-symlinks[^\n]{0,80}(?:no NVIDIA devices found|failed)"
+    r"|Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file"
+)
+
+
+# SELinux.
+
+_PERMISSIVE: Final = message_line(
+    r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
+    *("text", "application"),
+    flags=re.IGNORECASE,
+)
+_DENIED: Final = unless(
+    message_line(
+        r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
+        r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
+        r"(?![^\n]*permissive=1)"
+        r"|Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
+    ),
+    _PERMISSIVE,
+)
+_ENFORCING: Final = message_line(
+    r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
+)
+_REFUSED: Final = unless(
+    custom_sign(
+        lambda snapshot: (
+            one for one in _container_lines(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
+        )
+    ),
+    symptoms.NO_DRIVER,
+    _PERMISSIVE,
+    message_line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
+)
+
+_rule = partial(Rule, layer="runtime")
+
+RULES: Final = (
+    _rule(
+        cause="containerd-cri-disabled",
+        disruption="restart-service",
+        decisive=unless(
+            all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
         ),
-        Rule(
-            cause="containerd-runtime-entry-incomplete",
-            layer="config",
-            disruption="restart-service",
-            title="containerd's entry for NVIDIA's runtime has no runtime_type",
-            story=(
-                "An entry of a runtime needs runtime_type, which for NVIDIA's is that of runc. A drop-in that only "
-                "sets its options makes an entry without one: containerd reads it, and refuses every container that "
-                "is started by it, since container.Runtime.Name must be set."
-            ),
-            sources=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
-            decisive=_NO_TYPE,
-            symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
-            look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
-            summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
-            remedy=always(
-                run_step(
-                    "configure",
-                    "write the whole entry, and restart containerd to read it",
-                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
-                ),
-                manual_step(
-                    "install", "update the toolkit", when="the GPU Operator's pod of the toolkit wrote the entry"
-                ),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
+        symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
+        against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
+        may_be_normal=True,
+        look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
+        summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
+        remedy=always(
+            run_step(
+                "configure",
+                "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
+                Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
+            )
         ),
-        Rule(
-            cause="containerd-cni-folder-replaced",
-            layer="config",
-            disruption="restart-service",
-            title="the toolkit wrote another folder of CNI plugins into containerd's configuration",
-            story=(
-                "On GKE from 1.33 on, with containerd 2, the GPU Operator's toolkit pod writes the defaults of "
-                "containerd into its file, and with them /opt/cni/bin; GKE has its plugins in /home/kubernetes/bin. "
-                "No new pod gets a network then, the operator's own least of all, and the message speaks of the "
-                "network alone."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    Rule(
+        cause="containerd-config-invalid",
+        layer="config",
+        disruption="restart-service",
+        decisive=_SAID_INVALID,
+        typical=unless(_INVALID, _RUNS),
+        look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
+        summary="containerd cannot read its configuration, and does not start with it",
+        remedy=always(
+            run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
+            manual_step(
+                "configure",
+                "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
+                "drop-in let gpunode write it anew",
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1222",
-                "https://github.com/NVIDIA/gpu-operator/issues/1577",
-                "https://github.com/NVIDIA/cloud-native-docs/pull/312",
-            ),
-            decisive=_NO_CNI,
-            look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
-            summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
-            remedy=always(
-                manual_step(
-                    "configure",
-                    "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
-                    "with RUNTIME_CONFIG_SOURCE=file",
-                ),
-                manual_step(
-                    "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
-                ),
-                restart("containerd.service"),
-            ),
-            explains=NO_RUNTIME,
+            restart("containerd.service"),
         ),
-        Rule(
-            cause="containerd-nvidia-runtime-missing",
-            layer="runtime",
-            disruption="restart-service",
-            title="containerd has no runtime called nvidia",
-            story=(
-                "A RuntimeClass only names a handler; containerd must define it, in the file that its daemon "
-                "really reads. Installing the toolkit does not do that, nor does a drop-in in a folder that "
-                "nothing imports, and a changed file takes effect at the next start. The pod stays in "
-                "ContainerCreating."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
+    ),
+    Rule(
+        cause="containerd-runtime-entry-incomplete",
+        layer="config",
+        disruption="restart-service",
+        decisive=_NO_TYPE,
+        symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
+        look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
+        summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
+        remedy=always(
+            run_step(
+                "configure",
+                "write the whole entry, and restart containerd to read it",
+                Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
             ),
-            sources=(
-                "https://github.com/NVIDIA/gpu-operator/issues/730",
-                f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
-            ),
-            decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
-            typical=any_of(
-                unless(_NO_RUNTIME, _RUNNING, _RANCHER),
-                _NO_HANDLER,
-                all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
-                custom_sign(_kubelet_without_gpu_access),
-            ),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
-            context=_UNDESCRIBED,
-            look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
-            share=2,
-            summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
-            remedy=_register_runtime,
-            explains=NO_RUNTIME,
+            manual_step("install", "update the toolkit", when="the GPU Operator's pod of the toolkit wrote the entry"),
         ),
-        Rule(
-            cause="cgroup-driver-mismatch",
-            layer="config",
-            disruption="restart-service",
-            title="kubelet and runtime use different cgroup drivers",
-            story=(
-                "The kubelet and the runtime that starts its pods must manage cgroups in the same way. If "
-                "nvidia-ctk finds no file to copy from, it writes an entry without SystemdCgroup, which means "
-                "cgroupfs: pods of that runtime are then started and killed again and again, first the system's "
-                "own pods after a reboot."
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    Rule(
+        cause="containerd-cni-folder-replaced",
+        layer="config",
+        disruption="restart-service",
+        decisive=_NO_CNI,
+        look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
+        summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
+        remedy=always(
+            manual_step(
+                "configure",
+                "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
+                "with RUNTIME_CONFIG_SOURCE=file",
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/1788",
-                "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",
+            manual_step(
+                "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
             ),
-            decisive=any_of(
-                _DOCKERS_DIFFER,
-                message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
-                _DIFFER,
-            ),
-            typical=all_of(_HALF, _SYSTEMS_OWN),
-            symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
-            context=_HALF,
-            look_at=(
-                Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
-                Shell("sudo containerd config dump | grep SystemdCgroup"),
-            ),
-            summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
-            remedy=_same_driver,
+            restart("containerd.service"),
         ),
-        Rule(
-            cause="k3s-runtime-config-overwritten",
-            layer="runtime",
-            disruption="restart-service",
-            title="k3s or RKE2 does not read the containerd file that was edited",
-            story=(
-                "k3s and RKE2 run their own containerd, and regenerate its configuration at every start from a "
-                "template and the runtimes that they find. They do not read /etc/containerd/config.toml, and an "
-                "edit of their own config.toml is lost at the next start. They register nvidia by themselves, but "
-                "do not make it the default."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/406", "https://docs.k3s.io/advanced#nvidia-container-runtime"),
-            decisive=all_of(_RANCHER, _EDITED),
-            typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
-            context=_RANCHER,
-            may_be_normal=True,
-            look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
-            share=1,
-            summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
-            remedy=_default_of_rancher,
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
+        explains=NO_RUNTIME,
+    ),
+    _rule(
+        cause="containerd-nvidia-runtime-missing",
+        disruption="restart-service",
+        decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
+        typical=any_of(
+            unless(_NO_RUNTIME, _RUNNING, _RANCHER),
+            _NO_HANDLER,
+            all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
+            custom_sign(_kubelet_without_gpu_access),
         ),
-        Rule(
-            cause="crio-dropin-dead",
-            layer="runtime",
-            disruption="restart-service",
-            title="CRI-O's drop-in is in a folder that CRI-O never reads",
-            story=(
-                "nvidia-ctk 1.18.0 to 1.19.0 wrote CRI-O's drop-in to /etc/crio/conf.d; CRI-O reads "
-                "/etc/crio/crio.conf.d. The command reports success, a restart changes nothing, and pods fail with "
-                "`failed to find runtime handler nvidia`. Later toolkits write to the right folder but leave the "
-                "dead file behind."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/pull/1829",
-                "https://github.com/NVIDIA/gpu-operator/issues/2236",
-            ),
-            decisive=unless(_DROPPED, _ALIVE),
-            typical=all_of(_NO_HANDLER, _MISLED),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
-            look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
-            summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
-            remedy=always(
-                _FOR_CRIO,
-                run_step(
-                    "remove",
-                    "remove the dead file",
-                    command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
-                    when="it is there",
-                ),
-            ),
-            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+        symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
+        context=_UNDESCRIBED,
+        look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
+        share=2,
+        summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
+        remedy=_register_runtime,
+        explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="cgroup-driver-mismatch",
+        layer="config",
+        disruption="restart-service",
+        decisive=any_of(
+            _DOCKERS_DIFFER,
+            message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
+            _DIFFER,
         ),
+        typical=all_of(_HALF, _SYSTEMS_OWN),
+        symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
+        context=_HALF,
+        look_at=(
+            Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
+            Shell("sudo containerd config dump | grep SystemdCgroup"),
+        ),
+        summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
+        remedy=_same_driver,
+    ),
+    _rule(
+        cause="k3s-runtime-config-overwritten",
+        disruption="restart-service",
+        decisive=all_of(_RANCHER, _EDITED),
+        typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
+        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
+        context=_RANCHER,
+        may_be_normal=True,
+        look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
+        share=1,
+        summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
+        remedy=_default_of_rancher,
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
+    ),
+    _rule(
+        cause="crio-dropin-dead",
+        disruption="restart-service",
+        decisive=unless(_DROPPED, _ALIVE),
+        typical=all_of(_NO_HANDLER, _MISLED),
+        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
+        look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
+        summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
+        remedy=always(
+            _FOR_CRIO,
+            run_step(
+                "remove",
+                "remove the dead file",
+                command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
+                when="it is there",
+            ),
+        ),
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    _rule(
+        cause="cgroup-daemon-reload-loses-gpu",
+        disruption="restart-container",
+        decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD), symptoms.DRIVER_WORKS),
+        typical=any_of(
+            unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+            _CUT_OFF,
+            all_of(
+                message_line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, command_run(r"/dev/char|journalctl")
+            ),
+            all_of(_CGROUPS_OF_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
+        ),
+        symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
+        context=any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD),
+        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
+        look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
+        share=4,
+        summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
+        remedy=_RESTART,
+        explains=NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="dev-char-symlinks-missing",
+        decisive=_NO_LINKS,
+        symptoms=(_NO_LINKS, symptoms.OPERATOR_WAITS),
+        against=(symptoms.NO_DRIVER,),
+        look_at=(
+            Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
+            Shell("ls -l /dev/char | grep nvidia"),
+        ),
+        summary="the links in /dev/char that systemd needs are missing and cannot be created",
+        remedy=always(
+            run_step("load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")),
+            run_step(
+                "configure",
+                "create the links",
+                Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
+            ),
+            manual_step(
+                "configure",
+                "or turn them off in the GPU Operator: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
+                when="the toolkit does not know a device of this machine, and CDI is in use",
+            ),
+        ),
+    ),
+    Rule(
+        cause="selinux-denies-gpu",
+        layer="config",
+        disruption="restart-container",
+        decisive=_DENIED,
+        typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
+        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
+        context=_ENFORCING,
+        look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
+        summary="SELinux is enforcing, and denies the container the GPU's device nodes",
+        remedy=always(
+            run_step(
+                "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
+            ),
+            manual_step(
+                "configure",
+                "or start that container without a label: --security-opt label=disable",
+                when="the policy of this system has no such boolean, or denies `map` anyway",
+            ),
+        ),
+        explains=NO_CLUSTER_GPU,
     ),
 )

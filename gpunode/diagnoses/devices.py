@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
-from gpunode.diagnoses.source_urls import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -158,9 +158,7 @@ _LOAD_UVM: Final = always(
         Shell("sudo nvidia-modprobe -u -c=0"),
     ),
     run_step(
-        "configure",
-        "load it at every boot",
-        Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf"),
+        "configure", "load it at every boot", Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf")
     ),
 )
 _KEEP: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee"
@@ -256,203 +254,116 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.change_driver(snapshot, text)
 
 
-_NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"
+_rule = partial(Rule, layer="driver")
 
-FAMILY: Final = RuleFamily(
-    "devices",
-    "device files, nvidia_uvm and CUDA's start",
-    (
-        Rule(
-            cause="no-device-nodes-driver-not-initialised",
-            layer="driver",
-            disruption="none",
-            title="the driver has created no device files",
-            decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
-            typical=any_of(
-                _MISSING,
-                unless(_NO_FILES, symptoms.MODULE_LOADED, _PRESENT),
-                all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
-            ),
-            symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-            against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
-            look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
-            summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
-            story=(
-                "Programs reach a GPU through /dev/nvidiactl and /dev/nvidia0, which are created once the module "
-                "has initialised a GPU. If they are missing, the module is not loaded, found no GPU that it "
-                "supports, or nothing has requested the files yet. nvidia-persistenced and NVML are only the first "
-                "to complain. Loading the module shows which it is; if it finds no GPU, the kernel log has the "
-                "reason."
-            ),
-            sources=(
-                f"{DRIVER_README}faq.html",
-                _NODES_PAGE,
-                "https://github.com/NVIDIA/ansible-role-nvidia-driver/issues/3",
-            ),
-            remedy=always(
-                run_step(
-                    "load",
-                    "load the module and create its device files",
-                    Shell("sudo modprobe nvidia"),
-                    Shell("sudo nvidia-modprobe -c 0 -u"),
-                ),
-                run_step(
-                    "inspect",
-                    "if there are still none, read the reason",
-                    Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
-                ),
-                restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
-            ),
-            explains=consequences.NO_NVML,
+RULES: Final = (
+    _rule(
+        cause="no-device-nodes-driver-not-initialised",
+        decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
+        typical=any_of(
+            _MISSING,
+            unless(_NO_FILES, symptoms.MODULE_LOADED, _PRESENT),
+            all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
         ),
-        Rule(
-            cause="persistenced-start-race",
-            layer="driver",
-            disruption="restart-service",
-            title="nvidia-persistenced started before its device files existed",
-            decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
-            typical=any_of(
-                all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
-                unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
+        symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
+        look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
+        summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
+        remedy=always(
+            run_step(
+                "load",
+                "load the module and create its device files",
+                Shell("sudo modprobe nvidia"),
+                Shell("sudo nvidia-modprobe -c 0 -u"),
             ),
-            symptoms=(_DAEMON_FAILED,),
-            against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
-            look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
-            summary="nvidia-persistenced started before the module had created its device files",
-            story=(
-                "nvidia-persistenced opens the GPUs once, when it starts; it does not wait for them. If the module "
-                "is loaded late (Bumblebee, a blacklist with a later modprobe, a udev rule, a generator of CDI "
-                "specifications), the daemon may lose the race at boot: it fails or is skipped by its condition, "
-                "and stays down although everything works a second later. Without it, every first use of a GPU "
-                "takes seconds, and clocks and limits are reset in between."
+            run_step(
+                "inspect",
+                "if there are still none, read the reason",
+                Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
             ),
-            sources=(
-                "https://docs.nvidia.com/deploy/driver-persistence/index.html",
-                "https://github.com/Bumblebee-Project/Bumblebee/issues/1093",
-                "https://github.com/ublue-os/ucore/issues/419",
-            ),
-            remedy=_order_daemon,
+            restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
         ),
-        Rule(
-            cause="nvidia-uvm-not-loaded",
-            layer="driver",
-            disruption="none",
-            title="nvidia_uvm is not loaded",
-            share=1.3,
-            decisive=any_of(_NO_UVM_FILE, _UVM_WANTED, all_of(_NO_UVM, _CUDA_FAILS)),
-            symptoms=(
-                symptoms.CUDA_UNKNOWN,
-                symptoms.CUDA_NO_DEVICE,
-                symptoms.CUDA_UNAVAILABLE,
-                symptoms.CUDA_NOT_INITIALISED,
-            ),
-            context=any_of(_NO_UVM, _UVM_LOOKED_AT),
-            against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
-            may_be_normal=True,
-            look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
-            summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
-            story=(
-                "CUDA needs a second module, nvidia_uvm, with its own device files; nvidia-smi does not. It is "
-                "loaded on request, by a program that runs as root or by nvidia-modprobe. If neither happens "
-                "(nvidia-modprobe is missing, a container starts first, a softdep is ignored), nvidia-smi looks "
-                "fine and every CUDA program fails with an unknown error or finds no device."
-            ),
-            sources=(
-                f"{DRIVER_README}commonproblems.html",
-                "https://github.com/ggml-org/llama.cpp/issues/7218",
-                "https://github.com/Bumblebee-Project/Bumblebee/issues/854",
-            ),
-            remedy=_LOAD_UVM,
+        explains=consequences.NO_NVML,
+    ),
+    _rule(
+        cause="persistenced-start-race",
+        disruption="restart-service",
+        decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
+        typical=any_of(
+            all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+            unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
         ),
-        Rule(
-            cause="nvidia-uvm-wedged",
-            layer="driver",
-            disruption="restart-container",
-            title="nvidia_uvm is loaded but has lost its state",
-            share=0.8,
-            decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
-            typical=any_of(
-                unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
-                all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
-            ),
-            symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-            context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
-            against=(_NO_UVM_FILE, _NO_UVM, _UVM_WANTED, _NOT_LOADED, _FROM_ELSEWHERE),
-            look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
-            summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
-            story=(
-                "After a suspend, or after a program with open GPU memory was killed over one, nvidia_uvm may stay "
-                "loaded with a state that no longer matches the GPU. nvidia-smi works, but every new CUDA program "
-                "fails with the unknown error 999. Reloading nvidia_uvm, once nothing uses it, fixes CUDA without "
-                "a reboot; the driver can be configured to keep GPU memory over a suspend."
-            ),
-            sources=(
-                f"{DRIVER_README}powermanagement.html",
-                "https://github.com/ollama/ollama/issues/8638",
-                "https://github.com/pop-os/default-settings/pull/64",
-                "https://github.com/gbionics/jaxsim/issues/50",
-            ),
-            remedy=_RELOAD_UVM,
+        symptoms=(_DAEMON_FAILED,),
+        against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
+        look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
+        summary="nvidia-persistenced started before the module had created its device files",
+        remedy=_order_daemon,
+    ),
+    _rule(
+        cause="nvidia-uvm-not-loaded",
+        share=1.3,
+        decisive=any_of(_NO_UVM_FILE, _UVM_WANTED, all_of(_NO_UVM, _CUDA_FAILS)),
+        symptoms=(
+            symptoms.CUDA_UNKNOWN,
+            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_UNAVAILABLE,
+            symptoms.CUDA_NOT_INITIALISED,
         ),
-        Rule(
-            cause="device-node-permissions",
-            layer="driver",
-            disruption="none",
-            title="the device files have the wrong permissions",
-            decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
-            typical=any_of(
-                all_of(_CLOSED, symptoms.DENIED),
-                all_of(_NOT_PERMITTED, _OUTSIDE),
-                unless(_CLOSED_FILES, symptoms.DRIVER_WORKS),
-            ),
-            symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
-            against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
-            look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
-            summary="the user and group that run the program may not open the device files",
-            story=(
-                "The driver creates its device files readable and writable for everybody, unless module options "
-                "say otherwise. The kernel parses NVreg_DeviceFileMode like C: 0666 is octal, 666 is a decimal "
-                "number that makes an unusable mode. A mode of 0660 is a choice, and then only the group may use "
-                "the GPU. The effect: root sees the GPU and users do not, or nobody does."
-            ),
-            sources=(f"{DRIVER_README}faq.html", "https://github.com/vowstar/vowstar-overlay/issues/6"),
-            remedy=_permit_access,
+        context=any_of(_NO_UVM, _UVM_LOOKED_AT),
+        against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
+        may_be_normal=True,
+        look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
+        summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
+        remedy=_LOAD_UVM,
+    ),
+    _rule(
+        cause="nvidia-uvm-wedged",
+        disruption="restart-container",
+        share=0.8,
+        decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
+        typical=any_of(
+            unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
+            all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
         ),
-        Rule(
-            cause="cuda-init-802-kaslr-or-hmm",
-            layer="driver",
-            shows_in="kernel",
-            disruption="restart-container",
-            title="CUDA does not start with this kernel's memory layout",
-            share=1.5,
-            typical=any_of(
-                all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager")),
-                _CODE_3,
-                command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
-            ),
-            symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
-            context=_UVM_LOOKED_AT,
-            against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE),
-            look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
-            summary=(
-                "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "
-                "nvidia_uvm does not work with this kernel's address layout"
-            ),
-            story=(
-                "With heterogeneous memory management (HMM), nvidia_uvm claims a part of the kernel's physical "
-                "address space for the GPU. On some kernels, with address randomisation (KASLR) or on machines "
-                "with much memory, there is no space left in the required range, and cuInit fails with 802 or 3 "
-                "although nvidia-smi, the modules and the device files are fine. On boards with NVSwitches the "
-                "same number means that the fabric manager is not running; this node has none. HMM can be turned "
-                "off with a module option."
-            ),
-            sources=(
-                "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html",
-                f"{OPEN_MODULES}/issues/797",
-                f"{OPEN_MODULES}/issues/901",
-                "https://github.com/wilicc/gpu-burn/issues/133",
-            ),
-            remedy=_disable_hmm,
+        symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
+        context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
+        against=(_NO_UVM_FILE, _NO_UVM, _UVM_WANTED, _NOT_LOADED, _FROM_ELSEWHERE),
+        look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
+        summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
+        remedy=_RELOAD_UVM,
+    ),
+    _rule(
+        cause="device-node-permissions",
+        decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
+        typical=any_of(
+            all_of(_CLOSED, symptoms.DENIED),
+            all_of(_NOT_PERMITTED, _OUTSIDE),
+            unless(_CLOSED_FILES, symptoms.DRIVER_WORKS),
         ),
+        symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
+        against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
+        look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
+        summary="the user and group that run the program may not open the device files",
+        remedy=_permit_access,
+    ),
+    _rule(
+        cause="cuda-init-802-kaslr-or-hmm",
+        shows_in="kernel",
+        disruption="restart-container",
+        share=1.5,
+        typical=any_of(
+            all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager")),
+            _CODE_3,
+            command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
+        ),
+        symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
+        context=_UVM_LOOKED_AT,
+        against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE),
+        look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
+        summary=(
+            "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "
+            "nvidia_uvm does not work with this kernel's address layout"
+        ),
+        remedy=_disable_hmm,
     ),
 )

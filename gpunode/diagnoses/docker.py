@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import TOOLKIT_GUIDE
-from gpunode.diagnoses.views import docker, system, toolkit
+from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
@@ -44,7 +44,7 @@ _RUNS: Final = message_line(
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
 _FAULTY: Final = unless(
-    custom_sign(lambda node: (place for _, place in docker.config_faults(node))),
+    custom_sign(lambda node: (place for _, place in runtimes.config_faults(node))),
     unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
 )
 _FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
@@ -63,7 +63,7 @@ _BOTH: Final = any_of(
 
 
 def _summarize_fault(snapshot: Snapshot) -> str:
-    return f"dockerd cannot read {next((why for why, _ in docker.config_faults(snapshot)), 'its configuration file')}"
+    return f"dockerd cannot read {next((why for why, _ in runtimes.config_faults(snapshot)), 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
@@ -75,7 +75,7 @@ _SNAP: Final = unless(
     any_of(
         message_line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
-            r"|^docker\s+\d\S*\s+\d+\s",
+            r"|^docker\s+\d\S*\s+\d+\s"
         ),
         file_line("/var/snap/docker/*", r"\S"),
         command_run(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),
@@ -90,7 +90,7 @@ _DESKTOP: Final = unless(
         r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^Docker Desktop \d|^ *Context:\s*desktop-linux"
         r"|^desktop-linux\s*(?:\*|$)|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b"
         r"|Kernel Version:\s*\S*linuxkit|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/"
-        r"|Current context is now \"desktop-linux\"",
+        r"|Current context is now \"desktop-linux\""
     ),
     predicate(system.is_wsl, "this is WSL2"),
     message_line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
@@ -188,14 +188,14 @@ _COMPARES: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Time
 
 def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the start of a daemon that began after the toolkit was installed."""
-    unit, installed = snapshot.facts.unit(docker.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
+    unit, installed = snapshot.facts.unit(runtimes.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
     if began is not None and installed is not None and began >= installed:
-        yield system.unit_line(snapshot, docker.UNIT, "ExecMainStartTimestamp")
+        yield system.unit_line(snapshot, runtimes.UNIT, "ExecMainStartTimestamp")
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    unit = snapshot.facts.unit(docker.UNIT)
+    unit = snapshot.facts.unit(runtimes.UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
         yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START
@@ -206,208 +206,127 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         )
 
 
-FAMILY: Final = RuleFamily(
-    "docker",
-    "Docker",
-    (
-        Rule(
-            cause="daemon-json-invalid",
-            layer="config",
-            disruption="restart-service",
-            title="dockerd cannot read its configuration file",
-            story=(
-                "dockerd reads /etc/docker/daemon.json at its start, and does not start if that is not valid JSON "
-                "or has an unknown option. Often two files were concatenated, a comma is missing, or curly quotes "
-                "were copied from a web page. Every container on the node is down, not only those with GPUs; "
-                "systemd only says that the unit failed, the daemon's journal names the character."
+_rule = partial(Rule, layer="runtime")
+
+RULES: Final = (
+    Rule(
+        cause="daemon-json-invalid",
+        layer="config",
+        disruption="restart-service",
+        decisive=any_of(_FAULTY, _INVALID),
+        symptoms=(symptoms.DAEMON_DOWN,),
+        look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
+        share=1,
+        summary=_summarize_fault,
+        remedy=always(
+            manual_step("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),
+            run_step(
+                "inspect",
+                "let dockerd check it (docker 23 and later)",
+                command("sudo", "dockerd", "--validate", "--config-file", DOCKER_CONFIG),
             ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/761",
-                "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",
-            ),
-            decisive=any_of(_FAULTY, _INVALID),
-            symptoms=(symptoms.DAEMON_DOWN,),
-            look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
-            share=1,
-            summary=_summarize_fault,
-            remedy=always(
-                manual_step(
-                    "configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"
-                ),
-                run_step(
-                    "inspect",
-                    "let dockerd check it (docker 23 and later)",
-                    command("sudo", "dockerd", "--validate", "--config-file", DOCKER_CONFIG),
-                ),
-                _START,
-            ),
-            explains=frozenset(
-                {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
-            ),
+            _START,
         ),
-        Rule(
-            cause="docker-directive-conflict",
-            layer="config",
-            disruption="restart-service",
-            title="a dockerd setting is both in its file and on its command line",
-            story=(
-                "dockerd refuses to start if a setting is given both as a flag in its systemd unit and in "
-                "daemon.json, even with the same value. Debian's and docker's units set the listening address with "
-                "-H fd://, so `hosts` in the file is the usual one; old instructions for NVIDIA's runtime added "
-                "--add-runtime to the unit."
+        explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
+    ),
+    Rule(
+        cause="docker-directive-conflict",
+        layer="config",
+        disruption="restart-service",
+        decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
+        typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
+        symptoms=(symptoms.DAEMON_DOWN,),
+        context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
+        against=(_FAULTY,),
+        look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
+        summary="dockerd does not start: a setting is both in daemon.json and on its command line",
+        remedy=always(
+            run_step(
+                "configure",
+                "remove the flag from dockerd's command line with a drop-in, or remove the setting from daemon.json",
+                Shell("sudo systemctl edit docker.service"),
             ),
-            sources=(
-                "https://github.com/moby/moby/issues/34104",
-                "https://docs.docker.com/engine/daemon/troubleshoot/#conflicts-between-the-daemonjson-and-startup-scripts",
-            ),
-            decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
-            typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
-            symptoms=(symptoms.DAEMON_DOWN,),
-            context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
-            against=(_FAULTY,),
-            look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
-            summary="dockerd does not start: a setting is both in daemon.json and on its command line",
-            remedy=always(
-                run_step(
-                    "configure",
-                    "remove the flag from dockerd's command line with a drop-in, or remove the setting from "
-                    "daemon.json",
-                    Shell("sudo systemctl edit docker.service"),
-                ),
-                _START,
-            ),
-            explains=frozenset(
-                {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
-            ),
+            _START,
         ),
-        Rule(
-            cause="docker-from-snap",
-            layer="runtime",
-            disruption="restart-service",
-            title="docker is installed as a snap",
-            story=(
-                "The docker snap has its own daemon, which reads /var/snap/docker/current/config/daemon.json and "
-                "may not run programs from outside the snap. It ignores a toolkit installed by apt and everything "
-                "in /etc/docker/daemon.json."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/1637",
-                "https://github.com/canonical/docker-snap/issues/148",
-            ),
-            decisive=unless(_SNAP, _NO_LIBRARY),
-            symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
-            may_be_normal=True,
-            look_at=(Shell("command -v docker"), Shell("snap list docker")),
-            summary="docker is a snap, which does not see the toolkit or the settings of this system",
-            remedy=always(*_REPLACE_SNAP),
-            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+        explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
+    ),
+    _rule(
+        cause="docker-from-snap",
+        disruption="restart-service",
+        decisive=unless(_SNAP, _NO_LIBRARY),
+        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
+        may_be_normal=True,
+        look_at=(Shell("command -v docker"), Shell("snap list docker")),
+        summary="docker is a snap, which does not see the toolkit or the settings of this system",
+        remedy=always(*_REPLACE_SNAP),
+        explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+    ),
+    Rule(
+        cause="docker-from-snap-or-desktop-vm",
+        layer="toolkit",
+        shows_in="runtime",
+        disruption="restart-service",
+        decisive=any_of(_DESKTOP, all_of(_SNAP, _NO_LIBRARY)),
+        typical=all_of(_NO_LIBRARY, symptoms.DRIVER_WORKS),
+        symptoms=(
+            symptoms.NO_DEVICE_DRIVER,
+            symptoms.NO_RUNTIME,
+            symptoms.HOOK_FAILED,
+            symptoms.NO_NVML_LIBRARY,
+            symptoms.CONTAINER_FAILED,
         ),
-        Rule(
-            cause="docker-from-snap-or-desktop-vm",
-            layer="toolkit",
-            shows_in="runtime",
-            disruption="restart-service",
-            title="the docker daemon in use cannot see the driver of this system",
-            story=(
-                "Docker Desktop for Linux runs its daemon in a virtual machine, and the docker snap runs confined: "
-                "neither sees the system's driver libraries or device nodes. The toolkit inside then reports that "
-                "libnvidia-ml.so.1 cannot be loaded, although nvidia-smi works on the host. Often `sudo docker` "
-                "works, because root uses the context of Docker Engine."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/229",
-                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",
-            ),
-            decisive=any_of(_DESKTOP, all_of(_SNAP, _NO_LIBRARY)),
-            typical=all_of(_NO_LIBRARY, symptoms.DRIVER_WORKS),
-            symptoms=(
-                symptoms.NO_DEVICE_DRIVER,
-                symptoms.NO_RUNTIME,
-                symptoms.HOOK_FAILED,
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.CONTAINER_FAILED,
-            ),
-            share=2,
-            may_be_normal=True,
-            look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
-            summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
-            "of this system",
-            remedy=_switch_to_engine,
-            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+        share=2,
+        may_be_normal=True,
+        look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
+        summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
+        "of this system",
+        remedy=_switch_to_engine,
+        explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+    ),
+    _rule(
+        cause="docker-rootless-config",
+        disruption="restart-service",
+        decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
+        typical=any_of(
+            custom_sign(_known_only_as_root),
+            unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+            all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
         ),
-        Rule(
-            cause="docker-rootless-config",
-            layer="runtime",
-            disruption="restart-service",
-            title="rootless docker is configured as if it ran as root",
-            story=(
-                "Rootless docker reads ~/.config/docker/daemon.json and may not change device cgroups. It does not "
-                "know a runtime in /etc/docker/daemon.json, and NVIDIA's library fails at the cgroup, with "
-                "`bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted` or, on cgroup v1, "
-                "`devices.allow: permission denied`, until no-cgroups = true is set."
-            ),
-            sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
-            decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
-            typical=any_of(
-                custom_sign(_known_only_as_root),
-                unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
-                all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
-            ),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
-            context=ROOTLESS,
-            look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
-            summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
-            remedy=_NO_CGROUPS,
-            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
+        context=ROOTLESS,
+        look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
+        summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
+        remedy=_NO_CGROUPS,
+        explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
+    ),
+    _rule(
+        cause="docker-not-restarted",
+        disruption="restart-service",
+        decisive=any_of(all_of(_REGISTERED, _LACKS_IT), all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER)),
+        typical=any_of(
+            unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
+            unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
+            unless(all_of(_COMPARES, toolkit.presence_lines), _NOT_IN_FILE, _UNKNOWN),
         ),
-        Rule(
-            cause="docker-not-restarted",
-            layer="runtime",
-            disruption="restart-service",
-            title="docker has not been restarted since the toolkit was installed or registered",
-            story=(
-                "dockerd looks for NVIDIA's hook in its PATH, and reads daemon.json, when it starts. The running "
-                "daemon does not know a toolkit that was installed or registered afterwards, and reports that it "
-                "could not select a device driver, or that the runtime nvidia is unknown."
-            ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
-            decisive=any_of(
-                all_of(_REGISTERED, _LACKS_IT),
-                all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER),
-            ),
-            typical=any_of(
-                unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
-                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
-                unless(all_of(_COMPARES, toolkit.presence_lines), _NOT_IN_FILE, _UNKNOWN),
-            ),
-            symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
-            context=unless(any_of(_REGISTERED, toolkit.presence_lines), symptoms.ALL_WELL),
-            against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),),
-            look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
-            share=4,
-            summary="the running docker daemon was started before the toolkit was installed or registered",
-            remedy=always(_RESTART),
-        ),
-        Rule(
-            cause="nvidia-runtime-not-registered",
-            layer="runtime",
-            disruption="restart-service",
-            title="docker has no runtime called nvidia",
-            story=(
-                "--runtime=nvidia, `runtime: nvidia` in a compose file and default-runtime are names, which "
-                "daemon.json must define under `runtimes`. Installing the toolkit does not do that; with an "
-                "undefined default runtime dockerd does not even start."
-            ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1795", f"{TOOLKIT_GUIDE}#configuring-docker"),
-            decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
-            typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),
-            symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
-            context=any_of(_LACKS_IT, _NOT_IN_FILE),
-            against=(_HAS_IT, _REGISTERED, toolkit.absence_lines),
-            look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
-            share=4,
-            summary="docker has no runtime called nvidia",
-            remedy=_register_runtime,
-        ),
+        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
+        context=unless(any_of(_REGISTERED, toolkit.presence_lines), symptoms.ALL_WELL),
+        against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),),
+        look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
+        share=4,
+        summary="the running docker daemon was started before the toolkit was installed or registered",
+        remedy=always(_RESTART),
+    ),
+    _rule(
+        cause="nvidia-runtime-not-registered",
+        disruption="restart-service",
+        decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
+        typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),
+        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
+        context=any_of(_LACKS_IT, _NOT_IN_FILE),
+        against=(_HAS_IT, _REGISTERED, toolkit.absence_lines),
+        look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
+        share=4,
+        summary="docker has no runtime called nvidia",
+        remedy=_register_runtime,
     ),
 )

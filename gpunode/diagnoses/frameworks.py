@@ -1,17 +1,25 @@
-"""Programs and frameworks: built for a newer CUDA than the driver supports, for other GPUs, or for the CPU alone."""
+"""Programs, frameworks and the libcuda that they load: for another CUDA or GPU, without CUDA, not the driver's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import align_fabric_manager, always, manual_step, reboot, upgrade_driver_for_cuda
+from gpunode.diagnoses.commands import Command, Shell, edit_files, is_path_below
+from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.model import Citation, Fix, Rule
+from gpunode.diagnoses.remedies import (
+    align_fabric_manager,
+    always,
+    manual_step,
+    reboot,
+    run_step,
+    upgrade_driver_for_cuda,
+)
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import CUDA_COMPATIBILITY, CUDA_DRIVER_API
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
@@ -136,116 +144,250 @@ _SHM_SHORT: Final = message_line(
 )
 _SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
-_TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
 
-FAMILY: Final = RuleFamily(
-    "frameworks",
-    "programs and frameworks",
-    (
-        Rule(
-            cause="driver-too-old-for-image",
-            layer="toolkit",
-            shows_in="driver",
-            disruption="reboot",
-            title="the driver is older than the program's CUDA needs",
-            share=4,
-            symptoms=(
-                any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
-                symptoms.CUDA_TOO_NEW,
-                symptoms.HOOK_FAILED,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
-            decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
-            typical=any_of(
-                _NEWER_CALL,
-                unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
-            ),
-            against=(_AT_TWO_VERSIONS,),
-            look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
-            summary=_summarize_mismatch,
-            story=(
-                "Every CUDA release needs a minimum driver version. Images declare it in NVIDIA_REQUIRE_CUDA, and "
-                "the toolkit refuses to start them on an older driver; programs that start anyway fail with «CUDA "
-                "driver version is insufficient for CUDA runtime version». From CUDA 11 on, a driver for the same "
-                "major version is mostly enough. The node works, and images with an older CUDA run."
-            ),
-            sources=("https://github.com/theroyallab/tabbyAPI/issues/324", CUDA_COMPATIBILITY, _TOOLKIT_NOTES),
-            remedy=_upgrade_driver,
+_STUB_SAID: Final = message_line(
+    r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
+    r"|CUDA error: error code 34|Linked to libnvidia-ml library at wrong path"
+    r"|libnvidia-ml\.so in GDK package is a stub library"
+    r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
+)
+_NOT_HERE: Final = message_line(cuda.NOT_ON_THIS_GPU.pattern)
+# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
+_WRONG: Final = any_of(
+    symptoms.CUDA_UNFIT,
+    symptoms.MISMATCH,
+    message_line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
+)
+_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
+_LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+_DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def _library_places(snapshot: Snapshot) -> tuple[cuda.Library | cuda.Folder, ...]:
+    return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.search_folders))
+
+
+def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield folders and files with stubs that a report shows."""
+    return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
+
+
+def _opened_stubs(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one.citation for one in snapshot.view(cuda.loaded_libraries) if one.sort == "stub")
+
+
+def _library_copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
+    for one in snapshot.view(cuda.loaded_libraries):
+        if one.sort == "other":
+            match = _VERSIONED.search(one.path)
+            yield match["version"] if match else "", one.citation
+
+
+def _foreign_copies(snapshot: Snapshot) -> Iterator[Citation]:
+    node = driver.loaded_version(snapshot) or driver.smi_version(snapshot)
+    for version, one in _library_copies(snapshot):
+        if node and version and version != node.version:
+            yield from (one, node.citation)
+
+
+def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one for version, one in _library_copies(snapshot) if not version)
+
+
+def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield compatibility libraries that are loaded or of another driver."""
+    yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
+    node = driver.loaded_version(snapshot)
+    for item in snapshot.items:
+        told = _DRIVEN.search(item.text) if "/compat" in item.written else None
+        version = node.version if node else told["version"] if told else ""
+        if version and "/compat" in item.written:
+            for match in _LIBCUDA.finditer(item.text):
+                if match["version"] != version:
+                    yield cite(item, item.number_at(match.start()))
+
+
+_STUBS: Final = custom_sign(_stub_lines)
+_COMPAT: Final = custom_sign(_compat_lines)
+_FOREIGN: Final = any_of(
+    all_of(_WRONG, custom_sign(_foreign_copies)),
+    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_unversioned_copies), _COMPAT)),
+)
+_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_opened_stubs), _FOREIGN)
+
+
+def _summarize_shadow(snapshot: Snapshot) -> str:
+    path = next(
+        (one.path for one in _library_places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy"
+    )
+    return f"programs load {path} in place of the driver's own library"
+
+
+def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
+    named = [
+        one for one in snapshot.view(cuda.search_folders) if one.file and one.sort == "compat" and one.where == "host"
+    ]
+    if commands := _comment_out(named):
+        yield run_step(
+            "remove", "remove the compatibility folder from the loader's path", *commands, Shell("sudo ldconfig")
+        )
+    text = "in an image: build it without the package cuda-compat, and remove its folder from LD_LIBRARY_PATH"
+    yield manual_step("remove", text)
+    yield from upgrade_driver_for_cuda(snapshot, "or upgrade the node's driver to one for the image's CUDA")
+
+
+_PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
+
+
+def _comment_out(folders: Iterable[cuda.Folder]) -> tuple[Command, ...]:
+    """Return the commands that comment out these folders; none if a name is not plain."""
+    found: list[Command] = []
+    for one in folders:
+        if not _PLAIN.fullmatch(one.path) or not is_path_below(one.file, "/etc/ld.so.conf.d"):
+            return ()
+        plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
+        found.extend(edit_files(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
+    return tuple(dict.fromkeys(found))
+
+
+def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
+    wrong = [one for one in snapshot.view(cuda.search_folders) if one.where == "host" and _hides_driver(snapshot, one)]
+    conf = [one for one in wrong if one.file]
+    if conf:
+        text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
+        commands = _comment_out(conf)
+        yield run_step("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
+    paths = sorted({one.path for one in wrong if not one.file})
+    if conf and not paths:
+        return
+    named = f" ({', '.join(paths)})" if paths else ""
+    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    yield manual_step("configure", f"remove the folder from LD_LIBRARY_PATH{named}, {where}")
+    find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
+    yield run_step("inspect", "find where it is set", find)
+
+
+def _hides_driver(snapshot: Snapshot, folder: cuda.Folder) -> bool:
+    """Return whether the folder contains a library that hides the driver's."""
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(cuda.loaded_libraries) if one.sort != "driver"}
+    return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
+
+
+_FIRST: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(cuda.loaded_libraries) if one.sort == "compat")
+)
+_GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
+
+_rule = partial(Rule, layer="userspace")
+
+RULES: Final = (
+    Rule(
+        cause="driver-too-old-for-image",
+        layer="toolkit",
+        shows_in="driver",
+        disruption="reboot",
+        share=4,
+        symptoms=(
+            any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
+            symptoms.CUDA_TOO_NEW,
+            symptoms.HOOK_FAILED,
+            symptoms.CUDA_UNAVAILABLE,
         ),
-        Rule(
-            cause="framework-without-this-architecture",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="the program has no code for this GPU's architecture",
-            share=1.5,
-            decisive=_NO_KERNEL,
-            symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
-            summary="the program was built for other architectures and has no code for this GPU",
-            look_at=(
-                Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
-                Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
-            ),
-            story=(
-                "A CUDA program contains machine code for the architectures it was built for. Wheels omit old "
-                "architectures, and last year's wheels do not know this year's GPUs. Driver and GPU work, the "
-                "device is found, but the first kernel fails with «no kernel image is available for execution on "
-                "the device». Another build of the program is needed."
-            ),
-            sources=(
-                "https://github.com/pytorch/pytorch/issues/167244",
-                "https://github.com/Comfy-Org/ComfyUI/pull/16438",
-                CUDA_DRIVER_API,
-            ),
-            remedy=_install_other_build,
+        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
+        typical=any_of(
+            _NEWER_CALL, unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE)
         ),
-        Rule(
-            cause="framework-cpu-only",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="the framework was built without CUDA",
-            share=1.5,
-            decisive=_CPU_BUILD,
-            symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-            against=(_NO_DRIVER, _NO_KERNEL),
-            summary="the installed build of the framework has no CUDA support and computes on the CPU",
-            look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
-            story=(
-                "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under the same name. A "
-                "package manager that finds no matching CUDA build silently installs the other one. The program "
-                "then finds no GPU although nvidia-smi shows it: the version ends in +cpu, or the error says «not "
-                "compiled with CUDA enabled»."
-            ),
-            sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
-            remedy=_install_cuda_build,
+        against=(_AT_TWO_VERSIONS,),
+        look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
+        summary=_summarize_mismatch,
+        remedy=_upgrade_driver,
+    ),
+    _rule(
+        cause="framework-without-this-architecture",
+        shows_in="programs",
+        share=1.5,
+        decisive=_NO_KERNEL,
+        symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
+        summary="the program was built for other architectures and has no code for this GPU",
+        look_at=(
+            Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
+            Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
         ),
-        Rule(
-            cause="shared-memory-too-small",
-            layer="runtime",
-            disruption="restart-container",
-            title="the container's /dev/shm is too small",
-            decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
-            typical=_SHM_SHORT,
-            symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
-            context=_SHM_DEFAULT,
-            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
-            look_at=(Shell("df -h /dev/shm  # in the container"),),
-            story=(
-                "The workers of a PyTorch DataLoader and the processes of NCCL exchange data in /dev/shm. docker "
-                "and Kubernetes give a container 64 MB of it. A program that writes more gets «no space left on "
-                "device» or dies with a bus error. GPU and driver work."
-            ),
-            sources=(
-                *("https://github.com/pytorch/pytorch#docker-image", "https://github.com/NVIDIA/nccl/issues/525"),
-                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-            ),
-            remedy=always(
-                manual_step(
-                    "configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"
-                ),
-                manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
-            ),
+        remedy=_install_other_build,
+    ),
+    _rule(
+        cause="framework-cpu-only",
+        shows_in="programs",
+        share=1.5,
+        decisive=_CPU_BUILD,
+        symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
+        against=(_NO_DRIVER, _NO_KERNEL),
+        summary="the installed build of the framework has no CUDA support and computes on the CPU",
+        look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
+        remedy=_install_cuda_build,
+    ),
+    Rule(
+        cause="shared-memory-too-small",
+        layer="runtime",
+        disruption="restart-container",
+        decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
+        typical=_SHM_SHORT,
+        symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
+        context=_SHM_DEFAULT,
+        summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
+        look_at=(Shell("df -h /dev/shm  # in the container"),),
+        remedy=always(
+            manual_step("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
+            manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
         ),
+    ),
+    _rule(
+        cause="cuda-compat-lib-mismatch",
+        disruption="restart-container",
+        share=0.8,
+        decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
+        typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
+        may_be_normal=True,
+        symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
+        context=_COMPAT,
+        against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
+        look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
+        summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
+        remedy=_drop_compat,
+    ),
+    _rule(
+        cause="cuda-compat-not-supported-hw",
+        disruption="restart-container",
+        decisive=_NOT_HERE,
+        typical=all_of(_FIRST, _GEFORCE),
+        may_be_normal=True,
+        symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
+        context=_COMPAT,
+        against=(_AT_TWO_VERSIONS, _SHADOWED),
+        look_at=(Shell("ldconfig -p | grep libcuda"),),
+        summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
+        remedy=_drop_compat,
+    ),
+    _rule(
+        cause="library-path-shadows-libcuda",
+        disruption="restart-container",
+        share=0.8,
+        decisive=_SHADOWED,
+        typical=_STUBS,
+        symptoms=(
+            _STUB_SAID,
+            symptoms.CUDA_UNFIT,
+            symptoms.MISMATCH,
+            symptoms.CUDA_NOT_INITIALISED,
+            symptoms.NO_NVML_LIBRARY,
+            symptoms.CUDA_UNAVAILABLE,
+            symptoms.CUDA_NO_DEVICE,
+        ),
+        look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
+        summary=_summarize_shadow,
+        remedy=_unshadow,
+        explains=frozenset({"cuda-compat-lib-mismatch"}),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, install, manual_step, run_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -135,129 +135,81 @@ _LOW_LIMIT: Final = message_line(
     r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
 )
 _UNLIMITED: Final = message_line(r"(?:-l\)\s+|^)unlimited$")
-_RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
-_GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 _rule = partial(Rule, layer="driver")
 
-FAMILY: Final = RuleFamily(
-    "gpudirect",
-    "GPUDirect RDMA and Storage",
-    (
-        _rule(
-            cause="peermem-load-failed",
-            disruption="restart-container",
-            title="nvidia_peermem does not load",
-            look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
-            story=(
-                "nvidia_peermem lets a network card access GPU memory through functions of the RDMA stack that "
-                "only MLNX_OFED and DOCA have. If it was built against another stack than the running one, the "
-                "kernel rejects it with 'Invalid argument' (err -22: the symbol has another version); on the "
-                "kernel's own stack the symbol does not exist at all (err 0 or -2). This happens when OFED is "
-                "installed after the driver, or when a new kernel lacks OFED's modules."
-            ),
-            sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
-            decisive=any_of(_DISAGREES, _UNKNOWN),
-            typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
-            against=(_SIGNATURE,),
-            summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
-            context=command_run(r"modprobe.*peer_?mem"),
-            remedy=_fit_peermem,
-            explains=frozenset({"gpudirect-rdma-disabled"}),
+RULES: Final = (
+    _rule(
+        cause="peermem-load-failed",
+        disruption="restart-container",
+        look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
+        decisive=any_of(_DISAGREES, _UNKNOWN),
+        typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
+        against=(_SIGNATURE,),
+        summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
+        context=command_run(r"modprobe.*peer_?mem"),
+        remedy=_fit_peermem,
+        explains=frozenset({"gpudirect-rdma-disabled"}),
+    ),
+    _rule(
+        cause="gpudirect-rdma-disabled",
+        severity="warning",
+        disruption="restart-container",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
+        decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
+        typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
+        context=command_run(r"peer_?mem"),
+        summary="the network card cannot access GPU memory, so NCCL copies through host memory",
+        remedy=_load_peermem,
+    ),
+    _rule(
+        cause="nvidia-fs-not-loaded",
+        severity="warning",
+        look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
+        decisive=_NO_FS,
+        typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
+        context=command_run(r"nvidia[-_]fs|gdscheck"),
+        against=(_FS_LOADED,),
+        summary="nvidia_fs is not loaded, so cuFile copies through host memory",
+        remedy=_install_nvidia_fs,
+        explains=frozenset({"gds-nvme-unsupported"}),
+    ),
+    _rule(
+        cause="gds-nvme-unsupported",
+        severity="warning",
+        disruption="reboot",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
+        decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_SPEAKS), _P2PDMA)),
+        typical=any_of(
+            unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
         ),
-        _rule(
-            cause="gpudirect-rdma-disabled",
-            severity="warning",
-            disruption="restart-container",
-            title="NCCL does not use GPUDirect RDMA",
-            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
-            look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
-            story=(
-                "The network card cannot access GPU memory, so data for other nodes is first copied through host "
-                "memory: this works, at a fraction of the speed. Either nvidia_peermem is not loaded and DMA-BUF "
-                "is not available instead, or it is loaded but the RDMA stack or NCCL does not know it."
+        context=command_run(r"nvidia[-_]fs|gds"),
+        summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
+        remedy=_NVME_STACK,
+    ),
+    Rule(
+        cause="memlock-limit-too-low",
+        layer="config",
+        shows_in="programs",
+        disruption="restart-service",
+        decisive=all_of(message_line(_VERB), _LOW_LIMIT),
+        typical=_NOT_PINNED,
+        symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
+        against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
+        context=command_run(r"ulimit -l|memlock"),
+        look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
+        summary="memory cannot be registered with the network card: the limit of locked memory is too low",
+        remedy=always(
+            manual_step("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
+            manual_step(
+                "configure",
+                "give the service that starts it (containerd, docker, slurmd) LimitMEMLOCK=infinity, and restart "
+                "it once its programs may stop",
+                "another service starts it",
             ),
-            sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
-            decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
-            typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
-            context=command_run(r"peer_?mem"),
-            summary="the network card cannot access GPU memory, so NCCL copies through host memory",
-            remedy=_load_peermem,
-        ),
-        _rule(
-            cause="nvidia-fs-not-loaded",
-            severity="warning",
-            disruption="none",
-            title="nvidia_fs is not loaded",
-            look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
-            story=(
-                "GPUDirect Storage needs the kernel module nvidia_fs. It is a separate package, built by DKMS for "
-                "each kernel, and since 2.17 it needs the open kernel modules. Without it cuFile works in its "
-                "compatibility mode: all data goes through host memory."
-            ),
-            sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
-            decisive=_NO_FS,
-            typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
-            context=command_run(r"nvidia[-_]fs|gdscheck"),
-            against=(_FS_LOADED,),
-            summary="nvidia_fs is not loaded, so cuFile copies through host memory",
-            remedy=_install_nvidia_fs,
-            explains=frozenset({"gds-nvme-unsupported"}),
-        ),
-        _rule(
-            cause="gds-nvme-unsupported",
-            severity="warning",
-            disruption="reboot",
-            title="GPUDirect Storage does not support the NVMe driver",
-            symptoms=(symptoms.SLOW,),
-            look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
-            story=(
-                "nvidia_fs is loaded, but direct access needs an NVMe driver that registers with it. The one of "
-                "MLNX_OFED built with GDS does; the kernel's own does not, and newer stacks use another mechanism "
-                "(PCI P2PDMA). gdscheck then shows NVMe as Unsupported, and cuFile falls back to copies."
-            ),
-            sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
-            decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_SPEAKS), _P2PDMA)),
-            typical=any_of(
-                unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
-            ),
-            context=command_run(r"nvidia[-_]fs|gds"),
-            summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
-            remedy=_NVME_STACK,
-        ),
-        Rule(
-            cause="memlock-limit-too-low",
-            layer="config",
-            shows_in="programs",
-            disruption="restart-service",
-            title="the program may not lock the memory that RDMA needs",
-            decisive=all_of(message_line(_VERB), _LOW_LIMIT),
-            typical=_NOT_PINNED,
-            symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
-            against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
-            context=command_run(r"ulimit -l|memlock"),
-            look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
-            summary="memory cannot be registered with the network card: the limit of locked memory is too low",
-            story=(
-                "RDMA needs pinned memory, so NCCL and UCX lock the memory that they register with the network "
-                "card. A process may lock as much as its limit allows (ulimit -l): 64 KB or 8 MB, unless the "
-                "service that started it has more. Above it ibv_reg_mr and ibv_create_cq return «Cannot allocate "
-                "memory» although the node has plenty."
-            ),
-            sources=(
-                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-                *("https://github.com/NVIDIA/nccl-tests/issues/206", "https://github.com/openucx/ucx/issues/8229"),
-            ),
-            remedy=always(
-                manual_step("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
-                manual_step(
-                    "configure",
-                    "give the service that starts it (containerd, docker, slurmd) LimitMEMLOCK=infinity, and restart "
-                    "it once its programs may stop",
-                    "another service starts it",
-                ),
-                manual_step(
-                    "configure", "set memlock to unlimited in /etc/security/limits.conf", "a login shell starts it"
-                ),
+            manual_step(
+                "configure", "set memlock to unlimited in /etc/security/limits.conf", "a login shell starts it"
             ),
         ),
     ),

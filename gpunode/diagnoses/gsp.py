@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.consequences import GPU_LOST
-from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     always,
     look_first,
@@ -33,11 +33,9 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_README, OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.views import driver, faults, guests, pci
+from gpunode.diagnoses.views import driver, faults, pci, virtualization
 from gpunode.diagnoses.views.system import find_distro, package_manager
 
-_README: Final = f"{DRIVER_README}gsp.html"
 _RPC_TIMEOUT: Final = kernel_line(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out"
     r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
@@ -125,7 +123,7 @@ def _switch_off(snapshot: Snapshot, when: str) -> Fix:
 
 
 def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver, which includes its firmware")
         return
     version, manager, known = _firmware_version(snapshot), snapshot.view(package_manager), find_distro(snapshot)
@@ -167,175 +165,104 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _UNUSABLE: Final = GPU_LOST | {
-    *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+    *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive")
 }
 _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
 _LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
 _rule = partial(Rule, layer="driver", look_at=_LOG)
 
-FAMILY: Final = RuleFamily(
-    "gsp",
-    "the GPU System Processor",
-    (
-        _rule(
-            cause="gsp-rpc-timeout",
-            disruption="reset-gpu",
-            title="the GSP does not answer the driver",
-            share=2,
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.GPU_LOST,
-                symptoms.NVML_UNKNOWN,
-                symptoms.SMI_HANGS,
-                symptoms.NOT_STARTED,
-            ),
-            story=(
-                "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
-                "calls it. When it does not answer a call in time, the driver reports Xid 119 and waits again for "
-                "the next call, and everything that queries the GPU, nvidia-smi first of all, hangs for 45 seconds "
-                "per call or forever. The firmware hangs because of its own bug, a hardware fault, or because the "
-                "GPU was already lost: an earlier Xid 79 is then the cause.\n\nA reset or reboot restarts it. If "
-                "it comes back, change the driver's version; the proprietary modules on GPUs before Blackwell work "
-                "without the GSP."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
-            check=faults.incident_check(119),
-            against=(_WPR2,),
-            typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE),
-            remedy=_restart_gsp,
-            explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+RULES: Final = (
+    _rule(
+        cause="gsp-rpc-timeout",
+        disruption="reset-gpu",
+        share=2,
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.NVML_UNKNOWN, symptoms.SMI_HANGS, symptoms.NOT_STARTED),
+        check=faults.incident_check(119),
+        against=(_WPR2,),
+        typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE),
+        remedy=_restart_gsp,
+        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+    ),
+    _rule(
+        cause="gsp-task-exception",
+        disruption="reset-gpu",
+        share=0.7,
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
+        check=_find_crashes,
+        decisive=unless(_TASK, _GRAVE),
+        remedy=_restart_gsp,
+        explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
+    ),
+    _rule(
+        cause="gsp-bad-state-wpr2",
+        disruption="reboot",
+        share=0.5,
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
+        decisive=_WPR2,
+        context=_INIT,
+        summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
+        remedy=always(
+            reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
+            power_cycle("power the node off and on again", "a reboot does not help"),
+            manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
+            write_nvidia_report(),
         ),
-        _rule(
-            cause="gsp-task-exception",
-            disruption="reset-gpu",
-            title="the GSP's firmware crashed",
-            share=0.7,
-            symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
-            story=(
-                "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
-                "prints the processor's registers. This is a bug of the driver release, or bad GPU memory; the "
-                "following calls time out (Xid 119), and channels are closed.\n\nA reset recovers the GPU; the fix "
-                "is another driver release, or a report to NVIDIA."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/829", XID_CATALOG),
-            check=_find_crashes,
-            decisive=unless(_TASK, _GRAVE),
-            remedy=_restart_gsp,
-            explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
+        explains=_NO_GSP,
+    ),
+    _rule(
+        cause="gpu-firmware-boot-failed",
+        layer="hardware",
+        disruption="power-cycle",
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
+        decisive=_GFW,
+        context=_INIT,
+        summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
+        remedy=look_first(
+            power_cycle(),
+            manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
+            manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
+            remedies.replace_gpu(when="the fault follows the GPU to another machine"),
         ),
-        _rule(
-            cause="gsp-bad-state-wpr2",
-            disruption="reboot",
-            title="the GPU still holds the memory of a dead GSP",
-            share=0.5,
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            story=(
-                "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies, "
-                "or the module is unloaded without stopping it, the region stays active, and the next driver must "
-                "not start another: it reports that WPR2 is already up and gives up on the GPU. Reloading the "
-                "module changes nothing; only a reset of the whole GPU helps, by a reboot or a power cycle."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/1230", f"{OPEN_MODULES}/issues/1104"),
-            decisive=_WPR2,
-            context=_INIT,
-            summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
-            remedy=always(
-                reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
-                power_cycle("power the node off and on again", "a reboot does not help"),
-                manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
-                write_nvidia_report(),
-            ),
-            explains=_NO_GSP,
+        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+    ),
+    _rule(
+        cause="gsp-firmware-missing",
+        disruption="restart-container",
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
+        decisive=_ABSENT,
+        context=any_of(_INIT, command_run(_FIRMWARE)),
+        against=(symptoms.DRIVER_WORKS,),
+        summary="The GSP firmware of the driver's exact version is not on disk",
+        remedy=_install_firmware,
+        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+    ),
+    _rule(
+        cause="gsp-disable-ignored-open-module",
+        layer="config",
+        shows_in="driver",
+        severity="warning",
+        disruption="reboot",
+        look_at=(Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"), Shell("cat /proc/driver/nvidia/version")),
+        decisive=all_of(_OFF, _NEEDED),
+        typical=any_of(
+            _OFF, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
         ),
-        _rule(
-            cause="gpu-firmware-boot-failed",
-            layer="hardware",
-            disruption="power-cycle",
-            title="the GPU's own firmware does not boot",
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            story=(
-                "Before any driver loads, a GPU boots firmware from its own flash (GFW). The driver waits for that "
-                "and reports the progress. If it never finishes, the board has bad power, is badly seated, has a "
-                "damaged VBIOS or is broken; no driver can do more."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/789", f"{OPEN_MODULES}/issues/543"),
-            decisive=_GFW,
-            context=_INIT,
-            summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
-            remedy=look_first(
-                power_cycle(),
-                manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
-                manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
-                remedies.replace_gpu(when="the fault follows the GPU to another machine"),
-            ),
-            explains=_NO_GSP | {"gsp-bad-state-wpr2"},
-        ),
-        _rule(
-            cause="gsp-firmware-missing",
-            disruption="restart-container",
-            title="the GSP's firmware is not on disk",
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
-            story=(
-                "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only of exactly its "
-                "own version. It is packaged separately from the module, so one can be missing: after a partial "
-                "upgrade, without a distribution's firmware package, or in an initramfs or driver container built "
-                "without it. The open modules, and every GPU that needs the GSP, then do not start."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/433", _README),
-            decisive=_ABSENT,
-            context=any_of(_INIT, command_run(_FIRMWARE)),
-            against=(symptoms.DRIVER_WORKS,),
-            summary="The GSP firmware of the driver's exact version is not on disk",
-            remedy=_install_firmware,
-            explains=_NO_GSP | {"gsp-bad-state-wpr2"},
-        ),
-        _rule(
-            cause="gsp-disable-ignored-open-module",
-            layer="config",
-            shows_in="driver",
-            severity="warning",
-            disruption="reboot",
-            title="the GSP cannot be turned off with the open modules",
-            look_at=(
-                Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
-            story=(
-                "NVreg_EnableGpuFirmware=0 makes the proprietary modules work without the GSP. The open modules "
-                "cannot drive a GPU without it and ignore the option, as do all modules on GPUs from Blackwell on. "
-                "If it was set to avoid a GSP error, the error remains."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/820", _README),
-            decisive=all_of(_OFF, _NEEDED),
-            typical=any_of(
-                _OFF, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
-            ),
-            may_be_normal=True,
-            context=command_run(r"\bgsp\b|EnableGpuFirmware"),
-            against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
-            summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
-            remedy=_remove_gsp_option,
-            explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
-        ),
-        _rule(
-            cause="gsp-init-failed-platform",
-            disruption="reboot",
-            title="the GSP cannot be started in this machine",
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            story=(
-                "The GPU booted and the firmware was found, but the GSP does not start with it: the driver reports "
-                "that it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. The remaining "
-                "reasons are in the machine: memory that the GPU cannot reach through an IOMMU or a virtual "
-                "machine, a replaced or unreadable VBIOS, small computers and chipsets that NVIDIA does not "
-                "support, or firmware settings that give the GPU too little address space."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
-            typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
-            context=any_of(_INIT, message_line(r"\baarch64\b|Raspberry Pi")),
-            summary="The GSP cannot be started on this GPU in this machine",
-            remedy=_fix_platform,
-            explains=_UNUSABLE,
-        ),
+        may_be_normal=True,
+        context=command_run(r"\bgsp\b|EnableGpuFirmware"),
+        against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
+        summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
+        remedy=_remove_gsp_option,
+        explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
+    ),
+    _rule(
+        cause="gsp-init-failed-platform",
+        disruption="reboot",
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
+        context=any_of(_INIT, message_line(r"\baarch64\b|Raspberry Pi")),
+        summary="The GSP cannot be started on this GPU in this machine",
+        remedy=_fix_platform,
+        explains=_UNUSABLE,
     ),
 )

@@ -10,12 +10,11 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE
-from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
+from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
@@ -72,7 +71,7 @@ def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _has_libraries(snapshot: Snapshot) -> bool:
     """Return whether the driver's libraries are on the node."""
     return bool(driver.library_versions(snapshot)) or any(
-        one.sort == "driver" for one in snapshot.view(loader.loaded_libraries)
+        one.sort == "driver" for one in snapshot.view(cuda.loaded_libraries)
     )
 
 
@@ -238,7 +237,7 @@ _USER_SIDE: Final = {
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     manager = package_manager(snapshot)
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver")
         return
     if manager == "apt":
@@ -259,84 +258,57 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
 
 
-FAMILY: Final = RuleFamily(
-    "installation",
-    "the driver's installation",
-    (
-        Rule(
-            cause="driver-not-installed",
-            layer="toolkit",
-            shows_in="driver",
-            disruption="none",
-            title="no NVIDIA driver is installed",
-            share=3,
-            symptoms=(
-                symptoms.NO_DRIVER,
-                symptoms.NO_MODULE,
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.NO_DEVICES,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
-            decisive=all_of(_MISSING, _ABSENT),
-            typical=any_of(
-                custom_sign(_two_failed_searches),
-                custom_sign(_missing_by_two_programs),
-                all_of(_MISSING, _ON_BUS),
-                all_of(custom_sign(_empty_metapackages), any_of(_MISSING, symptoms.NO_MODULE)),
-            ),
-            context=_NOT_BROUGHT,
-            against=(
-                *(
-                    symptoms.DRIVER_WORKS,
-                    symptoms.IN_CONTAINER,
-                    _KERNEL_SIDE,
-                    _SMI_ALONE,
-                    _ELSEWHERE,
-                    _PASSED_THROUGH,
-                    _NO_GPU,
-                ),
-                predicate(_has_driver_traces, "a driver is installed"),
-                predicate(_is_by_operator, "the operator brings the driver"),
-            ),
-            look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
-            summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
-            story=(
-                "The container toolkit, Docker and Kubernetes do not include a driver; they pass the node's driver "
-                "to containers. Without one there is no module, no libnvidia-ml.so.1 and no nvidia-smi, and each "
-                "layer above complains in its own words that a library or a driver cannot be loaded."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/libnvidia-container/issues/231",
-                "https://github.com/cupy/cupy/pull/10295",
-                DRIVER_GUIDE,
-            ),
-            remedy=_install_driver,
-            explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
+RULES: Final = (
+    Rule(
+        cause="driver-not-installed",
+        layer="toolkit",
+        shows_in="driver",
+        share=3,
+        symptoms=(
+            symptoms.NO_DRIVER,
+            symptoms.NO_MODULE,
+            symptoms.NO_NVML_LIBRARY,
+            symptoms.NO_DEVICES,
+            symptoms.CUDA_UNAVAILABLE,
         ),
-        Rule(
-            cause="driver-userspace-incomplete",
-            layer="toolkit",
-            shows_in="libraries",
-            disruption="none",
-            title="the driver's libraries and programs are not installed",
-            share=0.8,
-            decisive=any_of(
-                _WITHOUT_LIBCUDA, unless(all_of(_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)
-            ),
-            typical=unless(_SMI_ALONE, _LIBRARIES),
-            symptoms=(symptoms.NO_NVML_LIBRARY, _MISSING, _WITHOUT_LIBCUDA),
-            against=(symptoms.IN_CONTAINER, _ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
-            summary=_summarize,
-            look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
-            story=(
-                "Distributions split the driver: the module in one package, NVML, libcuda and nvidia-smi in "
-                "others. A node with only the kernel packages loads the module and creates devices, but nothing "
-                "can use them, because libnvidia-ml.so.1 or libcuda.so.1 is missing. To programs it looks as if "
-                "there were no driver."
-            ),
-            sources=("https://github.com/negativo17/nvidia-driver/issues/93", DRIVER_GUIDE),
-            remedy=_complete_driver,
-            explains=LIBRARY_MISMATCH,
+        decisive=all_of(_MISSING, _ABSENT),
+        typical=any_of(
+            custom_sign(_two_failed_searches),
+            custom_sign(_missing_by_two_programs),
+            all_of(_MISSING, _ON_BUS),
+            all_of(custom_sign(_empty_metapackages), any_of(_MISSING, symptoms.NO_MODULE)),
         ),
+        context=_NOT_BROUGHT,
+        against=(
+            *(
+                symptoms.DRIVER_WORKS,
+                symptoms.IN_CONTAINER,
+                _KERNEL_SIDE,
+                _SMI_ALONE,
+                _ELSEWHERE,
+                _PASSED_THROUGH,
+                _NO_GPU,
+            ),
+            predicate(_has_driver_traces, "a driver is installed"),
+            predicate(_is_by_operator, "the operator brings the driver"),
+        ),
+        look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
+        summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
+        remedy=_install_driver,
+        explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
+    ),
+    Rule(
+        cause="driver-userspace-incomplete",
+        layer="toolkit",
+        shows_in="libraries",
+        share=0.8,
+        decisive=any_of(_WITHOUT_LIBCUDA, unless(all_of(_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)),
+        typical=unless(_SMI_ALONE, _LIBRARIES),
+        symptoms=(symptoms.NO_NVML_LIBRARY, _MISSING, _WITHOUT_LIBCUDA),
+        against=(symptoms.IN_CONTAINER, _ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
+        summary=_summarize,
+        look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
+        remedy=_complete_driver,
+        explains=LIBRARY_MISMATCH,
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Check, Citation, Proof, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Check, Citation, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import (
     always,
     drain,
@@ -26,13 +26,9 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import NVML_RETURNS, XID_CATALOG
-from gpunode.diagnoses.views import boards, faults, kernel, resolved_faults, smi_query
+from gpunode.diagnoses.views import boards, faults, kernel, recovery, smi_query
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
-
-_POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
-_RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
 
 _XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 # Xids that follow where the memory fails: programs end, and the driver asks for a reset.
@@ -149,7 +145,7 @@ def _until_reset(check: Check) -> Check:
 def _was_reset(memory: _GpuMemory) -> bool:
     """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     is_marked = any(not _is_of_page(fault) for fault in memory.with_codes(63, 156, 160))
-    return is_marked and any(map(resolved_faults.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
+    return is_marked and any(map(recovery.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
 
 
 def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: Any) -> Proof:
@@ -326,237 +322,147 @@ _WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-
 _PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
 _rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
 
-FAMILY: Final = RuleFamily(
-    "memory",
-    "GPU memory and InfoROM",
-    (
-        _rule(
-            cause="ecc-dbe-uncorrectable",
-            disruption="reset-gpu",
-            title="uncorrectable memory errors",
-            symptoms=_PROGRAM_HIT,
-            story=(
-                "Two bits of one word were wrong at once, which ECC detects but cannot correct (Xid 48; newer "
-                "drivers report Xid 171 for DRAM and 172 for SRAM, with the place). Every program that used the "
-                "memory is ended, often followed by Xid 45, 94 or 95, and CUDA programs stop with an uncorrectable "
-                "ECC error.\n\nOne such error is no reason for a new GPU: after a reset the bad row or page is out "
-                "of use. Then check whether a remapping is pending or failed, and whether the next error is at the "
-                "same place."
+RULES: Final = (
+    _rule(
+        cause="ecc-dbe-uncorrectable",
+        disruption="reset-gpu",
+        symptoms=_PROGRAM_HIT,
+        check=_until_reset(_find_uncorrectable),
+        typical=any_of(
+            # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
+            message_line(
+                r"uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr", flags=re.IGNORECASE
             ),
-            sources=(XID_CATALOG, _POLICY),
-            check=_until_reset(_find_uncorrectable),
-            typical=any_of(
-                # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
-                message_line(
-                    r"uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr",
-                    flags=re.IGNORECASE,
-                ),
-                message_line(
-                    r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"
-                ),
-                message_line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
-            ),
-            share=1.5,
-            remedy=_RESET,
-            explains=_HIT,
+            message_line(r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"),
+            message_line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
         ),
-        _rule(
-            cause="row-remap-pending",
-            disruption="reset-gpu",
-            title="a row remapping waits for a reset",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
-            story=(
-                "From Ampere on, a GPU replaces a bad row of its memory with a spare one. The driver records the "
-                "row (Xid 63), and the swap happens at the next reset. Until then the row stays in use, and the "
-                "next program that gets it crashes.\n\nnvidia-smi says Pending: Yes under Remapped Rows. A GPU "
-                "that has remapped a few rows is fine; a failed remapping is a different matter."
+        share=1.5,
+        remedy=_RESET,
+        explains=_HIT,
+    ),
+    _rule(
+        cause="row-remap-pending",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
+        check=_check_each(_find_pending_remap),
+        share=0.8,
+        typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
+        remedy=always(
+            drain(
+                "move the work away from this GPU, and stop DCGM, the fabric manager and everything else that holds it"
             ),
-            sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
-            check=_check_each(_find_pending_remap),
-            share=0.8,
-            typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
-            remedy=always(
-                drain(
-                    "move the work away from this GPU, and stop DCGM, the fabric manager and everything else "
-                    "that holds it"
-                ),
-                reset_gpu(),
-                reboot(when="the reset is refused"),
-                run_step("inspect", "check that Pending says No", _LOOK),
-                replace_gpu(when="Remapping Failure Occurred says Yes"),
-            ),
-            explains=_MARKED,
+            reset_gpu(),
+            reboot(when="the reset is refused"),
+            run_step("inspect", "check that Pending says No", _LOOK),
+            replace_gpu(when="Remapping Failure Occurred says Yes"),
         ),
-        _rule(
-            cause="row-remap-failure",
-            disruption="RMA",
-            title="a bad row of memory cannot be remapped",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            story=(
-                "The spare rows of a memory bank are used up, or the remapping could not be recorded (Xid 64). The "
-                "GPU can no longer take bad memory out of use: errors will come back, however often it is reset. "
-                "NVIDIA replaces a GPU in this state."
-            ),
-            sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
-            check=_check_each(_find_failed_remap),
-            typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
-            remedy=_RETURN_IT,
-            explains=_WORN | {"hbm-failing-rma"},
-        ),
-        _rule(
-            cause="hbm-failing-rma",
-            disruption="RMA",
-            title="the GPU's memory is wearing out",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            story=(
-                "Single errors are repaired by retiring pages or remapping rows. Too many of them mean that the "
-                "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, "
-                "SRAM errors over NVIDIA's limit, or an uncorrectable error again and again although each was "
-                "repaired. These are NVIDIA's conditions for a replacement; more resets only delay it."
-            ),
-            sources=(_POLICY, _RETIREMENT),
-            check=_check_each(_find_failing),
-            typical=any_of(
-                all_of(_MEMORY_FAILED, _DIAGNOSED),
-                message_line(
-                    r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
-                    flags=re.IGNORECASE,
-                ),
-            ),
-            remedy=_RETURN_IT,
-            explains=_WORN,
-        ),
-        _rule(
-            cause="page-retirement-pending-handles-held",
-            severity="warning",
-            disruption="reset-gpu",
-            title="bad pages stay in use because something holds the GPU",
-            symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
-            look_at=(_LOOK, Shell("sudo fuser -v /dev/nvidia*")),
-            story=(
-                "Before Ampere the driver takes a bad page of memory out of use (Xid 63), but only when the GPU is "
-                "next attached: when the last program, daemon and monitor has released it and one opens it again, "
-                "or at a reset. A persistence daemon, DCGM, an X server or a monitoring agent that keeps the "
-                "device open delays that indefinitely, so the page stays in use and programs keep crashing."
-            ),
-            sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
-            check=_check_each(_find_pending_pages),
-            typical=message_line(
-                r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE
-            ),
-            context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
-            remedy=_LET_GO,
-            explains=_MARKED,
-        ),
-        _rule(
-            cause="xid-92-high-sbe-rate",
-            severity="warning",
-            disruption="none",
-            title="ECC corrects more single bits than it should have to",
-            symptoms=(symptoms.ANY_XID,),
-            story=(
-                "Single wrong bits are corrected on the fly and do no harm. If there are so many that the driver "
-                "reports the rate (Xid 92), the memory is aging. No reset is needed; watch whether pages or rows "
-                "are taken out of use, and plan a replacement when their number grows."
-            ),
-            sources=(XID_CATALOG,),
-            check=faults.incident_check(92),
-            typical=custom_sign(_corrected_counts),
-            may_be_normal=True,
-            context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
-            remedy=always(*_WATCH),
-            explains=UNHEALTHY_IN_CLUSTER,
-        ),
-        _rule(
-            cause="xid-94-contained-ecc",
-            disruption="restart-container",
-            title="a memory error ended one program",
-            symptoms=_PROGRAM_HIT,
-            context=_count_sign("DRAM"),
-            story=(
-                "One program hit an uncorrectable error, and the GPU contained it (Xid 94): that program is ended, "
-                "all others continue. The bad row is remapped at the next reset, which can wait until the GPU is "
-                "free. An error that could not be contained is Xid 95, and cannot wait."
-            ),
-            sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
-            check=_until_reset(faults.incident_check(94)),
-            remedy=always(
-                manual_step("application", "restart the program: others on the GPU were not affected"),
-                reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
-                run_step("inspect", "check what is pending", _LOOK),
-                replace_gpu(when="it happens again and again on the same GPU"),
-            ),
-            explains=_HIT,
-        ),
-        _rule(
-            cause="xid-95-uncontained-ecc",
-            disruption="reset-gpu",
-            title="an uncontained memory error",
-            symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
-            context=_count_sign("SRAM"),
-            story=(
-                "An uncorrectable error could not be attributed to one program (Xid 95), so the results of every "
-                "program on the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; "
-                "with MIG the other instances may continue until then."
-            ),
-            sources=(_POLICY,),
-            check=_until_reset(_find_uncontained),
-            remedy=_RESET,
-            explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
-        ),
-        _rule(
-            cause="xid-140-unrecovered-ecc",
-            disruption="reset-gpu",
-            title="an ECC error escaped every recovery",
-            symptoms=_PROGRAM_HIT,
-            context=_count_sign("SRAM"),
-            story=(
-                "The GPU found an uncorrectable error that neither a remapping nor the end of one program fixes, "
-                "mostly in SRAM (Xid 140). Its state is unreliable until it is reset. If the SRAM counters pass "
-                "NVIDIA's limit, or the error comes back, the GPU must be replaced."
-            ),
-            sources=(XID_CATALOG,),
-            check=_until_reset(faults.incident_check(140)),
-            remedy=_RESET,
-            explains=_HIT,
-        ),
-        _rule(
-            cause="inforom-corrupted",
-            severity="warning",
-            disruption="reset-gpu",
-            title="the InfoROM is damaged",
-            symptoms=(symptoms.NOT_STARTED, symptoms.GPU_LOST),
-            look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
-            story=(
-                "The GPU keeps its serial number, its settings and the list of its bad memory in a small flash, "
-                "the InfoROM. Its checksum is wrong: nvidia-smi warns about it and exits with 14. The GPU computes "
-                "as before, but ECC settings and retired pages may be lost, and tools that require exit status 0, "
-                "such as the validator of the GPU Operator, refuse the node."
-            ),
-            sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
-            check=faults.incident_check(125),
-            decisive=message_line(
-                r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
-                r"|InfoROM (?:validation|checksum) fail",
+        explains=_MARKED,
+    ),
+    _rule(
+        cause="row-remap-failure",
+        disruption="RMA",
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        check=_check_each(_find_failed_remap),
+        typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
+        remedy=_RETURN_IT,
+        explains=_WORN | {"hbm-failing-rma"},
+    ),
+    _rule(
+        cause="hbm-failing-rma",
+        disruption="RMA",
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        check=_check_each(_find_failing),
+        typical=any_of(
+            all_of(_MEMORY_FAILED, _DIAGNOSED),
+            message_line(
+                r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
                 flags=re.IGNORECASE,
             ),
-            # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
-            typical=any_of(
-                custom_sign(
-                    lambda snapshot: (
-                        cite(one, 1) for one in snapshot.items_of("exit-status") if one.text.strip() == "14"
-                    )
-                ),
-                all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
-            ),
-            context=command_run(r"inforom"),
-            remedy=always(
-                reset_gpu("reset the GPU: the driver then repairs what it can"),
-                reboot(when="the reset is refused"),
-                write_nvidia_report("the warning stays"),
-                replace_gpu("have the vendor rewrite the InfoROM or replace the GPU", "the warning stays"),
-            ),
-            explains=UNHEALTHY_IN_CLUSTER,
         ),
+        remedy=_RETURN_IT,
+        explains=_WORN,
+    ),
+    _rule(
+        cause="page-retirement-pending-handles-held",
+        severity="warning",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
+        look_at=(_LOOK, Shell("sudo fuser -v /dev/nvidia*")),
+        check=_check_each(_find_pending_pages),
+        typical=message_line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
+        context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
+        remedy=_LET_GO,
+        explains=_MARKED,
+    ),
+    _rule(
+        cause="xid-92-high-sbe-rate",
+        severity="warning",
+        symptoms=(symptoms.ANY_XID,),
+        check=faults.incident_check(92),
+        typical=custom_sign(_corrected_counts),
+        may_be_normal=True,
+        context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
+        remedy=always(*_WATCH),
+        explains=UNHEALTHY_IN_CLUSTER,
+    ),
+    _rule(
+        cause="xid-94-contained-ecc",
+        disruption="restart-container",
+        symptoms=_PROGRAM_HIT,
+        context=_count_sign("DRAM"),
+        check=_until_reset(faults.incident_check(94)),
+        remedy=always(
+            manual_step("application", "restart the program: others on the GPU were not affected"),
+            reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
+            run_step("inspect", "check what is pending", _LOOK),
+            replace_gpu(when="it happens again and again on the same GPU"),
+        ),
+        explains=_HIT,
+    ),
+    _rule(
+        cause="xid-95-uncontained-ecc",
+        disruption="reset-gpu",
+        symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
+        context=_count_sign("SRAM"),
+        check=_until_reset(_find_uncontained),
+        remedy=_RESET,
+        explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
+    ),
+    _rule(
+        cause="xid-140-unrecovered-ecc",
+        disruption="reset-gpu",
+        symptoms=_PROGRAM_HIT,
+        context=_count_sign("SRAM"),
+        check=_until_reset(faults.incident_check(140)),
+        remedy=_RESET,
+        explains=_HIT,
+    ),
+    _rule(
+        cause="inforom-corrupted",
+        severity="warning",
+        disruption="reset-gpu",
+        symptoms=(symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
+        check=faults.incident_check(125),
+        decisive=message_line(
+            r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
+            r"|InfoROM (?:validation|checksum) fail",
+            flags=re.IGNORECASE,
+        ),
+        # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
+        typical=any_of(
+            custom_sign(
+                lambda snapshot: (cite(one, 1) for one in snapshot.items_of("exit-status") if one.text.strip() == "14")
+            ),
+            all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
+        ),
+        context=command_run(r"inforom"),
+        remedy=always(
+            reset_gpu("reset the GPU: the driver then repairs what it can"),
+            reboot(when="the reset is refused"),
+            write_nvidia_report("the warning stays"),
+            replace_gpu("have the vendor rewrite the InfoROM or replace the GPU", "the warning stays"),
+        ),
+        explains=UNHEALTHY_IN_CLUSTER,
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from gpunode.diagnoses.cause_texts import CauseText, find_text
 from gpunode.diagnoses.commands import Command, command
 
 if TYPE_CHECKING:
@@ -28,17 +29,7 @@ Layer: TypeAlias = Literal[
 ]
 # The parts of a node that stand on one another, the lowest first.
 StackLayer: TypeAlias = Literal[
-    "pci",
-    "gpu",
-    "kernel",
-    "packages",
-    "driver",
-    "fabric",
-    "libraries",
-    "toolkit",
-    "runtime",
-    "programs",
-    "kubernetes",
+    "pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries", "toolkit", "runtime", "programs", "kubernetes"
 ]
 STACK: Final[tuple[StackLayer, ...]] = (
     *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
@@ -236,12 +227,10 @@ class Rule:
     makes it a suspect.
 
     Attributes:
-        cause: its id.
-        title: what is wrong, a few words.
-        story: what happens, why, and what users see; paragraphs of plain text.
-        sources: URLs of the public documents behind the facts.
+        cause: its id, and that of its section in ``causes/FAMILY.md``.
         explains: causes that are consequences of this one when both are found.
         layer: the kind of component that is wrong.
+        disruption: the least that the remedy interrupts; a law compares it with the commands of the remedy.
         shows_in: the stack layer that shows the fault, if not that of ``layer``.
         check: a function that detects the cause; the signs are tried if it finds nothing.
         decisive: evidence that no other cause shows.
@@ -259,11 +248,8 @@ class Rule:
 
     cause: str
     layer: Layer
-    disruption: Disruption
-    title: str
-    story: str
-    sources: tuple[str, ...]
     remedy: Remedy
+    disruption: Disruption = "none"
     severity: Severity = "error"
     check: Check | None = None
     explains: frozenset[str] = frozenset()
@@ -281,6 +267,16 @@ class Rule:
     shows_in: StackLayer | None = None
 
     @property
+    def text(self) -> CauseText:
+        """The title, story and sources that people read."""
+        return find_text(self.cause)
+
+    @property
+    def title(self) -> str:
+        """A few words on what is wrong."""
+        return self.text.title
+
+    @property
     def stack_layer(self) -> StackLayer:
         """The layer of the stack that shows the fault."""
         return self.shows_in or _IN_STACK[self.layer]
@@ -288,10 +284,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RuleFamily:
-    """The rules of one module, with its id and title in the documentation."""
+    """The rules of one module; ``id`` is its name, and that of its page of texts."""
 
     id: str
-    title: str
     rules: tuple[Rule, ...]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import build, consequences, remedies, secureboot, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.commands import kernel_word as of_kernel
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     install,
     is_supported,
@@ -34,8 +35,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.source_urls import DRIVER_README
-from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
+from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -319,7 +319,7 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _OLDER: Final = custom_sign(_older_loaded_lines)
-_IN_IMAGE: Final = custom_sign(initramfs.nvidia_module_lines)
+_IN_IMAGE: Final = custom_sign(modules.nvidia_module_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
 _OLD_IMAGE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
@@ -327,148 +327,80 @@ _OLD_IMAGE: Final = any_of(
 )
 
 
-_MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
+_rule = partial(Rule, layer="kernel")
 
-FAMILY: Final = RuleFamily(
-    "modules",
-    "NVIDIA's kernel modules on disk and in the kernel",
-    (
-        Rule(
-            cause="driver-module-not-loaded",
-            layer="driver",
-            disruption="none",
-            title="NVIDIA's kernel module is not loaded",
-            share=4,
-            decisive=any_of(
-                all_of(custom_sign(_absence_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
-                unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
-            ),
-            typical=unless(
-                any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)
-            ),
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
-            context=any_of(custom_sign(_absence_lines), _BUILT),
-            against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
-            summary=_summarize,
-            look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
-            story=(
-                "The driver's libraries and programs are installed, but their module is not in the kernel. "
-                "Programs report that the driver is not loaded or that they cannot communicate with it, and so do "
-                "containers, whose libraries come from the node. Usually something blocks the module: it was not "
-                "built for this kernel, its signature was rejected, or another driver has the GPU. If none of this "
-                "is found, loading it by hand shows the kernel's reason."
-            ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
-            remedy=_load_module,
-            explains=consequences.NOT_INITIALISED,
+RULES: Final = (
+    Rule(
+        cause="driver-module-not-loaded",
+        layer="driver",
+        share=4,
+        decisive=any_of(
+            all_of(custom_sign(_absence_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
+            unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
         ),
-        Rule(
-            cause="module-built-for-other-kernel",
-            layer="kernel",
-            shows_in="driver",
-            disruption="none",
-            title="the module was built for another kernel",
-            share=4,
-            check=_find_missing_at_next_boot,
-            decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
-            typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
-            symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
-            against=(_ELSEWHERE,),
-            summary=_summarize_kernels,
-            look_at=(Shell("uname -r"), Shell("dkms status")),
-            story=(
-                "A kernel module fits one kernel. After a kernel upgrade the node boots the new kernel, but "
-                "NVIDIA's module exists only for the old one: DKMS did not build it, the prebuilt package for the "
-                "new kernel is missing, or NVIDIA's installer was run without DKMS. modprobe finds no module, or "
-                "the kernel rejects its version magic. On a working node with a newer kernel that lacks a module, "
-                "this is a warning before the next boot."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/365",
-                "https://github.com/negativo17/nvidia-driver/issues/97",
-                f"{DRIVER_README}installdriver.html",
-            ),
-            remedy=_build_for_this,
-            explains=consequences.NOT_ACCEPTED,
+        typical=unless(any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)),
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
+        context=any_of(custom_sign(_absence_lines), _BUILT),
+        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
+        summary=_summarize,
+        look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
+        remedy=_load_module,
+        explains=consequences.NOT_INITIALISED,
+    ),
+    _rule(
+        cause="module-built-for-other-kernel",
+        shows_in="driver",
+        share=4,
+        check=_find_missing_at_next_boot,
+        decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
+        typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
+        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
+        against=(_ELSEWHERE,),
+        summary=_summarize_kernels,
+        look_at=(Shell("uname -r"), Shell("dkms status")),
+        remedy=_build_for_this,
+        explains=consequences.NOT_ACCEPTED,
+    ),
+    _rule(
+        cause="depmod-index-missing",
+        decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
+        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
+        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
+        summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
+        look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
+        remedy=_rebuild_index,
+        explains=consequences.NOT_ACCEPTED,
+    ),
+    _rule(
+        cause="duplicate-module-files",
+        shows_in="driver",
+        disruption="reboot",
+        decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
+        typical=unless(_TWICE, symptoms.DRIVER_WORKS),
+        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _DIFFER),
+        context=_TWICE,
+        may_be_normal=True,
+        summary=_summarize_copies,
+        look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
+        remedy=_keep_one_copy,
+        explains=(consequences.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+        | consequences.LIBRARY_MISMATCH
+        | {"module-built-for-other-kernel"},
+    ),
+    _rule(
+        cause="initramfs-stale-module",
+        disruption="reboot",
+        typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),
+        symptoms=(symptoms.MISMATCH, _OLDER),
+        may_be_normal=True,
+        context=any_of(_IN_IMAGE, _OLD_IMAGE),
+        against=(symptoms.DRIVER_WORKS,),
+        summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
+        look_at=(
+            Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
+            Shell("cat /proc/driver/nvidia/version"),
         ),
-        Rule(
-            cause="depmod-index-missing",
-            layer="kernel",
-            disruption="none",
-            title="the kernel's module index does not list the module",
-            decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
-            symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
-            against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
-            summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
-            look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
-            story=(
-                "modprobe does not search folders: it reads indexes that depmod writes below /lib/modules. If they "
-                "are missing, empty or older than the module (a kernel copied without its whole folder, an "
-                "interrupted upgrade, a module copied by hand), modprobe reports that there is no module although "
-                "the file exists."
-            ),
-            sources=(
-                "https://man7.org/linux/man-pages/man8/depmod.8.html",
-                _MODPROBE,
-                "https://github.com/NVIDIA/nvidia-installer/issues/22",
-            ),
-            remedy=_rebuild_index,
-            explains=consequences.NOT_ACCEPTED,
-        ),
-        Rule(
-            cause="duplicate-module-files",
-            layer="kernel",
-            shows_in="driver",
-            disruption="reboot",
-            title="two versions of the module are on disk",
-            decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
-            typical=unless(_TWICE, symptoms.DRIVER_WORKS),
-            symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _DIFFER),
-            context=_TWICE,
-            may_be_normal=True,
-            summary=_summarize_copies,
-            look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
-            story=(
-                "Two kinds of installation leave two files: DKMS in updates/dkms, NVIDIA's installer in "
-                "kernel/drivers/video, prebuilt packages elsewhere. depmod picks the one whose folder comes first, "
-                "regardless of its version, so an upgrade of the other changes nothing: the old module is loaded "
-                "at every boot and rejects the new libraries. Remove one of the copies."
-            ),
-            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
-            remedy=_keep_one_copy,
-            explains=(consequences.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
-            | consequences.LIBRARY_MISMATCH
-            | {"module-built-for-other-kernel"},
-        ),
-        Rule(
-            cause="initramfs-stale-module",
-            layer="kernel",
-            disruption="reboot",
-            title="the initramfs loads an older module",
-            typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),
-            symptoms=(symptoms.MISMATCH, _OLDER),
-            may_be_normal=True,
-            context=any_of(_IN_IMAGE, _OLD_IMAGE),
-            against=(symptoms.DRIVER_WORKS,),
-            summary=(
-                "the initramfs contains an older module than the installed one: it was not rebuilt with the driver"
-            ),
-            look_at=(
-                Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
-            story=(
-                "If the initramfs contains NVIDIA's module, for an early console or through a distribution's hook, "
-                "it is loaded from there, before the root filesystem with its newer copy is mounted. An initramfs "
-                "that was not rebuilt after an upgrade loads the old version at every boot, and the new libraries "
-                "do not match it. A reboot alone does not help."
-            ),
-            sources=(
-                "https://github.com/xxmyjk/xxmyjk.github.io/issues/12",
-                "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
-            ),
-            remedy=rebuild_initramfs_and_reboot,
-            explains=consequences.MISMATCHES | consequences.LIBRARY_MISMATCH,
-        ),
+        remedy=rebuild_initramfs_and_reboot,
+        explains=consequences.MISMATCHES | consequences.LIBRARY_MISMATCH,
     ),
 )

@@ -8,7 +8,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
     is_supported,
     reboot,
@@ -30,8 +30,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README
-from gpunode.diagnoses.views import initramfs, modules, pci
+from gpunode.diagnoses.views import modules, pci
 from gpunode.facts.patterns import Pattern
 
 _NAMES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -61,7 +60,7 @@ def _is_only_driver(snapshot: Snapshot) -> bool:
 
 
 def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for item in initramfs.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
+    return (line for item in modules.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
 
 
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
@@ -97,13 +96,12 @@ _NOVA: Final = any_of(
     custom_sign(lambda node: (line for line in _loaded_lines(node) if line.line.startswith("nova"))),
 )
 _LEFT_TO_NOVA: Final = unless(
-    _NOVA,
-    any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b"),
+    _NOVA, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
 )
 _IMAGE: Final = custom_sign(_image_lines)
 _LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
-    lambda snapshot: any(item.outcome == "ok" for item in initramfs.running_kernel_listings(snapshot)),
+    lambda snapshot: any(item.outcome == "ok" for item in modules.running_kernel_listings(snapshot)),
     "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
@@ -126,71 +124,40 @@ def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-FAMILY: Final = RuleFamily(
-    "nouveau",
-    "nouveau in the way",
-    (
-        Rule(
-            cause="nouveau-bound",
-            layer="kernel",
-            disruption="reboot",
-            title="nouveau owns the GPU",
-            story=(
-                "The kernel ships its own drivers for NVIDIA GPUs, nouveau and now nova, which bind them early at "
-                "boot. A PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it logs "
-                "that its probe routine was not called, and unloads. nvidia-smi cannot reach a driver, and "
-                "everything above it fails. Blacklist both in /etc/modprobe.d and in the initramfs, and reboot: "
-                "a driver that shows a console cannot be unloaded safely. A blacklist of nouveau alone, as older "
-                "instructions have it, leaves the GPU to nova on kernels that ship it."
-            ),
-            sources=(
-                DRIVER_GUIDE,
-                f"{DRIVER_README}commonproblems.html",
-                "https://github.com/mattshma/bigdata/issues/133",
-                "https://github.com/negativo17/nvidia-driver/issues/73",
-                "https://github.com/beclab/Olares/pull/3963",
-            ),
-            decisive=_OWNS,
-            typical=kernel_line(r"probe routine was not called for \d+ device"),
-            share=2,
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-            against=(symptoms.DRIVER_WORKS, _LEGACY),
-            rivals=frozenset({"vfio-bound"}),
-            look_at=(Shell("lspci -nnk -d 10de:"),),
-            summary=lambda node: (
-                f"{'nova' if node.view(_NOVA) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
-            ),
-            remedy=_blacklist_nouveau,
-            explains=consequences.NO_DRIVER,
+RULES: Final = (
+    Rule(
+        cause="nouveau-bound",
+        layer="kernel",
+        disruption="reboot",
+        decisive=_OWNS,
+        typical=kernel_line(r"probe routine was not called for \d+ device"),
+        share=2,
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        against=(symptoms.DRIVER_WORKS, _LEGACY),
+        rivals=frozenset({"vfio-bound"}),
+        look_at=(Shell("lspci -nnk -d 10de:"),),
+        summary=lambda node: (
+            f"{'nova' if node.view(_NOVA) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
         ),
-        Rule(
-            cause="nouveau-in-initramfs",
-            layer="kernel",
-            disruption="reboot",
-            title="the initramfs still loads nouveau",
-            story=(
-                "nouveau is loaded in spite of the blacklist in /etc/modprobe.d: the initramfs was built before "
-                "the blacklist was written, contains nouveau and an older copy of /etc/modprobe.d, and loads "
-                "nouveau before the root filesystem is mounted. Rebuild the initramfs of every kernel, then reboot."
-            ),
-            sources=(
-                f"{DRIVER_README}commonproblems.html",
-                "https://manpages.debian.org/stable/initramfs-tools-core/initramfs-tools.7.en.html",
-                "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
-            ),
-            decisive=all_of(_OWNS, _BLACKLIST, _IMAGE),
-            typical=any_of(unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _SHOWN),
-            share=1,
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-            context=any_of(_IMAGE, _BLACKLIST),
-            against=(symptoms.DRIVER_WORKS, _LEGACY, _LEFT_TO_NOVA),
-            look_at=(
-                Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
-                Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),
-            ),
-            summary="nouveau is blacklisted but still loaded: the initramfs loads it before the blacklist applies",
-            remedy=rebuild_initramfs_and_reboot,
-            explains=consequences.NO_DRIVER | {"nouveau-bound"},
+        remedy=_blacklist_nouveau,
+        explains=consequences.NO_DRIVER,
+    ),
+    Rule(
+        cause="nouveau-in-initramfs",
+        layer="kernel",
+        disruption="reboot",
+        decisive=all_of(_OWNS, _BLACKLIST, _IMAGE),
+        typical=any_of(unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _SHOWN),
+        share=1,
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        context=any_of(_IMAGE, _BLACKLIST),
+        against=(symptoms.DRIVER_WORKS, _LEGACY, _LEFT_TO_NOVA),
+        look_at=(
+            Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
+            Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),
         ),
+        summary="nouveau is blacklisted but still loaded: the initramfs loads it before the blacklist applies",
+        remedy=rebuild_initramfs_and_reboot,
+        explains=consequences.NO_DRIVER | {"nouveau-bound"},
     ),
 )

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovery_requests, symptoms
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, join_commands
 from gpunode.diagnoses.consequences import UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, RuleFamily, Severity, Sign
+from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity, Sign
 from gpunode.diagnoses.remedies import (
     INSTALL_FABRIC_MANAGER,
     always,
@@ -26,8 +26,8 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
+from gpunode.diagnoses.views import boards, fabric, faults, recovery, smi_query, system
+from gpunode.diagnoses.xids import LEAVE_PEERS
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
@@ -108,8 +108,8 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards")
-_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.gpu_nvlinks)), "NVLinks are up")
-_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(nvlinks.gpu_nvlinks) if not one.up))
+_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up")
+_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _COMPLAINTS: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -122,7 +122,7 @@ _MEANT: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
 
 def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs without any link where others have theirs or the board is built for them."""
-    dark = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if not one.up)
+    dark = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if not one.up)
     sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
@@ -136,7 +136,7 @@ _BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b
 
 def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
-    alive = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if one.up)
+    alive = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if one.up)
     some = tuple(one for one in alive if one.down)
     is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_names))) and any(one.up % 4 for one in some)
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
@@ -165,7 +165,7 @@ def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
-            first = (recovery_requests.LEAVE_PEERS, _LINKS_UP)
+            first = (LEAVE_PEERS, _LINKS_UP)
             yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"
@@ -220,7 +220,6 @@ _RESET_FABRIC: Final = always(
     write_nvidia_report(),
     replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
-_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
 _WITHOUT_FABRIC: Final = (
     UNHEALTHY_IN_CLUSTER | _LINKS | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
@@ -228,240 +227,150 @@ _WITHOUT_FABRIC: Final = (
 _NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
 _rule = partial(Rule, layer="nvlink")
 
-FAMILY: Final = RuleFamily(
-    "nvlink",
-    "NVLink, NVSwitch and the fabric manager",
-    (
-        _rule(
-            cause="fabric-manager-version-mismatch",
-            disruption="restart-service",
-            title="fabric manager and driver are of different versions",
-            share=0.7,
-            symptoms=(*_WAITS, _state_sign("failed")),
-            look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
-            story=(
-                "The fabric manager talks to the driver through an unversioned interface, so it only starts with a "
-                "driver of exactly its version. They diverge when only one is upgraded, or when they come from two "
-                "repositories. NVSwitches stay unprogrammed: nvidia-smi works, but every CUDA program fails with "
-                "error 802, system not yet initialized."
-            ),
-            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/544"),
-            decisive=_VERSIONS_DIFFER,
-            against=(_NOT_NEEDED,),
-            may_be_normal=True,
-            summary="fabric manager and driver are of different versions, so it does not start",
-            remedy=_install_manager,
-            explains=_WITHOUT_FABRIC | {"fabric-manager-not-running"},
-        ),
-        _rule(
-            cause="fabric-manager-not-installed",
-            disruption="none",
-            title="NVSwitches without a fabric manager",
-            share=0.7,
-            symptoms=_WAITS,
-            look_at=(Shell("systemctl status nvidia-fabricmanager"),),
-            story=(
-                "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any "
-                "GPU. The fabric manager does that; it is a separate package that the driver does not install. "
-                "Without it nvidia-smi shows every GPU as healthy, but every CUDA program fails with error 802."
-            ),
-            sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
-            decisive=all_of(_MISSING, _NEEDED),
-            typical=any_of(
-                *(_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
-                unless(
-                    all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                    *(_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
-                ),
-            ),
-            against=(_NOT_NEEDED,),
-            may_be_normal=True,
-            summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
-            remedy=_install_manager,
-            explains=_WITHOUT_FABRIC,
-        ),
-        _rule(
-            cause="fabric-manager-not-running",
-            disruption="restart-service",
-            title="the fabric manager is installed but not running",
-            share=0.8,
-            symptoms=_WAITS,
-            look_at=(Shell("systemctl status nvidia-fabricmanager"),),
-            story=(
-                "The fabric manager is installed but stopped: disabled, masked, killed, or failing at every start. "
-                "GPUs that registered before keep working for a while, new programs fail with error 802, and the "
-                "GPUs' fabric state stays In Progress. On NVLink 5 boards (B200, B300) it fails with 'nothing to "
-                "do' when the InfiniBand modules or the subnet manager are missing, because it then looks for "
-                "switches of the older kind."
-            ),
-            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2781"),
-            decisive=unless(all_of(any_of(_state_sign("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
-            typical=unless(
-                any_of(
-                    _DOWN, _IN_PROGRESS, message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")
-                ),
-                *(_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
-            ),
-            against=(_NOT_NEEDED,),
-            may_be_normal=True,
-            context=command_run(r"fabric-?manager"),
-            summary="this node's GPUs wait for the fabric manager, which is not running",
-            remedy=_start_manager,
-            explains=_WITHOUT_FABRIC,
-        ),
-        _rule(
-            cause="fabric-manager-not-needed",
-            severity="info",
-            disruption="none",
-            title="a fabric manager on a node without NVSwitches",
-            look_at=(Shell("lspci -nn -d 10de:"),),
-            story=(
-                "The fabric manager programs NVSwitches, and this node has none: PCIe cards and bridged pairs do "
-                "not need it. It reports that there is nothing to do and exits, and systemd shows a failed unit. "
-                "The GPUs work; just disable the unit."
-            ),
-            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
-            decisive=unless(
-                all_of(any_of(_NOTHING, _state_sign("failed")), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY
-            ),
-            typical=_NO_SWITCH_ANYWHERE,
-            against=(_BASEBOARD,),
-            context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
-            summary=lambda node: (
-                "the fabric manager finds no NVSwitch and exits: "
-                + ("this node has none to manage" if node.view(_NOT_NEEDED) else "nothing shows that this node has one")
-            ),
-            remedy=_disable_manager,
-        ),
-        _rule(
-            cause="nvswitch-sxid",
-            disruption="reboot",
-            title="an NVSwitch reported an error",
-            symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
-            look_at=(Shell("sudo dmesg | grep -i sxid"),),
-            story=(
-                "SXids are the Xids of NVSwitches. A non-fatal one is often the consequence of a GPU fault at the "
-                "other end of the link; a fatal one stops the traffic through that link, and CUDA programs on the "
-                "GPUs behind it end with Xid 45. Reset the GPUs together: the switches are reset with them."
-            ),
-            sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
-            check=_find_switch_errors,
-            context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
-            remedy=_RESET_FABRIC,
-            explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
-        ),
-        _rule(
-            cause="xid-74-nvlink-error",
-            disruption="reset-gpu",
-            title="an NVLink failed (Xid 74)",
-            share=0.6,
-            symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
-            look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
-            story=(
-                "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, "
-                "a failing lane, or a peer that died first. Programs on the GPU end, and everything that uses the "
-                "link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
-                "tell a bad signal from broken hardware."
-            ),
-            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
-            check=faults.incident_check(74),
-            typical=unless(_UNCORRECTABLE, _FIFTH, symptoms.ANY_XID),
-            remedy=_RESET_FABRIC,
-            explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
-        ),
-        _rule(
-            cause="xid-145-149-nvlink5-fault",
-            disruption="reset-gpu",
-            title="NVLink 5 fault (Xid 144 to 150)",
-            symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
-            look_at=(Shell("sudo dmesg | grep -i xid"),),
-            story=(
-                "From Blackwell on, the units of an NVLink report under their own codes, and the words in brackets "
-                "name the unit, the link and the severity. A fatal event is followed by non-fatal ones on every "
-                "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang "
-                "until the node is reset: check the GPU with the first fatal event."
-            ),
-            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
-            check=_find_nvlink5,
-            share=0.6,
-            context=_FIFTH,
-            typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
-            remedy=_RESET_FABRIC,
-            explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
-        ),
-        _rule(
-            cause="nvlink-all-links-inactive-gpu",
-            disruption="reset-gpu",
-            title="one GPU has no NVLink at all",
-            symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
-            look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
-            story=(
-                "Its peers have links but this GPU has none: it did not register with the fabric, or lost all "
-                "links at once. Programs that use it alone still work; collectives fall back to PCIe or hang, and "
-                "monitors that only count GPUs call the node healthy."
-            ),
-            sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
-            check=_find_all_down,
-            typical=unless(custom_sign(_rejected_gpus), _DOWN),
-            context=any_of(command_run(r"\bnvlink\b"), _state_sign("active")),
-            remedy=always(
-                run_step(
-                    "inspect",
-                    "read the state of the fabric",
-                    Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
-                    _XIDS,
-                ),
-                drain(),
-                reset_all_gpus(_RESET_ALL),
-                reboot(when="the links stay down"),
-                replace_gpu(when="the links of the same GPU stay down after a power cycle"),
+RULES: Final = (
+    _rule(
+        cause="fabric-manager-version-mismatch",
+        disruption="restart-service",
+        share=0.7,
+        symptoms=(*_WAITS, _state_sign("failed")),
+        look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
+        decisive=_VERSIONS_DIFFER,
+        against=(_NOT_NEEDED,),
+        may_be_normal=True,
+        summary="fabric manager and driver are of different versions, so it does not start",
+        remedy=_install_manager,
+        explains=_WITHOUT_FABRIC | {"fabric-manager-not-running"},
+    ),
+    _rule(
+        cause="fabric-manager-not-installed",
+        share=0.7,
+        symptoms=_WAITS,
+        look_at=(Shell("systemctl status nvidia-fabricmanager"),),
+        decisive=all_of(_MISSING, _NEEDED),
+        typical=any_of(
+            *(_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
+            unless(
+                all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
+                *(_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
             ),
         ),
-        _rule(
-            cause="nvlink-link-inactive",
-            severity="warning",
-            disruption="reboot",
-            title="some NVLinks of a GPU are down",
-            symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
-            look_at=(Shell("nvidia-smi nvlink -s"),),
-            story=(
-                "A few links of one GPU were not trained, while the others are up. Nothing fails, but transfers "
-                "between these GPUs are slower by the share of the missing links. A reboot trains them again; "
-                "links that stay down point to the seating of the module or the bridge, and then to the GPU."
-            ),
-            sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
-            check=_find_some_down,
-            context=command_run(r"\bnvlink\b|topo -m"),
-            remedy=always(
-                reboot("reboot the node: links are trained again"),
-                manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),
-                replace_gpu(when="they stay down after that"),
-            ),
+        against=(_NOT_NEEDED,),
+        may_be_normal=True,
+        summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
+        remedy=_install_manager,
+        explains=_WITHOUT_FABRIC,
+    ),
+    _rule(
+        cause="fabric-manager-not-running",
+        disruption="restart-service",
+        share=0.8,
+        symptoms=_WAITS,
+        look_at=(Shell("systemctl status nvidia-fabricmanager"),),
+        decisive=unless(all_of(any_of(_state_sign("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
+        typical=unless(
+            any_of(_DOWN, _IN_PROGRESS, message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")),
+            *(_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
         ),
-        _rule(
-            cause="nvlink-not-present-false-positive",
-            severity="info",
-            disruption="none",
-            title="no NVLink bridge is fitted, which is normal",
-            share=1,
-            symptoms=(symptoms.LINKS_DOWN,),
-            look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
-            story=(
-                "Many PCIe cards have NVLink contacts but no bridge. Their links then show as down or inactive, "
-                "and some monitors report NVLINK_DOWN or ask for a field diagnostic. This is not a fault: these "
-                "cards use PCIe."
-            ),
-            sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
-            decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
-            typical=unless(
-                all_of(_MEANT, any_of(_CARDS, message_line(r"No NvSwitches found"))),
-                *(_UP, _SWITCHES, _BASEBOARD),
-            ),
-            context=_MEANT,
-            summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
-            remedy=always(
-                manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
-            ),
+        against=(_NOT_NEEDED,),
+        may_be_normal=True,
+        context=command_run(r"fabric-?manager"),
+        summary="this node's GPUs wait for the fabric manager, which is not running",
+        remedy=_start_manager,
+        explains=_WITHOUT_FABRIC,
+    ),
+    _rule(
+        cause="fabric-manager-not-needed",
+        severity="info",
+        look_at=(Shell("lspci -nn -d 10de:"),),
+        decisive=unless(
+            all_of(any_of(_NOTHING, _state_sign("failed")), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY
+        ),
+        typical=_NO_SWITCH_ANYWHERE,
+        against=(_BASEBOARD,),
+        context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
+        summary=lambda node: (
+            "the fabric manager finds no NVSwitch and exits: "
+            + ("this node has none to manage" if node.view(_NOT_NEEDED) else "nothing shows that this node has one")
+        ),
+        remedy=_disable_manager,
+    ),
+    _rule(
+        cause="nvswitch-sxid",
+        disruption="reboot",
+        symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
+        look_at=(Shell("sudo dmesg | grep -i sxid"),),
+        check=_find_switch_errors,
+        context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
+        remedy=_RESET_FABRIC,
+        explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
+    ),
+    _rule(
+        cause="xid-74-nvlink-error",
+        disruption="reset-gpu",
+        share=0.6,
+        symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
+        check=faults.incident_check(74),
+        typical=unless(_UNCORRECTABLE, _FIFTH, symptoms.ANY_XID),
+        remedy=_RESET_FABRIC,
+        explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
+    ),
+    _rule(
+        cause="xid-145-149-nvlink5-fault",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
+        look_at=(Shell("sudo dmesg | grep -i xid"),),
+        check=_find_nvlink5,
+        share=0.6,
+        context=_FIFTH,
+        typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
+        remedy=_RESET_FABRIC,
+        explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
+    ),
+    _rule(
+        cause="nvlink-all-links-inactive-gpu",
+        disruption="reset-gpu",
+        symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
+        check=_find_all_down,
+        typical=unless(custom_sign(_rejected_gpus), _DOWN),
+        context=any_of(command_run(r"\bnvlink\b"), _state_sign("active")),
+        remedy=always(
+            run_step("inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _XIDS),
+            drain(),
+            reset_all_gpus(_RESET_ALL),
+            reboot(when="the links stay down"),
+            replace_gpu(when="the links of the same GPU stay down after a power cycle"),
+        ),
+    ),
+    _rule(
+        cause="nvlink-link-inactive",
+        severity="warning",
+        disruption="reboot",
+        symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("nvidia-smi nvlink -s"),),
+        check=_find_some_down,
+        context=command_run(r"\bnvlink\b|topo -m"),
+        remedy=always(
+            reboot("reboot the node: links are trained again"),
+            manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),
+            replace_gpu(when="they stay down after that"),
+        ),
+    ),
+    _rule(
+        cause="nvlink-not-present-false-positive",
+        severity="info",
+        share=1,
+        symptoms=(symptoms.LINKS_DOWN,),
+        look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
+        decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
+        typical=unless(
+            all_of(_MEANT, any_of(_CARDS, message_line(r"No NvSwitches found"))), *(_UP, _SWITCHES, _BASEBOARD)
+        ),
+        context=_MEANT,
+        summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
+        remedy=always(
+            manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
         ),
     ),
 )

@@ -10,14 +10,12 @@ from typing import Final
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name
 from gpunode.diagnoses.commands import Shell, command, join_commands, surround
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.remedies import install_driver as driver_fix
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import driver, history, modules
-
-_OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
+from gpunode.diagnoses.views import driver, modules, packages
 
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
 _STUCK: Final = any_of(
@@ -60,7 +58,7 @@ def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.driver_packages(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
-    yield from (one.citation for one in history.package_upgrades(snapshot))
+    yield from (one.citation for one in packages.package_upgrades(snapshot))
     own = (place for state, place in snapshot.view(driver.smi_states) if state == "works")
     yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
@@ -159,102 +157,62 @@ def _avoid_image(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", "or set a driver version that has an image for this system (driver.version)")
 
 
-FAMILY: Final = RuleFamily(
-    "operator",
-    "GPU Operator and products",
-    (
-        Rule(
-            cause="gpu-operator-vs-host-driver",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the operator installs a driver over the host's own",
-            story=(
-                "By default the GPU Operator installs the driver from a pod. If the node already has a driver, its "
-                "modules are loaded and in use, so the driver pod can neither unload them nor load its own, and "
-                "restarts again and again; everything that waits for it stays in Init. Only one may own the "
-                "driver: the host, with driver.enabled=false, or the operator, on a host without driver packages."
-            ),
-            sources=(
-                f"{_OPERATOR}/issues/126",
-                f"{_OPERATOR}/issues/327",
-                "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html",
-            ),
-            decisive=all_of(_STUCK, _HOST_DRIVER),
-            typical=unless(
-                any_of(all_of(_FAILING, _HOST_DRIVER), _STUCK, _CANNOT_BEGIN),
-                _NO_IMAGE,
-                _NO_KERNEL,
-                unless(any_of(_MANAGED, _CLIENTS, _OF_POD), _HOST_DRIVER),
-            ),
-            symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=_FAILING,
-            look_at=(
-                Shell("nvidia-smi  # on the host"),
-                Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
-            ),
-            share=1.5,
-            summary="the node has its own driver, and the operator's driver pod tries to replace it",
-            remedy=_KEEP_HOST,
-            explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
+RULES: Final = (
+    Rule(
+        cause="gpu-operator-vs-host-driver",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=all_of(_STUCK, _HOST_DRIVER),
+        typical=unless(
+            any_of(all_of(_FAILING, _HOST_DRIVER), _STUCK, _CANNOT_BEGIN),
+            _NO_IMAGE,
+            _NO_KERNEL,
+            unless(any_of(_MANAGED, _CLIENTS, _OF_POD), _HOST_DRIVER),
         ),
-        Rule(
-            cause="gpu-operator-driver-restart-blocked",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the restarted driver pod cannot unload the driver, because programs still use it",
-            story=(
-                "A driver pod that restarts, after an upgrade or a crash, unloads the modules of its predecessor. "
-                "GPU pods, a monitoring agent or a display server still hold them, and the driver manager may not "
-                "drain the node, or fails at pods with local data. The driver pod fails in its init container, and "
-                "with it the whole stack, until the clients are gone."
-            ),
-            sources=(f"{_OPERATOR}/issues/2166", f"{_OPERATOR}/issues/416", f"{_OPERATOR}/issues/304"),
-            decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
-            typical=unless(
-                any_of(
-                    all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
-                    all_of(_MANAGED, _CLIENTS),
-                    message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
-                ),
-                _HOST_DRIVER,
-            ),
-            symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=any_of(_MANAGED, all_of(_CLIENTS, any_of(_STUCK, _FAILING, symptoms.OPERATOR_WAITS))),
-            look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
-            share=1.5,
-            summary="the operator's driver pod cannot unload the previous driver, which is in use",
-            remedy=_free_driver,
-            explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
+        symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
+        context=_FAILING,
+        look_at=(
+            Shell("nvidia-smi  # on the host"),
+            Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
         ),
-        Rule(
-            cause="operator-no-driver-image",
-            layer="kubernetes",
-            disruption="none",
-            title="there is no driver image for this system or kernel",
-            story=(
-                "The operator composes the image's tag from the driver's version, the node's system and, for "
-                "precompiled drivers, the kernel. Images exist for the supported systems, not for every kernel; a "
-                "pull fails with not found or manifest unknown. An image that builds on the node fails in the same "
-                "way if the distribution no longer offers the kernel's packages. A driver on the host needs "
-                "neither."
+        share=1.5,
+        summary="the node has its own driver, and the operator's driver pod tries to replace it",
+        remedy=_KEEP_HOST,
+        explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
+    ),
+    Rule(
+        cause="gpu-operator-driver-restart-blocked",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
+        typical=unless(
+            any_of(
+                all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
+                all_of(_MANAGED, _CLIENTS),
+                message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
             ),
-            sources=(
-                f"{_OPERATOR}/issues/722",
-                f"{_OPERATOR}/issues/1212",
-                f"{_OPERATOR}/issues/85",
-                "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
-            ),
-            decisive=_NO_IMAGE,
-            typical=any_of(
-                _NO_KERNEL,
-                unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), message_line(_NO_ACCESS)),
-            ),
-            symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
-            look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
-            summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
-            remedy=_avoid_image,
-            # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
-            explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
+            _HOST_DRIVER,
         ),
+        symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
+        context=any_of(_MANAGED, all_of(_CLIENTS, any_of(_STUCK, _FAILING, symptoms.OPERATOR_WAITS))),
+        look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
+        share=1.5,
+        summary="the operator's driver pod cannot unload the previous driver, which is in use",
+        remedy=_free_driver,
+        explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
+    ),
+    Rule(
+        cause="operator-no-driver-image",
+        layer="kubernetes",
+        decisive=_NO_IMAGE,
+        typical=any_of(
+            _NO_KERNEL, unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), message_line(_NO_ACCESS))
+        ),
+        symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
+        look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
+        summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
+        remedy=_avoid_image,
+        # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
+        explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
     ),
 )

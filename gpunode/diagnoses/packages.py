@@ -1,23 +1,78 @@
-"""Diagnose the package database: locks, and packages left half installed."""
+"""The package database and its conflicts: locks, half-installed and held packages, two packagers, .run installers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
-from gpunode.diagnoses import symptoms
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import MISMATCHES, NO_PACKAGES
-from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import manual_step, reinstall, run_step
-from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import DPKG
-from gpunode.diagnoses.views import packages
+from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER, NO_PACKAGES
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
+from gpunode.diagnoses.remedies import (
+    is_supported,
+    manual_step,
+    reboot,
+    rebuild_initramfs,
+    reinstall,
+    run_step,
+    setup_step,
+    uninstall,
+)
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
+from gpunode.diagnoses.views import driver, packages, virtualization
+from gpunode.diagnoses.views.driver import SeenVersion
+from gpunode.diagnoses.views.packages import Package, is_driver_package
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
+
+_UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
+# Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
+_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_SAYS: Final = Pattern(
+    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
+    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
+    re.IGNORECASE,
+)
+
+
+def uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of its uninstaller, which every installation has."""
+    known = snapshot.facts.run_installer
+    if isinstance(known, Known):
+        return (cite_fact("NVIDIA's .run installer", "it is in /usr/bin", known.probe),) if known.value else ()
+    seen = snapshot.items_of("listing", "which", "file", "installer-log")
+    found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
+    return tuple(
+        cite(item, number)
+        for item in found
+        for number, line in enumerate(item.lines, 1)
+        if _UNINSTALLER.search(line) and "No such file" not in line and "cannot access" not in line
+    )
+
+
+def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the driver that it put here, by a module where only it puts one, or by its own words."""
+    uninstaller = snapshot.facts.run_installer
+    # Without it, somebody has only copied a module to that place.
+    is_whole = not isinstance(uninstaller, Known) or uninstaller.value
+    for item in snapshot.items_of("modinfo") if is_whole else ():
+        if _PLACE.search(item.text) and (disk := driver.on_disk_version(snapshot)):
+            return disk
+    return next(named_runfile_versions(snapshot, "installer-log", "listing", "text"), None)
+
+
+def named_runfile_versions(snapshot: Snapshot, *kinds: Kind) -> Iterator[SeenVersion]:
+    """Yield the drivers that its file's name, or what it says of itself, tells of in items of these kinds."""
+    for item in snapshot.items_of(*kinds):
+        for match in _SAYS.finditer(item.text):
+            yield SeenVersion(match["version"] or match["log"], cite(item, item.number_at(match.start())))
+
 
 _LOCKED: Final = unless(
     message_line(
@@ -119,48 +174,247 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
-FAMILY: Final = RuleFamily(
-    "packages",
-    "the package manager",
-    (
-        Rule(
-            cause="dpkg-lock-held",
-            layer="package",
-            disruption="none",
-            title="another program is using the package database",
-            check=_find_held_lock,
-            decisive=_LOCKED,
-            symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
-            summary=_summarize_lock,
-            look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
-            story=(
-                "Only one program at a time may change the package database. On a fresh cloud node that is "
-                "unattended-upgrades or cloud-init, minutes after the first boot, and a provisioning run that "
-                "starts then fails with «Could not get lock». The lock is released by itself. Deleting its file "
-                "while the other program works can destroy the database."
-            ),
-            sources=("https://wiki.debian.org/UnattendedUpgrades", DPKG),
-            remedy=_wait_for_lock,
+_DRIVERS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
+_OF_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
+_ARCH: Final = r"\.(?:x86_64|aarch64|noarch)\b"
+_SAME_FILE: Final = any_of(
+    message_line(
+        rf"{_OF_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
+        r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
+    ),
+    # rpm names the file and both packages, in whatever language.
+    message_line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
+)
+_BROKEN: Final = Pattern(
+    r"held broken packages|[Uu]nmet dependencies|requested an impossible situation"
+    r"|Depends: \S+ .{0,80}but .{1,60}(?:is to be installed|is installed|not going to be installed|not installable)"
+    r"|Held packages were changed|conflicting requests|cannot install (?:both|the best)|nothing provides \S*nvidia"
+    r"|filtered out by |Problem: .{0,80}nvidia|Conflicts: \S*nvidia\S*|Processing Conflict: "
+    r"|package \S*nvidia\S* (?:from \S+ )?conflicts with"
+)
+# RPM Fusion calls the driver otherwise than NVIDIA and negativo17 do.
+_FUSIONS: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
+_TWO_SOURCES: Final = message_line(
+    r"Depends: (?:lib)?(?:nvidia|cuda)\S* \([<>=]+ [^)\n]+\) but \d\S+ is (?:to be )?installed"
+    # A driver built for a release that has a newer C library than this one.
+    r"|Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)\n]+\) but (?:\S+ is to be inst|it is not install)"
+    r"|cannot install both \S*nvidia\S* (?:from \S+ )?and \S*nvidia"
+    rf"|package {_FUSIONS}\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by (?!{_FUSIONS})\S*nvidia"
+    rf"|package (?!{_FUSIONS})\S*nvidia\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by {_FUSIONS}"
+)
+
+
+def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield complaints of the package manager in texts about the driver."""
+    return (one for one in snapshot.matching_lines(_BROKEN) if _DRIVERS.search(snapshot.text_of(one)))
+
+
+def _held_drivers(snapshot: Snapshot) -> dict[str, Citation]:
+    return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
+
+
+def _two_packagers(snapshot: Snapshot) -> list[packages.Package]:
+    """Return the driver's packages if they are by NVIDIA and by others, by revision or repository."""
+    installed = [
+        one
+        for one in snapshot.view(packages.listed_packages).values()
+        if one.is_installed and is_driver_package(one.name)
+    ]
+    theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
+    others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
+    return [*theirs, *others] if theirs and others else []
+
+
+def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield packages of two packagers, in two versions or from two listed repositories."""
+    found = _two_packagers(snapshot)
+    is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
+    return (one.citation for one in found if is_apart)
+
+
+_NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
+_OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
+_OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
+_UNMET: Final = custom_sign(_unmet_dependencies)
+_HELD: Final = custom_sign(lambda snapshot: _held_drivers(snapshot).values())
+_MIXED: Final = custom_sign(_mixed_packages)
+_BETWEEN: Final = all_of(custom_sign(lambda snapshot: (one.citation for one in _two_packagers(snapshot))), _SAME_FILE)
+_LEFT_HALF: Final = custom_sign(
+    lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
+)
+# apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
+_OTHERS: Final = (
+    _SAME_FILE,
+    _LEFT_HALF,
+    custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
+)
+_TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHERS)
+
+
+def _why_held(snapshot: Snapshot) -> str:
+    if names := sorted(_held_drivers(snapshot)):
+        return f"held: {', '.join(names)}; so the driver's packages cannot all get the same version"
+    return "the requested packages conflict with those of the installed driver"
+
+
+def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
+    if held := sorted(_held_drivers(snapshot)):
+        yield remedies.unhold(snapshot, "release the hold, if the package may change", *held)
+        if snapshot.view(package_manager) == "apt":
+            yield run_step(
+                "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
+            )
+    elif is_supported(snapshot):
+        # One transaction: the node has a driver all the time.
+        text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
+        yield setup_step(snapshot, "remove", text)
+        return
+    else:
+        text = "let the package manager replace what is installed; it names each package before it does"
+        yield remedies.align_versions(snapshot, "remove", text)
+    yield remedies.install_driver(snapshot, "then install the desired branch")
+
+
+def _use_one_origin(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.use_one_archive(snapshot)
+    yield remedies.install_driver(snapshot, "install every package of the driver in the same version")
+
+
+_OWNED: Final = Pattern(r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)")
+
+
+def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
+    match = snapshot.match(_OWNED)
+    owner = (match["deb"] or match["rpm"]) if match else ""
+    if snapshot.view(package_manager) == "apt":
+        force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
+        yield run_step("install", "finish the installation with the newer package's file", force)
+        if is_driver_package(owner):
+            yield uninstall(snapshot, "then remove the other branch", owner)
+    elif is_driver_package(owner):
+        yield uninstall(snapshot, "remove the package that has the file", owner)
+    else:
+        text = "install both packages from one repository: disable the other one, or exclude the driver there"
+        yield manual_step("configure", text)
+
+
+_PURGE: Final = message_line(
+    r"Preparing to unpack \S*nvidia"
+    r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)",
+    *("text", "package-output"),
+)
+_TRACE: Final = any_of(
+    custom_sign(uninstaller_lines),
+    message_line(r"driver installation has been altered since it was|nvidia-installer-cleanup"),
+)
+_UNOWNED: Final = message_line(
+    r"no path found matching pattern /\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)"
+    r"|file /\S*lib(?:nvidia|cuda)\S* is not owned by any package|No package owns /\S*lib(?:nvidia|cuda)",
+    *("package-owner", "package-output", "text"),
+)
+
+
+def _installed_packages(snapshot: Snapshot) -> list[Package]:
+    return [one for one in driver.driver_packages(snapshot) if one.is_installed]
+
+
+_BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _installed_packages(snapshot)[:3]))
+
+
+def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
+    if virtualization.is_vgpu(snapshot):
+        yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
+        return
+    uninstall = Shell("sudo nvidia-installer --uninstall --silent")
+    if not snapshot.view(any_of(_TRACE, _UNOWNED)):
+        see = Shell("ls -l /usr/bin/nvidia-installer /var/log/nvidia-installer.log")
+        yield run_step("inspect", "see whether the installer was ever run here", see)
+    yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
+    there = _installed_packages(snapshot)
+    seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
+    is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
+    if there and (is_theirs or driver.kernel_packages(snapshot) or driver.metapackages(snapshot)):
+        text = "restore the packages' files that it had replaced"
+        yield remedies.reinstall(snapshot, text, *(one.name for one in there))
+    else:
+        # No package that was listed brings a module, and the uninstaller takes its own away.
+        yield remedies.install_driver(snapshot, "install the whole driver as packages")
+    yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
+    yield rebuild_initramfs(snapshot)
+    yield reboot()
+
+
+_rule = partial(Rule, layer="package")
+
+RULES: Final = (
+    _rule(
+        cause="dpkg-lock-held",
+        check=_find_held_lock,
+        decisive=_LOCKED,
+        symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
+        summary=_summarize_lock,
+        look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
+        remedy=_wait_for_lock,
+    ),
+    _rule(
+        cause="dpkg-unconfigured-packages",
+        decisive=_HALF,
+        typical=_LEFT,
+        symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
+        summary=_summarize_half_done,
+        look_at=(Shell("dpkg --audit"),),
+        remedy=_finish_packages,
+        explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
+    ),
+    _rule(
+        cause="held-or-broken-packages",
+        share=1.3,
+        decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
+        typical=any_of(
+            unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+            unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
         ),
-        Rule(
-            cause="dpkg-unconfigured-packages",
-            layer="package",
-            disruption="none",
-            title="packages are half installed",
-            decisive=_HALF,
-            typical=_LEFT,
-            symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
-            summary=_summarize_half_done,
-            look_at=(Shell("dpkg --audit"),),
-            story=(
-                "dpkg unpacks packages first and configures them after. A failing script in between (for a driver "
-                "mostly the build of its module), or an interruption, leaves them and everything that depends on "
-                "them unconfigured; the list shows iU, iF or iH. Every later run of apt fails at the same place "
-                "until the cause is fixed."
-            ),
-            sources=(DPKG,),
-            remedy=_finish_packages,
-            explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
-        ),
+        symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
+        context=_HELD,
+        may_be_normal=True,
+        summary=_why_held,
+        look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
+        remedy=_release_holds,
+        explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
+    ),
+    _rule(
+        cause="mixed-repo-packages",
+        share=1.2,
+        decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
+        latent=unless(symptoms.DRIVER_WORKS, _UNMET),
+        summary="packages of one driver come from two repositories in different versions, and neither set is complete",
+        look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
+        remedy=_use_one_origin,
+        explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
+    ),
+    _rule(
+        cause="package-file-conflict",
+        decisive=_SAME_FILE,
+        symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
+        summary="two packages contain the same file, so the second was not unpacked",
+        look_at=(Shell("dpkg -l | grep nvidia"),),
+        remedy=_overwrite_file,
+        explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
+    ),
+    _rule(
+        cause="runfile-leftover",
+        shows_in="driver",
+        disruption="reboot",
+        decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),
+        typical=any_of(_UNOWNED, unless(_TRACE, symptoms.MISMATCH)),
+        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
+        context=_TRACE,
+        against=(symptoms.DRIVER_WORKS,),
+        may_be_normal=True,
+        summary="NVIDIA's .run installer left a driver that no package owns",
+        look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
+        remedy=_uninstall_runfile,
+        explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
     ),
 )

@@ -1,4 +1,4 @@
-"""The PCI bus: whether the GPU is there, who owns it, and whether it wakes up."""
+"""The PCI bus: whether the GPU is there, who owns it, whether it wakes up, whether its memory regions (BARs) fit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.consequences import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
+    add_kernel_argument,
     always,
     manual_step,
     power_cycle,
@@ -33,8 +34,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.source_urls import OPEN_MODULES
-from gpunode.diagnoses.views import driver, faults, kernel, passthrough, pci, pcie_links, system
+from gpunode.diagnoses.views import driver, faults, kernel, pci, pcie_links, system, virtualization
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -108,10 +108,10 @@ def _owned_by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
             yield one
 
 
-_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in passthrough.passed_through_gpus(snapshot)))
+_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in virtualization.passed_through_gpus(snapshot)))
 _OWNED: Final = any_of(_TAKEN, custom_sign(_owned_by_sysfs), _LENT)
 _MAY_BE_INTENDED: Final = predicate(
-    lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
+    lambda node: virtualization.is_hypervisor(node) and not any(virtualization.guest_lists(node)),
     "the host runs virtual machines",
 )
 _SET_UP: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
@@ -122,10 +122,11 @@ def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
     owned = snapshot.view(_OWNED)
     told = {pci.normalize_address(one) for line in owned for one in _ADDRESS.findall(line.line)}
     of_host = any(
-        gpu.driver not in passthrough.PASSTHROUGH_DRIVERS and (gpu.shows_driver or (told and gpu.address not in told))
+        gpu.driver not in virtualization.PASSTHROUGH_DRIVERS
+        and (gpu.shows_driver or (told and gpu.address not in told))
         for gpu in snapshot.view(pci.pci_gpus)
     )
-    if owned and (driver.works(snapshot) or of_host or passthrough.has_running_guests(snapshot)):
+    if owned and (driver.works(snapshot) or of_host or virtualization.has_running_guests(snapshot)):
         yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 
@@ -169,96 +170,178 @@ _ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f"
 _IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "pci",
-    "the PCI bus",
-    (
-        _rule(
-            cause="no-gpu-present",
-            layer="hardware",
-            shows_in="pci",
-            disruption="power-cycle",
-            title="no NVIDIA GPU is on the bus",
-            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
-            look_at=(Shell("lspci -nn -d 10de:"),),
-            story=(
-                "The driver is installed, but no NVIDIA device answers on the PCI bus: the card is not seated or "
-                "has no power, the slot is disabled, the instance type has no GPU, or none is passed through to "
-                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot "
-                "talk to a driver. No package or setting of this system can change that."
-            ),
-            sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(
-                symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
-            ),
-            typical=_NONE_SAID,
-            context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
-            against=(
-                _GPU_SEEN,
-                _SPOKEN_OF,
-                any_line(r"^(?:nouveau|nova[_-]drm) dev="),
-                _FROM_ELSEWHERE,
-                unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
-            ),
-            may_be_normal=True,
-            summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
-            remedy=_attach_gpu,
-            explains=NO_DRIVER | {"driver-not-installed"},
+
+_NO_REGION: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
+_INVALID: Final = any_of(kernel_line(_NO_REGION), message_line(_NO_REGION))
+# Something that happened in a slot; that the slot can do it, every boot tells.
+_HOTPLUG: Final = any_of(
+    kernel_line(
+        r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
+        r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
+        re.IGNORECASE,
+    ),
+    message_line(r"\beGPU\b|\beGFX\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
+)
+
+
+def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield regions of a GPU without an address, or windows of bridges that may lead to one."""
+    gpus, ports = snapshot.view(pcie_links.nvidia_slots), snapshot.view(pcie_links.gpu_bridges)
+    # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
+    trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
+    trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
+    is_all = ports is None and not gpus and not driver.works(snapshot)
+    for address, is_window, citation in _failed_assignments(snapshot):
+        is_above = is_window and (address in ports if ports is not None else trouble)
+        if pcie_links.pci_slot(address) in gpus or is_above or is_all:
+            yield citation
+
+
+_ASSIGNMENT: Final = Pattern(
+    rf"(?<![\w-])[\w-]{{1,40}} (?P<address>{pcie_links.ADDRESS}): +(?:BAR (?P<bar>\d{{1,2}})|bridge window)"
+    r"(?: \[(?P<before>[^\]]{1,80})\])?:? +(?:to \[[^\]]{1,40}\] )?"
+    r"(?P<verdict>no space for|failed to assign|can't assign; (?:no space|bogus alignment)|can't assign|assigned)"
+    r"(?: \[(?P<behind>[^\]]{1,80})\])?"
+)
+# BARs from here on are ROMs and those of virtual functions, then windows of bridges.
+_ROM, _WINDOWS = 6, 13
+
+
+def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citation]]:
+    """Yield the regions that the kernel could not place, and whether each is a bridge window.
+
+    Expansion ROMs, I/O ports and BARs of virtual functions are left out: nothing needs them.
+    """
+    found: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
+    for message in kernel.matching_messages(snapshot, _ASSIGNMENT):
+        match = _ASSIGNMENT.search(message.text)
+        resource = (match["before"] or match["behind"] or "") if match else ""
+        if match is None or not resource.startswith("mem"):
+            continue
+        bar = int(match["bar"]) if match["bar"] else _WINDOWS
+        address = pci.normalize_address(match["address"])
+        key = address, match["bar"] or "", "pref" in resource
+        if match["verdict"] == "assigned":
+            found.pop(key, None)
+        elif bar < _ROM or bar >= _WINDOWS:
+            found[key] = address, bar >= _WINDOWS, message.citation
+    yield from found.values()
+
+
+_ROOT_WINDOW: Final = Pattern(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0-9a-f]+)")
+_FOUR_GIB: Final = 1 << 32
+
+
+def _has_high_window(snapshot: Snapshot) -> bool | None:
+    """Return whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
+    found = [_ROOT_WINDOW.search(message.text) for message in kernel.matching_messages(snapshot, _ROOT_WINDOW)]
+    return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
+
+
+_UNPLACED: Final = custom_sign(_unplaced_regions)
+_UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
+_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED)))
+ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
+"""A memory region of a GPU that has no address."""
+GUEST: Final = predicate(system.is_guest, "this is a virtual machine")
+_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
+_HIGH: Final = predicate(_has_high_window, "the bus has addresses above 4 GiB")
+_NO_HIGH: Final = predicate(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_NOT_STARTED: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
+_SWITCHED_OFF: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
+
+
+def _reallocate(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from add_kernel_argument(snapshot, "pci=realloc", "let the kernel reassign the regions")
+    yield manual_step("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
+    windows = "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G"
+    yield manual_step("configure", windows, "the GPU is plugged in while the system runs")
+
+
+RULES: Final = (
+    _rule(
+        cause="no-gpu-present",
+        layer="hardware",
+        shows_in="pci",
+        disruption="power-cycle",
+        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
+        look_at=(Shell("lspci -nn -d 10de:"),),
+        decisive=all_of(
+            symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
         ),
-        _rule(
-            cause="vfio-bound",
-            disruption="reboot",
-            title="vfio-pci owns the GPU",
-            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
-            look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
-            story=(
-                "A GPU for a virtual machine is bound to vfio-pci, by its id on the kernel's command line, in "
-                "/etc/modprobe.d or by driverctl. NVIDIA's driver on the host then does not get it: the module "
-                "loads and finds no devices, or does not load. On a host that runs virtual machines this is "
-                "intended, not a fault, especially if the host has other GPUs for itself."
-            ),
-            sources=(
-                "https://docs.kernel.org/driver-api/vfio.html",
-                "https://github.com/jurkovic-nikola/OpenLinkHub/pull/174",
-            ),
-            check=_find_intended,
-            decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
-                unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
-            ),
-            typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
-            may_be_normal=True,
-            context=any_of(_RESERVED, _LENT),
-            summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
-            remedy=_release_gpu,
-            explains=NO_DRIVER | {"nouveau-bound"},
+        typical=_NONE_SAID,
+        context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+        against=(
+            _GPU_SEEN,
+            _SPOKEN_OF,
+            any_line(r"^(?:nouveau|nova[_-]drm) dev="),
+            _FROM_ELSEWHERE,
+            unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
         ),
-        _rule(
-            cause="gpu-stuck-d3cold",
-            disruption="power-cycle",
-            title="the GPU does not wake up from D3cold",
-            symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
-            story=(
-                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
-                "machine, a suspend or a long idle time the platform fails to power it up again; the kernel "
-                "reports this before any driver does. NVIDIA's driver then cannot start it (0x22:0x56), or finds "
-                "it fallen off the bus, although the driver is fine."
-            ),
-            sources=(
-                "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
-                "https://docs.kernel.org/power/pci.html",
-            ),
-            decisive=custom_sign(_sleeping_gpus),
-            typical=all_of(_ALL_ONES, _IN_D3COLD),
-            context=any_of(_ALL_ONES, _IN_D3COLD),
-            summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
-            remedy=always(
-                power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-                run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
-                manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
-            ),
-            explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
+        may_be_normal=True,
+        summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
+        remedy=_attach_gpu,
+        explains=NO_DRIVER | {"driver-not-installed"},
+    ),
+    _rule(
+        cause="vfio-bound",
+        disruption="reboot",
+        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
+        look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
+        check=_find_intended,
+        decisive=any_of(
+            all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
+            unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
         ),
+        typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
+        may_be_normal=True,
+        context=any_of(_RESERVED, _LENT),
+        summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
+        remedy=_release_gpu,
+        explains=NO_DRIVER | {"nouveau-bound"},
+    ),
+    _rule(
+        cause="gpu-stuck-d3cold",
+        disruption="power-cycle",
+        symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
+        decisive=custom_sign(_sleeping_gpus),
+        typical=all_of(_ALL_ONES, _IN_D3COLD),
+        context=any_of(_ALL_ONES, _IN_D3COLD),
+        summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
+        remedy=always(
+            power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
+            run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
+            manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
+        ),
+        explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
+    ),
+    _rule(
+        cause="bar-above-4g-disabled",
+        disruption="reboot",
+        share=0.8,
+        symptoms=(symptoms.CLOSED_OR_BAR, *_NOT_STARTED),
+        look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
+        decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
+        typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
+        against=(GUEST,),
+        summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
+        remedy=always(
+            manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
+            manual_step("firmware", "update the board's firmware", "the settings are already on"),
+        ),
+        explains=NOT_STARTED,
+    ),
+    _rule(
+        cause="bar-allocation-failed",
+        disruption="reboot",
+        symptoms=_NOT_STARTED,
+        look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
+        decisive=all_of(_UNPLACED, _HIGH),
+        typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
+        against=(GUEST, _NO_HIGH),
+        summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
+        remedy=_reallocate,
+        explains=NOT_STARTED,
     ),
 )

@@ -1,21 +1,22 @@
-"""The PCIe link of each GPU: whether transfers are lost on it, how often it corrects errors, how many lanes it has."""
+"""PCIe links and peer-to-peer transfers: lost and corrected packets, missing lanes, IOMMU and access control (ACS)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import TRANSFERS_LOST
-from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
-from gpunode.diagnoses.remedies import look_first, manual_step, run_step
-from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
+from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity
+from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, look_first, manual_step, run_step
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, kernel_line, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import OPEN_MODULES
-from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links
+from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links, virtualization
 from gpunode.facts.patterns import Pattern
 
 # ---- lanes
@@ -171,75 +172,161 @@ _RESEAT: Final = (
     run_step("inspect", "check the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
 )
 
-_AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = RuleFamily(
-    "pcie",
-    "PCIe links",
-    (
-        _rule(
-            cause="pcie-uncorrectable-completion-timeout",
-            disruption="power-cycle",
-            title="transfers on the GPU's PCIe link are lost",
-            symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-            story=(
-                "The GPU did not answer a request in time, or a packet arrived damaged, and the root port reports "
-                "an uncorrected error. NVIDIA's driver cannot recover from it, so the consequences look like a "
-                "driver fault: page faults (Xid 31) of running programs, GSP timeouts, finally a GPU that falls "
-                "off the bus. Check cable, riser, slot and power first."
+
+# ---- access control
+
+_HANGS: Final = message_line(
+    r"NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
+    r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
+    r"|\bvia P2P/[^\n]*\n[^\n]*\bhang",
+    flags=re.IGNORECASE,
+)
+_ASKED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
+_REDIRECTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
+_VALIDATES: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
+_NO_ACS: Final = Shell(
+    "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
+    'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
+)
+
+
+def _disable_acs(snapshot: Snapshot) -> Iterable[Fix]:
+    if _has_guests(snapshot):
+        text = "set NCCL_P2P_DISABLE=1 for the job: this node needs ACS, which isolates its virtual machines"
+        yield manual_step("application", text)
+        return
+    yield run_step(
+        "configure", "turn ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
+    )
+    yield manual_step(
+        "firmware", "turn ACS off in the BIOS, and VT-d or AMD's IOMMU if nothing needs them: this is permanent"
+    )
+
+
+# ---- the IOMMU
+
+_PAGE_FAULT: Final = Pattern(
+    r"(?:\bnvidia (?P<bound>\S+): )?\bAMD-Vi: Event logged \[IO_PAGE_FAULT(?: device=(?P<amd>[0-9a-f:.]{7,12}))?"
+    r"|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
+    r"|\barm-smmu\S* .{0,40}\bevent 0x10\b"
+)
+_TRANSLATES: Final = unless(
+    message_line(
+        r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0",
+        "file", "kernel-log", "text",
+    ),
+    message_line(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1",
+                 "file", "kernel-log", "text"),
+)  # fmt: skip
+
+
+def _gpu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the page faults of GPUs."""
+    gpus = snapshot.view(pcie_links.nvidia_slots)
+    for message in kernel.matching_messages(snapshot, _PAGE_FAULT):
+        match = _PAGE_FAULT.search(message.text)
+        device = ((match["amd"] or match["intel"] or "") if match else "").replace("0x", "")
+        if (match and match["bound"]) or (device and pcie_links.pci_slot(pci.normalize_address(device)) in gpus):
+            yield message.citation
+
+
+def _any_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
+    is_chosen = not (snapshot.view(pcie_links.nvidia_slots) or is_examined(snapshot))
+    return (message.citation for message in kernel.matching_messages(snapshot, _PAGE_FAULT) if is_chosen)
+
+
+def _has_guests(snapshot: Snapshot) -> bool:
+    """Return whether virtual machines run here, which ACS and the IOMMU isolate."""
+    return bool(virtualization.passed_through_gpus(snapshot)) or virtualization.is_hypervisor(snapshot)
+
+
+_PASSES: Final = "iommu=pt"
+
+
+def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
+    if not has_kernel_argument(snapshot, _PASSES):
+        yield from add_kernel_argument(snapshot, _PASSES, "devices of the host bypass IOMMU translation")
+    elif _has_guests(snapshot):
+        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU must stay on for the virtual machines"
+        yield manual_step("application", text)
+        return
+    text = "turn the IOMMU (VT-d, AMD-Vi) off in the BIOS"
+    yield manual_step("firmware", text, "no virtual machines run here, and iommu=pt did not help")
+
+
+# ---- what both do: peers are slow
+
+# p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
+_SLOW: Final = message_line(
+    r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
+    "application", "text",
+)  # fmt: skip
+
+RULES: Final = (
+    _rule(
+        cause="iommu-blocks-p2p",
+        disruption="reboot",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
+        decisive=custom_sign(_gpu_page_faults),
+        typical=unless(
+            any_of(
+                custom_sign(_any_page_faults),
+                _SLOW,
+                unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
             ),
-            sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
-            check=_find_uncorrected,
-            typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-            explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
+            _REDIRECTS,
         ),
-        _rule(
-            cause="pcie-aer-correctable-storm",
-            severity="warning",
-            disruption="power-cycle",
-            title="the GPU's PCIe link corrects errors all the time",
-            symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
-            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-            story=(
-                "The link between root port and GPU loses or damages packets (BadTLP, RxErr, Timeout) and resends "
-                "them. Each error is corrected, so nothing fails, but a link with many errors has a bad signal: "
-                "riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or a "
-                "GPU that falls off the bus."
-            ),
-            sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
-            check=_find_storm,
-            typical=message_line(
-                r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"
-            ),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-            explains=frozenset({"pcie-link-degraded"}),
-        ),
-        _rule(
-            cause="pcie-link-degraded",
-            severity="warning",
-            disruption="power-cycle",
-            title="the GPU's PCIe link has fewer lanes than it could",
-            symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
-            look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
-            story=(
-                "Card and slot negotiate a width when the link is trained. Dirt, a bad riser or a bifurcation "
-                "setting leaves it at x8, x4 or x1, and copies between host and GPU are slower by that factor. It "
-                "is a fault only if both ends have more lanes: some slots are wired for fewer, and a lower speed "
-                "at idle is power saving."
-            ),
-            sources=(
-                "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
-                "https://github.com/NVIDIA/NVSentinel/issues/890",
-            ),
-            check=_find_degraded,
-            typical=custom_sign(_narrow_at_boot),
-            may_be_normal=True,
-            remedy=look_first(*_RESEAT),
-        ),
+        context=_TRANSLATES,
+        summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
+        remedy=_bypass_iommu,
+        explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+    ),
+    _rule(
+        cause="acs-blocks-p2p",
+        severity="warning",
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
+        decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
+        typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
+        context=any_of(_REDIRECTS, _HANGS),
+        summary="bridges route requests between GPUs through the root complex (ACS)",
+        remedy=_disable_acs,
+    ),
+    _rule(
+        cause="pcie-uncorrectable-completion-timeout",
+        disruption="power-cycle",
+        symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
+        check=_find_uncorrected,
+        typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
+        explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
+    ),
+    _rule(
+        cause="pcie-aer-correctable-storm",
+        severity="warning",
+        disruption="power-cycle",
+        symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
+        look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
+        check=_find_storm,
+        typical=message_line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
+        explains=frozenset({"pcie-link-degraded"}),
+    ),
+    _rule(
+        cause="pcie-link-degraded",
+        severity="warning",
+        disruption="power-cycle",
+        symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
+        look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
+        check=_find_degraded,
+        typical=custom_sign(_narrow_at_boot),
+        may_be_normal=True,
+        remedy=look_first(*_RESEAT),
     ),
 )

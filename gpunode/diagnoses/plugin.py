@@ -1,20 +1,28 @@
-"""The device plugin: it does not find the driver, or it calls a GPU unhealthy."""
+"""The device plugin and the kubelet's admission: no driver found, unhealthy GPUs, pods refused though scheduled."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
-from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, manual_step, run_step
+from gpunode.diagnoses.cluster import (
+    plugin_logs,
+    register_runtime,
+    restart_failed_pods,
+    restart_plugin,
+    set_runtime_class,
+)
+from gpunode.diagnoses.commands import Shell, command, is_unit, join_commands
+from gpunode.diagnoses.model import Citation, Fix, Rule
+from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
-from gpunode.diagnoses.views import containerd, driver, kubernetes_nodes
+from gpunode.diagnoses.views import driver, kubernetes_nodes, runtimes
+from gpunode.facts.model import Known
+from gpunode.facts.sources import Kind
 
 _LACKING: Final = message_line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
@@ -25,7 +33,7 @@ _LACKING: Final = message_line(
 _OF_PLUGIN: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 _ASKS: Final = message_line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
-    r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
+    r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
 _WELL: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 _STILL_ASKS: Final = unless(_ASKS, _WELL)
@@ -82,7 +90,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if not (
         snapshot.view(_HANDLER)
         or snapshot.view(_REGISTERED)
-        or containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}
+        or runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"}
     ):
         yield run_step("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
     yield set_runtime_class("let the device plugin request NVIDIA's runtime")
@@ -133,132 +141,227 @@ UNHEALTHY: Final = any_of(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "plugin",
-    "the device plugin",
-    (
-        Rule(
-            cause="device-plugin-library-not-found",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the device plugin does not find the driver's library",
-            story=(
-                "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not contain it: "
-                "NVIDIA's container runtime mounts it from the host. If the runtime does so and the plugin still "
-                "does not find it, one of the two looks in the wrong root: GKE installs drivers in "
-                "/home/kubernetes/bin/nvidia or /opt/nvidia, a driver container in /run/nvidia/driver, WSL in "
-                "/usr/lib/wsl, Talos and NixOS in their own trees. The plugin then idles, or restarts again and "
-                "again, and the node offers no nvidia.com/gpu."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/1371",
-                f"{DEVICE_PLUGIN}/issues/478",
-                "https://github.com/siderolabs/talos/issues/12103",
-            ),
-            typical=any_of(
-                unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
-                message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
-            ),
-            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-            context=any_of(_UNDER, _ELSEWHERE),
-            against=(_NO_DRIVER, symptoms.NO_GPU),
-            look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
-            share=2,
-            summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
-            remedy=_FIND_LIBRARY,
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+# The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
+
+_NOT_HEALTHY: Final = message_line(
+    r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
+    r"|previously allocated devices are no longer healthy)"
+)
+_FEWER: Final = message_line(rf"requested number of devices unavailable for {kubernetes_nodes.RESOURCE}")
+_REJECTED: Final = message_line(
+    r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
+    r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
+)
+
+
+_TABLES: Final[tuple[Kind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
+_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
+
+
+# That the logs alone remember it, and no pod that is shown was refused.
+_PAST: Final = unless(
+    message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
+    message_line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
+)
+_BOOTED: Final = message_line(
+    r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
+    r"|\bup\s+\d{1,2} min\b",
+    flags=re.IGNORECASE,
+)
+
+
+_DELETE_REFUSED: Final = restart_failed_pods("delete the rejected pods; their controllers create new ones")
+
+# Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
+# are open after them.
+
+_RESTART: Final = (
+    r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
+    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
+)
+# As what made it well again, a restart broke nothing here.
+_WAS_RESTARTED: Final = any_of(
+    unless(command_run(_RESTART), message_line(r"^pod/\S+ created")),
+    message_line(
+        r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
+        rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
+        r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))",
+        flags=re.IGNORECASE,
+    ),
+)
+
+
+# A kubelet that admits anew what it had admitted.
+# Init containers that ask for a GPU, too.
+_INIT: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
+_OLD: Final = message_line(
+    r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
+)
+
+
+# What the kubelet has on record, and what takes a pod away without it.
+
+_STALE: Final = any_of(
+    command_run(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
+    any_line(r"PodDeviceEntries|kubelet_internal_checkpoint|delete pods? .*--(?:force|grace-period)"),
+)
+
+
+def _free_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield GPUs that the scheduler has not assigned."""
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
+        for name, amount in node.allocatable.items():
+            used = node.allocated.get(name)
+            yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()
+
+
+_CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+_UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
+
+
+def _kubelet_unit(snapshot: Snapshot) -> str:
+    """Return the unit that runs the kubelet; by default the product's usual one."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
+        unit = kubelet.value.unit.removesuffix(".service")
+        return unit if is_unit(unit) else "kubelet"
+    return _UNITS.get(snapshot.view(runtimes.kubernetes_product), "kubelet")
+
+
+def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
+    unit = _kubelet_unit(snapshot)
+    yield restart(unit, "restart the kubelet: it reads again which devices its pods hold")
+    yield _DELETE_REFUSED
+    stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
+    move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
+    yield run_step(
+        "remove",
+        "move the kubelet's record away while it is stopped; it creates a new one from the running pods",
+        join_commands(stop, Shell("&&"), move, Shell("&&"), start),
+        when="the devices are still held after the restart, and no pod with a GPU runs on the node",
+    )
+
+
+_rule = partial(Rule, layer="kubernetes")
+
+RULES: Final = (
+    _rule(
+        cause="device-plugin-library-not-found",
+        disruption="restart-container",
+        typical=any_of(
+            unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
+            message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
-        Rule(
-            cause="nvidia-runtime-not-default-no-runtimeclass",
-            layer="kubernetes",
-            disruption="restart-service",
-            title="the device plugin's pod does not run under NVIDIA's runtime",
-            story=(
-                "The container runtime has a handler nvidia, but uses it only for pods that request it by a "
-                "RuntimeClass, unless it is the default. The device plugin's pod does not, so runc starts it, "
-                "without the driver's libraries and devices. It reports that NVML was not found and that the "
-                "strategy or platform is incompatible; the driver and `nvidia-smi` on the host are fine. The "
-                "static manifest and older charts set no runtime class."
+        symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+        context=any_of(_UNDER, _ELSEWHERE),
+        against=(_NO_DRIVER, symptoms.NO_GPU),
+        look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
+        share=2,
+        summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
+        remedy=_FIND_LIBRARY,
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    _rule(
+        cause="nvidia-runtime-not-default-no-runtimeclass",
+        disruption="restart-service",
+        decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
+        typical=unless(
+            any_of(
+                _STILL_ASKS,
+                all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
+                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
+                all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/1220",
-                f"{DEVICE_PLUGIN}/issues/406",
-                "https://kubernetes.io/docs/concepts/containers/runtime-class/",
-            ),
-            decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
-            typical=unless(
-                any_of(
-                    _STILL_ASKS,
-                    all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
-                    all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
-                    all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
-                ),
-                _UNDER,
-                unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
-            ),
-            may_be_normal=True,
-            context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
-            symptoms=(
-                _COMPLAINS,
-                symptoms.NO_DRIVER_INSIDE,
-                symptoms.NO_CAPACITY,
-                symptoms.POD_PENDING,
-                symptoms.PLUGIN_FAILS,
-            ),
-            against=(
-                _NO_DRIVER,
-                symptoms.NO_GPU,
-                unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE),
-            ),
-            look_at=(
-                Shell("kubectl get runtimeclass"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
-            share=5,
-            summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
-            remedy=_ask_for_runtime,
-            explains=frozenset(
-                {
-                    "device-plugin-library-not-found",
-                    "device-plugin-not-ready-after-reboot",
-                    # What CUDA says where it finds no driver at all.
-                    "driver-too-old-for-image",
-                    "gpu-labels-without-capacity",
-                }
-            ),
+            _UNDER,
+            unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
         ),
-        Rule(
-            cause="device-plugin-marked-unhealthy",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the device plugin marked a GPU unhealthy",
-            story=(
-                "The device plugin watches the driver's events. After a critical Xid that is not on its short list "
-                "of application faults it reports the GPU as unhealthy, and the kubelet removes it from "
-                "allocatable: the capacity stays, but fewer are available, and pods wait with Insufficient "
-                "nvidia.com/gpu. Pods that have the GPU keep it. The plugin keeps the mark until it is restarted, "
-                "even if the fault was the application's and the GPU is fine."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
-            decisive=UNHEALTHY,
-            share=1,
-            symptoms=(
-                UNHEALTHY,
-                symptoms.POD_PENDING,
-                symptoms.NOT_ENOUGH_GPUS,
-                symptoms.POD_REFUSED,
-                symptoms.ANY_XID,
-            ),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
-            summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
-            remedy=always(
-                plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
-                run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
-                restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
-            ),
+        may_be_normal=True,
+        context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
+        symptoms=(
+            _COMPLAINS,
+            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_CAPACITY,
+            symptoms.POD_PENDING,
+            symptoms.PLUGIN_FAILS,
         ),
+        against=(_NO_DRIVER, symptoms.NO_GPU, unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE)),
+        look_at=(
+            Shell("kubectl get runtimeclass"),
+            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+        ),
+        share=5,
+        summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
+        remedy=_ask_for_runtime,
+        explains=frozenset(
+            {
+                "device-plugin-library-not-found",
+                "device-plugin-not-ready-after-reboot",
+                # What CUDA says where it finds no driver at all.
+                "driver-too-old-for-image",
+                "gpu-labels-without-capacity",
+            }
+        ),
+    ),
+    _rule(
+        cause="device-plugin-marked-unhealthy",
+        disruption="restart-container",
+        decisive=UNHEALTHY,
+        share=1,
+        symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.POD_REFUSED, symptoms.ANY_XID),
+        look_at=(
+            Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+        ),
+        summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
+        remedy=always(
+            plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
+            run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+            restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
+        ),
+    ),
+    _rule(
+        cause="device-plugin-not-ready-after-reboot",
+        disruption="restart-container",
+        decisive=all_of(_REFUSED, _BOOTED),
+        typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
+        symptoms=(symptoms.POD_REFUSED,),
+        context=any_of(_BOOTED, message_line(r"Registration Request received")),
+        against=(_PAST, unless(UNHEALTHY, _BOOTED)),
+        look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
+        share=2,
+        summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
+        remedy=always(
+            _DELETE_REFUSED,
+            manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
+        ),
+    ),
+    _rule(
+        cause="kubelet-restart-admission-bug",
+        disruption="restart-container",
+        decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
+        typical=any_of(
+            unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
+        ),
+        symptoms=(symptoms.POD_REFUSED,),
+        against=(_PAST, _BOOTED),
+        look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
+        share=2,
+        summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
+        remedy=always(
+            _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+        ),
+    ),
+    _rule(
+        cause="kubelet-stale-device-allocation",
+        disruption="restart-service",
+        decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
+        typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),
+        symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
+        context=_STALE,
+        against=(_PAST, _BOOTED),
+        look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
+        share=2,
+        summary="the kubelet still assigns GPUs to pods that no longer exist",
+        remedy=_reset_checkpoint,
     ),
 )

@@ -9,8 +9,10 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.gpus import LIST_GPUS
+from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT
-from gpunode.diagnoses import driver_install, special_systems
+from gpunode.diagnoses import special_systems
 from gpunode.diagnoses.commands import (
     ADDRESS,
     Command,
@@ -24,10 +26,10 @@ from gpunode.diagnoses.commands import (
 )
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, fabric, gpu_models, guests, modules, pci
+from gpunode.diagnoses.views import cuda, driver, fabric, gpu_models, modules, pci, virtualization
 from gpunode.diagnoses.views import driver as installed
-from gpunode.diagnoses.views.engine import container_engine
-from gpunode.diagnoses.views.history import is_driver_package
+from gpunode.diagnoses.views.packages import is_driver_package
+from gpunode.diagnoses.views.runtimes import container_engine
 from gpunode.diagnoses.views.system import (
     PackageManager,
     find_distro,
@@ -214,7 +216,7 @@ def is_supported(snapshot: Snapshot) -> bool:
 
     vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
     """
-    if guests.is_vgpu(snapshot) or has_external_driver(snapshot):
+    if virtualization.is_vgpu(snapshot) or has_external_driver(snapshot):
         return False
     known, machine = find_distro(snapshot), running_kernel(snapshot)
     if known is None:
@@ -371,7 +373,7 @@ def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
 
 def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
     """Return the driver step for a distribution that gpunode does not set up."""
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         return install_guest_driver(text, when)
     if is_wsl(snapshot):
         return manual_step("install", f"{text}: {_OF_WINDOWS}", when)
@@ -379,7 +381,7 @@ def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, lea
         return manual_step("install", f"{text}: {_OF_JETPACK}", when)
     if snapshot.view(special_systems.special_system) is not None:
         return manual_step("install", text, when)
-    return driver_install.install_driver_packages(snapshot, text, when, oldest_branch=least)
+    return install_driver_packages(snapshot, text, when, oldest_branch=least)
 
 
 # NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.
@@ -480,3 +482,59 @@ def replace_gpu(text: str = "have the GPU replaced", when: str = "") -> Fix:
 def write_nvidia_report(when: str = "it comes back") -> Fix:
     """Return the step that writes NVIDIA's report, required for a support case."""
     return Fix("inspect", "write NVIDIA's report for the support case", (Shell("sudo nvidia-bug-report.sh"),), when)
+
+
+_DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_BY_GENERATION: Final = (
+    "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
+    "branch 470 for Kepler"
+)
+# Older branches are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
+_OLDEST_MAINTAINED: Final = 580
+
+
+def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
+    """Return the step that installs a driver for the GPUs, of ``oldest_branch`` or newer."""
+    models = snapshot.view(gpu_models.known_gpu_models)
+    seen = snapshot.view(driver.loaded_version)
+    is_driven_by_open = driver.works(snapshot) and seen is not None and seen.is_open is True
+    last = min((model.last_branch for model in models if model.last_branch), default=None)
+    found = choose(models, Driver()) if models else None
+    is_old = last is not None and last < _OLDEST_MAINTAINED and all(model.first_branch <= last for model in models)
+    if not models and not is_driven_by_open:
+        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BY_GENERATION}"
+        return Fix("install", words, (), when)
+    if isinstance(found, Impossible) and not is_old:
+        return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
+    if last is not None and last < oldest_branch:
+        return Fix("install", f"{text}: none of NVIDIA's maintained branches does that for this node's GPUs", (), when)
+    modules = f"branch {last}, the last for this GPU, with its proprietary modules" if last else "with its open modules"
+    commands = _install_commands(snapshot, last)
+    by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({_DRIVER_GUIDE})"
+    return Fix("install", f"{text}: {modules}{by_hand}", commands, when)
+
+
+def _install_commands(snapshot: Snapshot, last: int | None) -> tuple[Command, ...]:
+    """Return the commands that install that branch, or the newest; none if no repository has it."""
+    known = find_distro(snapshot)
+    is_kept = last is None or last == _OLDEST_MAINTAINED
+    match package_manager(snapshot):
+        case "apt":
+            has = release(known) if known else None
+            if name := has.ended.get(last or 0) if has else None:
+                # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
+                others = ("nvidia-driver-",) if has and has.distribution == "debian" else ()
+                return (command("sudo", "apt-get", "install", name, *others),)
+            is_ubuntu = known is not None and "ubuntu" in {known.id, *known.like}
+            return (Shell("sudo ubuntu-drivers install"),) if is_ubuntu and is_kept else ()
+        case "dnf":
+            major = known.version_id.partition(".")[0] if known and known.id != "fedora" else ""
+            if is_kept and (major in {"8", "9"} or (known and known.id == "amzn")):
+                # A stream takes the place of another one with all its packages.
+                stream = f"nvidia-driver:{f'{last}-dkms' if last else 'open-dkms'}/default"
+                return (command("sudo", "dnf", "module", "switch-to", stream, "--allowerasing"),)
+            return () if last else (Shell("sudo dnf install --allowerasing nvidia-open"),)
+        case "zypper":
+            return () if last else (Shell("sudo zypper install nvidia-open"),)
+        case "pacman":
+            return () if last else (Shell("sudo pacman -S nvidia-open-dkms nvidia-utils"),)

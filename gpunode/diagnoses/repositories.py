@@ -3,22 +3,114 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.model import Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, TOOLKIT_GUIDE
-from gpunode.diagnoses.views import apt_sources, driver, modules
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
+from gpunode.diagnoses.views import driver, modules
 from gpunode.diagnoses.views.system import find_distro, package_manager
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
+from gpunode.packages.deb import sources as source_lists
+
+Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
+
+_HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
+    ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
+    ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
+    ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
+)
+
+
+def owner_of(text: str) -> Owner:
+    """Return the owner of the repository in ``text``, a URL or a message with one."""
+    return next((owner for owner, pattern in _HOSTS if pattern.search(text)), "other")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """An entry of APT's source lists and its line."""
+
+    source: PackageSource
+    citation: Citation
+
+
+_GREPPED: Final = Pattern(
+    r"^(?P<file>(?:/etc/apt/)?[\w./-]*\.(?:list|sources))(?::\d+)?:\s*(?P<entry>deb(?:-src)?\s.*)$"
+)
+
+
+def source_entries(snapshot: Snapshot) -> tuple[SourceEntry, ...]:
+    """Return the entries of APT's source lists, from the files or from what somebody grepped out of them."""
+    # What grep -r shows is both its own answer and a part of each file.
+    found: dict[PackageSource, SourceEntry] = {}
+    for one in _find_entries(snapshot):
+        found.setdefault(replace(one.source, line=0), one)
+    return tuple(found.values())
+
+
+def _find_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
+    if isinstance(snapshot.facts.sources, Known):
+        for one in snapshot.facts.sources.value:
+            file = snapshot.file(one.file)
+            place = (
+                cite(file, one.line) if file else cite_fact(one.file, _entry_line(one), snapshot.facts.sources.probe)
+            )
+            yield SourceEntry(one, place)
+        return
+    for item in snapshot.items:
+        if item.outcome != "ok":
+            continue
+        if item.kind == "file" and source_lists.is_source_list(item.subject):
+            yield from _parse_entries(item, item.subject, item.text)
+        elif item.kind in {"listing", "file", "text"}:
+            for number, line in enumerate(item.lines, 1):
+                if match := _GREPPED.match(line):
+                    yield from _parse_entries(item, match["file"], match["entry"], number)
+
+
+def _entry_line(one: PackageSource) -> str:
+    signed = f"signed-by={one.signed_by} " if one.signed_by else ""
+    return f"deb [{signed.strip()}] {one.uri} {one.suite}" if signed else f"deb {one.uri} {one.suite}"
+
+
+def _parse_entries(item: Item, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:
+    try:
+        found = source_lists.parse(path, text)
+    except ValueError:
+        return
+    for one in found:
+        yield SourceEntry(one, cite(item, number or one.line))
+
+
+def conflicting_entries(snapshot: Snapshot) -> tuple[tuple[SourceEntry, ...], ...]:
+    """Return entries with one archive and different keys, by archive; apt then reads no list."""
+    archives: dict[tuple[str, str], list[SourceEntry]] = {}
+    for one in snapshot.view(source_entries):
+        if one.source.enabled:
+            archives.setdefault((one.source.uri.rstrip("/"), one.source.suite), []).append(one)
+    return tuple(tuple(same) for same in archives.values() if len({one.source.signed_by for one in same}) > 1)
+
+
+def entries_without_key(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
+    """Yield the enabled entries whose keyring is not there."""
+    for entry in snapshot.view(source_entries) if isinstance(snapshot.facts.sources, Known) else ():
+        one = entry.source
+        keyring = snapshot.facts.file(one.signed_by)
+        is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
+        if is_meant and isinstance(keyring, Known) and keyring.value is None:
+            yield from (cite_fact(one.signed_by, "it is not there", keyring.probe), entry.citation)
+
 
 _REFUSED: Final = (
     r"(?:NO_PUBKEY|(?:EXPKEY|REVKEY|BAD|EXP)SIG|KEYEXPIRED|Missing key|[Ss]igning key|NOKEY|GPG check FAILED"
@@ -48,8 +140,8 @@ _SQV_WARNS: Final = unless(
     message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
 )
 # The next update is going to refuse it: nothing fails yet that is installed.
-_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "cuda"))
-_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "toolkit"))
+_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
 _HAS_ONE: Final = predicate(
     lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
@@ -107,10 +199,7 @@ _RETIRED_RPM_KEY: Final = Shell(
     "xargs -r sudo rpm -e"
 )
 # By zypper, or not.
-_READ_ANEW: Final = {
-    True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
-    False: Shell("sudo dnf makecache"),
-}
+_READ_ANEW: Final = {True: Shell("sudo zypper --gpg-auto-import-keys refresh"), False: Shell("sudo dnf makecache")}
 _RPM_LIST: Final = "nvidia-container-toolkit.repo"
 
 
@@ -138,7 +227,7 @@ _NEW_LIST: Final = message_line(
     r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
 )
 _CLASHING: Final = custom_sign(
-    lambda snapshot: (one.citation for same in snapshot.view(apt_sources.conflicting_entries) for one in same)
+    lambda snapshot: (one.citation for same in snapshot.view(conflicting_entries) for one in same)
 )
 _SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
@@ -147,13 +236,13 @@ def _duplicate_archive(snapshot: Snapshot) -> str:
     """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
     lines = (_SAID.search(one.line) for one in snapshot.matching_lines(_SAID))
     urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
-    urls += [same[0].source.uri for same in snapshot.view(apt_sources.conflicting_entries)]
-    return next((url for url in urls if apt_sources.owner_of(url) != "other"), urls[0] if urls else "")
+    urls += [same[0].source.uri for same in snapshot.view(conflicting_entries)]
+    return next((url for url in urls if owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     url = _duplicate_archive(snapshot)
-    owner, match = apt_sources.owner_of(url), _ARCHIVE.match(url)
+    owner, match = owner_of(url), _ARCHIVE.match(url)
     archive = match["archive"] if match else ""
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
@@ -186,115 +275,61 @@ _CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?
 
 def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the files with the entries to be dropped: those that today's instructions do not write."""
-    for same in snapshot.view(apt_sources.conflicting_entries):
+    for same in snapshot.view(conflicting_entries):
         files = dict.fromkeys(entry.source.file for entry in same)
         if surplus := tuple(file for file in files if not _CURRENT.search(file)):
             return surplus if len(surplus) < len(files) else ()
     return ()
 
 
-_CUDA_BLOG: Final = "https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/"
-_TOOLKIT_TROUBLE: Final = (
-    "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html"
-)
+_rule = partial(Rule, layer="package")
 
-FAMILY: Final = RuleFamily(
-    "repositories",
-    "package repositories",
-    (
-        Rule(
-            cause="apt-nvidia-key-rotated",
-            layer="package",
-            disruption="none",
-            title="the CUDA repository's key is not the one that this node trusts",
-            share=2.5,
-            decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
-            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
-            latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
-            against=(_CUDA_SHA1,),
-            summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
-            look_at=(Shell("sudo apt-get update"),),
-            story=(
-                "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old key (7fa2af80) was "
-                "withdrawn, and every newer distribution release has its own key. A node that still has the old "
-                "key, or none, rejects the repository's index: apt names the key after NO_PUBKEY, dnf and zypper "
-                "report a public key that is not installed or not correct. Drivers and CUDA can then be neither "
-                "upgraded nor installed."
-            ),
-            sources=(_CUDA_BLOG, DRIVER_GUIDE),
-            remedy=_renew_cuda_key,
-            explains=NO_PACKAGES,
+RULES: Final = (
+    _rule(
+        cause="apt-nvidia-key-rotated",
+        share=2.5,
+        decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
+        symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
+        latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+        against=(_CUDA_SHA1,),
+        summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
+        look_at=(Shell("sudo apt-get update"),),
+        remedy=_renew_cuda_key,
+        explains=NO_PACKAGES,
+    ),
+    _rule(
+        cause="apt-nvidia-key-sha1",
+        share=1,
+        decisive=_CUDA_SHA1,
+        latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
+        summary=lambda node: (
+            f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
+            "the right one, is bound by SHA-1; the release's own folder has another key"
         ),
-        Rule(
-            cause="apt-nvidia-key-sha1",
-            layer="package",
-            disruption="none",
-            title="the CUDA repository's folder is signed by a key that is bound by SHA-1",
-            share=1,
-            decisive=_CUDA_SHA1,
-            latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
-            summary=lambda node: (
-                f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
-                "the right one, is bound by SHA-1; the release's own folder has another key"
-            ),
-            look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
-            story=(
-                "The key 3BF863CC of 2022, which signs NVIDIA's folder for Debian 12 among others, is bound to its "
-                "user by SHA-1. apt of Debian 13 checks signatures with sqv, whose policy takes no such binding since "
-                "February 2026: where that folder is used on a newer release, every update fails, although the key is "
-                "the one that NVIDIA publishes. The folder of the newer release has a key of its own. Do not allow "
-                "unsigned archives instead: then nobody checks what is installed."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/cuda-repo-management/issues/30",
-                "https://github.com/NVIDIA/cuda-repo-management/issues/34",
-                "https://github.com/devcontainers/features/pull/1591",
-            ),
-            remedy=_use_own_folder,
-            explains=NO_PACKAGES,
-        ),
-        Rule(
-            cause="apt-toolkit-key-missing",
-            layer="package",
-            disruption="none",
-            title="the container toolkit's repository key is missing",
-            share=1,
-            decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-            symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-            latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
-            summary="the container toolkit's repository is signed by a key that this node does not trust",
-            look_at=(Shell("sudo apt-get update"),),
-            story=(
-                "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
-                "source entry names no keyring, or one without this key, as with old instructions for apt-key. apt "
-                "then rejects the repository with NO_PUBKEY, and the toolkit is not found or not upgraded."
-            ),
-            sources=(TOOLKIT_GUIDE,),
-            remedy=_renew_toolkit_key,
-            explains=NO_TOOLKIT | {"toolkit-not-installed"},
-        ),
-        Rule(
-            cause="apt-signed-by-conflict",
-            layer="package",
-            disruption="none",
-            title="two source entries name one repository with different keys",
-            share=1.5,
-            decisive=any_of(message_line(_CONFLICT), _CLASHING),
-            typical=all_of(_OLD_LIST, _NEW_LIST),
-            symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
-            summary=lambda node: (
-                f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys"
-            ),
-            look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
-            story=(
-                "If two entries name the same archive, their options must agree. An old list file without "
-                "signed-by, such as nvidia-docker.list, beside today's file with signed-by makes apt stop before "
-                "it has read any list: nothing can be installed or updated, from any repository, until one of the "
-                "two entries is removed."
-            ),
-            sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
-            remedy=_keep_one_entry,
-            explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
-        ),
+        look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
+        remedy=_use_own_folder,
+        explains=NO_PACKAGES,
+    ),
+    _rule(
+        cause="apt-toolkit-key-missing",
+        share=1,
+        decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+        latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+        summary="the container toolkit's repository is signed by a key that this node does not trust",
+        look_at=(Shell("sudo apt-get update"),),
+        remedy=_renew_toolkit_key,
+        explains=NO_TOOLKIT | {"toolkit-not-installed"},
+    ),
+    _rule(
+        cause="apt-signed-by-conflict",
+        share=1.5,
+        decisive=any_of(message_line(_CONFLICT), _CLASHING),
+        typical=all_of(_OLD_LIST, _NEW_LIST),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
+        summary=lambda node: f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys",
+        look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
+        remedy=_keep_one_entry,
+        explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
     ),
 )

@@ -1,20 +1,21 @@
-"""Diagnose pods without a GPU: all assigned, an untolerated taint, no GPUs offered, the wrong node set up."""
+"""Diagnose pods without a GPU, and requests that nothing serves as they are written."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
-from gpunode.diagnoses.views import kubernetes_nodes, nested_cluster
+from gpunode.diagnoses.views import in_container, kubernetes_nodes
+from gpunode.facts.items import NO_COMMAND
 
 _OFFERS: Final = custom_sign(
     lambda node: (
@@ -150,186 +151,239 @@ _PASS_IN: Final = always(
 )
 
 
-FAMILY: Final = RuleFamily(
-    "scheduling",
-    "pods without a GPU",
-    (
-        Rule(
-            cause="gpus-all-allocated",
-            layer="kubernetes",
-            severity="info",
-            disruption="none",
-            title="every GPU is assigned to a pod",
-            story=(
-                "The node offers its GPUs, they are healthy, and pods have requested all of them. Another pod "
-                "waits with Insufficient nvidia.com/gpu until one ends. This is normal: the scheduler counts what "
-                "pods request, not what they use, so an idle pod also holds its GPU. nvidia-smi may show no "
-                "process."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=custom_sign(_full_nodes),
-            typical=custom_sign(_used_gpus),
-            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
-            look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
-            share=4,
-            summary="every GPU that the node offers is assigned to a pod",
-            remedy=_make_room,
+_OWN: Final = r"(?:nvidia\.com/[\w.-]+)"
+_TOO_LARGE: Final = message_line(
+    rf"request for '?{_OWN}: \d+'? too large: maximum request size for shared resources is 1"
+)
+# Kubernetes' validation names the field, and the value after it.
+_NOT_WHOLE: Final = message_line(rf"{_OWN}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
+_NOT_EQUAL: Final = message_line(rf"must be equal to {_OWN} limit")
+_NO_LIMIT: Final = message_line(
+    rf"{_OWN}\]?: Required value: Limit must be set for non overcommitable resources"
+    rf"|limits\[?[^\n]{{0,40}}{_OWN}\]?: Required value"
+)
+_UNKNOWN_OPTION: Final = message_line(
+    r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
+    r"|unrecognized arguments?: --gpu$"
+)
+_NO_VIDEO: Final = unless(
+    message_line(
+        r"Cannot load lib(?:nvidia-encode|nvcuvid)\.so|lib(?:nvidia-encode"
+        r"|nvcuvid)\.so[.\d]*: cannot open shared object"
+        r"|dlopen[^\n]{0,40}lib(?:nvidia-encode|nvcuvid)\.so[^\n]{0,60}(?:fail|not found)"
+    ),
+    message_line(r"Cannot load libcuda\.so|libcuda\.so[.\d]*: cannot open"),
+)
+_NO_NVCC: Final = unless(
+    message_line(
+        rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{NO_COMMAND}|not found)|not found: nvcc$"
+        r"|Command ['‘]nvcc['’] not found"
+        r"|[Nn]o such file or directory: [^\n]{0,80}/nvcc\b|nvcc was not found|Could not find nvcc\b"
+        r"|The 'nvcc' command was not found",
+        flags=re.MULTILINE,
+    ),
+    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.MISMATCH, symptoms.NO_DEVICES,
+)  # fmt: skip
+_HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d+ / \d+")
+
+_rule = partial(Rule, layer="kubernetes")
+
+RULES: Final = (
+    _rule(
+        cause="gpus-all-allocated",
+        severity="info",
+        decisive=custom_sign(_full_nodes),
+        typical=custom_sign(_used_gpus),
+        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
+        look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
+        share=4,
+        summary="every GPU that the node offers is assigned to a pod",
+        remedy=_make_room,
+    ),
+    _rule(
+        cause="pod-missing-gpu-toleration",
+        decisive=_REFUSED_BY_GPUS,
+        typical=any_of(
+            _REFUSED,
+            unless(_GPU_TAINT, _OFFERS, _TOLERATES),
+            unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
         ),
-        Rule(
-            cause="pod-missing-gpu-toleration",
-            layer="kubernetes",
-            disruption="none",
-            title="the pod does not tolerate the GPU node's taint",
-            story=(
-                "GPU nodes are often tainted to keep pods without a GPU away. A pod then needs a toleration for "
-                "that taint besides its request: without it the scheduler skips the node and names the taint. The "
-                "same taint can keep a device plugin or the node feature discovery off the node, because their "
-                "charts tolerate `nvidia.com/gpu` only with one value; the node then offers no GPU at all."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/826",
-                f"{DEVICE_PLUGIN}/issues/1934",
-                "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
-            ),
-            decisive=_REFUSED_BY_GPUS,
-            typical=any_of(
-                _REFUSED,
-                unless(_GPU_TAINT, _OFFERS, _TOLERATES),
-                unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
-            ),
-            symptoms=(symptoms.POD_PENDING,),
-            context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
-            look_at=(Shell("kubectl describe nodes | grep Taints"),),
-            share=0.6,
-            summary="the node with the GPU has a taint that the pod does not tolerate",
-            remedy=always(
-                manual_step(
-                    "configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"
-                ),
-                run_step(
-                    "inspect",
-                    "list the node's taints",
-                    Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
-                ),
-            ),
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
-        ),
-        Rule(
-            cause="gpu-labels-without-capacity",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the node is labelled as a GPU node but offers no GPU",
-            story=(
-                "The labels nvidia.com/gpu.* are set by the feature discovery or by hand; the number of GPUs that "
-                "pods can request comes only from the device plugin, when it registers with the kubelet. Here the "
-                "labels exist but the capacity has no nvidia.com/gpu: no plugin has registered, but pods with a "
-                "node selector are sent to this node and wait."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/826",
-                "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
-                "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
-            ),
-            decisive=all_of(_LABELLED, _UNREGISTERED),
-            typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
-            context=any_of(_DISCOVERED, _NO_CAPACITY),
-            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl get pods -A | grep -i nvidia"),
-            ),
-            share=0.8,
-            summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
-            remedy=always(
-                run_step(
-                    "inspect",
-                    "check whether a device plugin runs on the node, and what prevents it",
-                    Shell("kubectl get daemonsets -A | grep -i nvidia"),
-                    Shell("kubectl get pods -A -o wide | grep -i device-pl"),
-                ),
-                plugin_logs("read the device plugin's log"),
-                restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+        symptoms=(symptoms.POD_PENDING,),
+        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
+        look_at=(Shell("kubectl describe nodes | grep Taints"),),
+        share=0.6,
+        summary="the node with the GPU has a taint that the pod does not tolerate",
+        remedy=always(
+            manual_step("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
+            run_step(
+                "inspect",
+                "list the node's taints",
+                Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
             ),
         ),
-        Rule(
-            cause="gpu-node-not-labelled",
-            layer="kubernetes",
-            disruption="none",
-            title="the GPU node lacks the label that the device plugin selects",
-            story=(
-                "The device plugin's chart (since 0.15) and the GPU operator run their pods only on labelled "
-                "nodes: nvidia.com/gpu.present=true, or node feature discovery's labels for NVIDIA's PCI devices. "
-                "If discovery does not run, cannot reach its master, or writes its labels in another form (with "
-                "the PCI class: pci-0300_10de), no node has the label. Nothing fails then: the daemon set wants 0 "
-                "pods, there is no event, and pods that request a GPU wait forever."
-            ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/315",
-                f"{DEVICE_PLUGIN}/issues/708",
-                f"{DEVICE_PLUGIN}/issues/1213",
-                "https://github.com/NVIDIA/gpu-operator/issues/423",
-                "https://github.com/NVIDIA/gpu-operator/issues/607",
-                "https://github.com/NVIDIA/nvkind/issues/20",
-            ),
-            decisive=all_of(_IDLE, _LABELS),
-            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
-            symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
-            context=_NO_MARK,
-            against=(
-                symptoms.NO_GPU,
-                _GPU_TAINT,
-                message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
-                _MARKED,
-            ),
-            look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
-            summary="no node has a GPU label, so the device plugin runs on none",
-            remedy=_label_node,
-            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    _rule(
+        cause="gpu-labels-without-capacity",
+        disruption="restart-container",
+        decisive=all_of(_LABELLED, _UNREGISTERED),
+        typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
+        context=any_of(_DISCOVERED, _NO_CAPACITY),
+        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
+        look_at=(
+            Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+            Shell("kubectl get pods -A | grep -i nvidia"),
         ),
-        Rule(
-            cause="nested-node-config-not-applied",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the host was set up, but the node is a container on it",
-            story=(
-                "minikube with the docker driver, kind and k3d run each node as a container with its own "
-                "containerd or docker inside. NVIDIA's runtime in the host's configuration serves the host's "
-                "containers; pods are started by the runtime inside, which does not have it, and the node's "
-                "container has no GPU. The host's files look perfect, but the device plugin finds no NVML."
+        share=0.8,
+        summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
+        remedy=always(
+            run_step(
+                "inspect",
+                "check whether a device plugin runs on the node, and what prevents it",
+                Shell("kubectl get daemonsets -A | grep -i nvidia"),
+                Shell("kubectl get pods -A -o wide | grep -i device-pl"),
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/478",
-                "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
-                "https://github.com/NVIDIA/nvkind",
+            plugin_logs("read the device plugin's log"),
+            restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+        ),
+    ),
+    _rule(
+        cause="gpu-node-not-labelled",
+        decisive=all_of(_IDLE, _LABELS),
+        typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
+        symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+        context=_NO_MARK,
+        against=(symptoms.NO_GPU, _GPU_TAINT, message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"), _MARKED),
+        look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
+        summary="no node has a GPU label, so the device plugin runs on none",
+        remedy=_label_node,
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    _rule(
+        cause="nested-node-config-not-applied",
+        disruption="restart-container",
+        decisive=all_of(in_container.NODE, _NO_GPU_INSIDE),
+        typical=unless(all_of(in_container.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN),
+        against=(_OFFERS, symptoms.CONTAINER_WORKS),
+        context=in_container.NODE,
+        symptoms=(
+            symptoms.POD_PENDING,
+            symptoms.NO_CAPACITY,
+            symptoms.PLUGIN_FAILS,
+            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_NVML_LIBRARY,
+        ),
+        may_be_normal=True,
+        look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
+        summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
+        remedy=_PASS_IN,
+        explains=frozenset(
+            {
+                "containerd-nvidia-runtime-missing",
+                "device-plugin-library-not-found",
+                "gpu-labels-without-capacity",
+                "k3s-runtime-config-overwritten",
+                "nvidia-runtime-not-default-no-runtimeclass",
+                "nvidia-runtime-not-registered",
+                "toolkit-not-installed",
+            }
+        ),
+    ),
+    _rule(
+        cause="gpu-share-request-above-one",
+        decisive=_TOO_LARGE,
+        look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
+        summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
+        remedy=always(
+            manual_step(
+                "application", "ask for nvidia.com/gpu: 1 in the pod, delete the refused one and create it again"
             ),
-            decisive=all_of(nested_cluster.NODE, _NO_GPU_INSIDE),
-            typical=unless(
-                all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN
+            manual_step("configure", "or take nodes whose GPUs are not shared", when="it needs several whole GPUs"),
+        ),
+        explains=frozenset(
+            {
+                *("kubelet-stale-device-allocation", "device-plugin-not-ready-after-reboot"),
+                "kubelet-restart-admission-bug",
+            }
+        ),
+    ),
+    _rule(
+        cause="gpu-amount-invalid",
+        decisive=any_of(_NOT_WHOLE, _NOT_EQUAL, _NO_LIMIT),
+        summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
+        remedy=always(
+            manual_step("application", "write only resources.limits, with a whole number: nvidia.com/gpu: 1"),
+            manual_step("configure", "share the GPUs by time-slicing, MPS or MIG", when="a pod needs less than one"),
+        ),
+    ),
+    Rule(
+        cause="option-misspelt",
+        layer="toolkit",
+        decisive=_UNKNOWN_OPTION,
+        summary="the program was given an option that it does not have",
+        remedy=always(
+            run_step(
+                "application",
+                "for docker write --gpus; for helm install and upgrade leave --include-crds away",
+                Shell("docker run --rm --gpus all ubuntu nvidia-smi"),
+            )
+        ),
+    ),
+    Rule(
+        cause="video-libraries-missing",
+        layer="toolkit",
+        disruption="restart-container",
+        typical=_NO_VIDEO,
+        symptoms=(_NO_VIDEO,),
+        look_at=(Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'"),),
+        summary="the program finds no library of NVENC or NVDEC: its container, or the node's driver, lacks them",
+        remedy=always(
+            run_step(
+                "inspect", "see whether the node has them", Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'")
             ),
-            against=(_OFFERS, symptoms.CONTAINER_WORKS),
-            context=nested_cluster.NODE,
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.NO_CAPACITY,
-                symptoms.PLUGIN_FAILS,
-                symptoms.NO_DRIVER_INSIDE,
-                symptoms.NO_NVML_LIBRARY,
+            manual_step(
+                "application",
+                "start the container with -e NVIDIA_DRIVER_CAPABILITIES=compute,video,utility",
+                when="the node has them",
             ),
-            may_be_normal=True,
-            look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
-            summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
-            remedy=_PASS_IN,
-            explains=frozenset(
-                {
-                    "containerd-nvidia-runtime-missing",
-                    "device-plugin-library-not-found",
-                    "gpu-labels-without-capacity",
-                    "k3s-runtime-config-overwritten",
-                    "nvidia-runtime-not-default-no-runtimeclass",
-                    "nvidia-runtime-not-registered",
-                    "toolkit-not-installed",
-                }
+            manual_step("install", 'set [driver] scope = "media" in the recipe and set up again', when="it lacks them"),
+        ),
+        explains=frozenset({"driver-too-old-for-image"}),
+    ),
+    Rule(
+        cause="cuda-toolkit-not-in-path",
+        layer="userspace",
+        severity="warning",
+        shows_in="programs",
+        typical=_NO_NVCC,
+        symptoms=(_NO_NVCC,),
+        look_at=(Shell("ls -d /usr/local/cuda*/bin/nvcc"),),
+        summary="nvcc is not found: no CUDA Toolkit is installed, or its folder is not in PATH",
+        remedy=always(
+            run_step("inspect", "see whether a toolkit is there", Shell("ls -d /usr/local/cuda*/bin/nvcc")),
+            run_step(
+                "configure",
+                "put its folder into PATH",
+                Shell("export PATH=/usr/local/cuda/bin:$PATH"),
+                when="it is there",
+            ),
+            manual_step(
+                "install",
+                "or let setup install the newest that the driver runs: --cuda-toolkit auto",
+                when="programs are compiled here",
             ),
         ),
+    ),
+    _rule(
+        cause="hami-memory-limit",
+        shows_in="programs",
+        disruption="restart-container",
+        decisive=_HAMI_LIMIT,
+        look_at=(Shell("kubectl get pods -A -o yaml | grep -E 'gpumem|gpucores'"),),
+        summary="the program wants more GPU memory than its container was given by HAMi",
+        remedy=always(
+            manual_step("application", "raise nvidia.com/gpumem in the pod's limits, or let the program use less")
+        ),
+        explains=frozenset({"gpu-memory-taken"}),
     ),
 )

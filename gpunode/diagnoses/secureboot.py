@@ -15,7 +15,7 @@ from typing import Final
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import manual_step, reboot, run_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -29,7 +29,6 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
-from gpunode.diagnoses.source_urls import DRIVER_README
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
@@ -161,8 +160,6 @@ def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _enroll_key(snapshot)
 
 
-_KERNEL: Final = "https://www.kernel.org/doc/html/latest/admin-guide/module-signing.html"
-_DEBIAN: Final = "https://wiki.debian.org/SecureBoot"
 _SYMPTOMS: Final = (symptoms.KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 _AGAINST: Final = (
     symptoms.DRIVER_WORKS,
@@ -178,70 +175,44 @@ _UNSIGNED_REJECTED: Final = message_line(
 _NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKED, _SIGNED, _SIGNS))
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
-FAMILY: Final = RuleFamily(
-    "secureboot",
-    "Secure Boot",
-    (
-        Rule(
-            cause="secure-boot-key-not-enrolled",
-            layer="kernel",
-            disruption="reboot",
-            title="the key that signed the module is not enrolled",
-            share=1.5,
-            decisive=any_of(
-                message_line(
-                    r"Loading of module with un(?:available|known) (?:key|crypto) is rejected"
-                    r"|signed kernel module failed to load|does not trust any key which is capable"
-                ),
-                all_of(
-                    any_of(REFUSED, _LOCKED),
-                    any_of(_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
-                ),
+RULES: Final = (
+    Rule(
+        cause="secure-boot-key-not-enrolled",
+        layer="kernel",
+        disruption="reboot",
+        share=1.5,
+        decisive=any_of(
+            message_line(
+                r"Loading of module with un(?:available|known) (?:key|crypto) is rejected"
+                r"|signed kernel module failed to load|does not trust any key which is capable"
             ),
-            typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),
-            symptoms=_SYMPTOMS,
-            context=any_of(_SIGNED, REFUSED),
-            against=_AGAINST,
-            look_at=_LOOK_AT,
-            summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
-            story=(
-                "With Secure Boot on, the kernel loads a module only if it knows the key of its signature. DKMS "
-                "and akmods sign their modules with a key of the machine, but the firmware accepts that key only "
-                "after somebody confirms it in the blue MokManager screen at the next boot; on a remote machine "
-                "this step is easily missed. modprobe then reports that the key was rejected by service, and "
-                "everything above finds no driver although the module is built and installed."
+            all_of(
+                any_of(REFUSED, _LOCKED),
+                any_of(_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
             ),
-            sources=(_KERNEL, _DEBIAN, "https://github.com/awesometic/realtek-r8126-dkms/issues/3"),
-            remedy=_enroll_key,
-            explains=consequences.NOT_ACCEPTED,
         ),
-        Rule(
-            cause="secure-boot-module-unsigned",
-            layer="kernel",
-            disruption="reboot",
-            title="the module is not signed, but Secure Boot requires a signature",
-            share=1,
-            decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
-            typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
-            symptoms=_SYMPTOMS,
-            context=any_of(_UNSIGNED, REFUSED, _IS_ON),
-            against=_AGAINST,
-            look_at=_LOOK_AT,
-            summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
-            story=(
-                "With Secure Boot on, or with module.sig_enforce or a kernel lockdown, the kernel rejects unsigned "
-                "modules. NVIDIA's installer signs only on request, older versions of DKMS not at all, and a key "
-                "that is missing at build time leaves the module unsigned: modinfo shows neither signer nor "
-                "sig_key. Build the module again with a key, and enrol that key."
-            ),
-            sources=(
-                _KERNEL,
-                "https://man7.org/linux/man-pages/man7/kernel_lockdown.7.html",
-                "https://github.com/lcp/mokutil/issues/69",
-                f"{DRIVER_README}installdriver.html",
-            ),
-            remedy=_sign_module,
-            explains=consequences.NOT_ACCEPTED,
-        ),
+        typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),
+        symptoms=_SYMPTOMS,
+        context=any_of(_SIGNED, REFUSED),
+        against=_AGAINST,
+        look_at=_LOOK_AT,
+        summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
+        remedy=_enroll_key,
+        explains=consequences.NOT_ACCEPTED,
+    ),
+    Rule(
+        cause="secure-boot-module-unsigned",
+        layer="kernel",
+        disruption="reboot",
+        share=1,
+        decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
+        typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
+        symptoms=_SYMPTOMS,
+        context=any_of(_UNSIGNED, REFUSED, _IS_ON),
+        against=_AGAINST,
+        look_at=_LOOK_AT,
+        summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
+        remedy=_sign_module,
+        explains=consequences.NOT_ACCEPTED,
     ),
 )

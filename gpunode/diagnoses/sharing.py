@@ -1,22 +1,26 @@
-"""Diagnose shared GPUs: exclusive compute modes, memory held by others, time-slicing that is not applied."""
+"""Diagnose shared GPUs: compute modes, memory held by others, time-slicing that is not applied, and MIG."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, manual_step, run_step
+from gpunode.diagnoses.commands import ADDRESS, Command, Shell, gpu_command, gpu_option
+from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, find_first, lines_with
-from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
-from gpunode.diagnoses.views import kubernetes_nodes, smi_query, system
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first, lines_with
+from gpunode.diagnoses.views import kubernetes_nodes, pci, smi_query, system
 from gpunode.facts.items import Item
+from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
 
 # Compute mode.
 
@@ -156,87 +160,260 @@ def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 _LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
 
-FAMILY: Final = RuleFamily(
-    "sharing",
-    "the sharing of GPUs",
-    (
-        Rule(
-            cause="compute-mode-exclusive",
-            layer="config",
-            shows_in="gpu",
-            disruption="none",
-            title="the GPU's compute mode allows one process, or none",
-            symptoms=(symptoms.CUDA_BUSY,),
-            look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
-            story=(
-                "Compute mode Exclusive_Process gives a GPU to the first process that requests it, Prohibited to "
-                "none. It is often a leftover of a batch system or an MPS setup. A second process then fails "
-                "because all CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as "
-                "healthy."
-            ),
-            sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
-            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
-            may_be_normal=True,
-            context=command_run(r"-d COMPUTE|compute_mode"),
-            summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
-            remedy=_default_mode,
+
+_BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
+_SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
+_ANNOUNCED: Final = any_of(
+    message_line(
+        r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
+        r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
+        r"|Mode change pending: true"
+    ),
+    all_of(
+        message_line(r"The following GPUs could not be reset"),
+        any_of(command_run(r"\bmig\b|mig-"), message_line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
+    ),
+)
+_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI)
+# The device plugin and GPU feature discovery, of a GPU whose mode is on.
+_PLUGIN_FINDS_NONE: Final = message_line(
+    r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
+    r"|device with migEnabled=true was not configured correctly"
+)
+_INSTANCE: Final = message_line(
+    # Among the profiles, which are offers, a row counts what is free of how many.
+    r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
+    r"|UUID: MIG-|/MIG-GPU-"
+    r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
+    *_SMI, "application"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _MigMode:
+    """The MIG mode of one GPU.
+
+    Attributes:
+        gpu: name for commands; empty if unknown.
+        pending: the mode after the next reset; by default the current one.
+    """
+
+    gpu: str
+    current: bool
+    pending: bool
+    citation: Citation
+
+    @property
+    def is_pending(self) -> bool:
+        """True if the mode changes at the next reset."""
+        return self.current != self.pending
+
+
+_ON: Final = {"enabled": True, "disabled": False}
+
+
+def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
+    for gpu in snapshot.view(smi_query.smi_gpus):
+        row = gpu.find("MIG Mode", "Current")
+        current = _ON.get(row.value.lower()) if row else None
+        if row and current is not None:
+            pending = gpu.find("MIG Mode", "Pending") or row
+            yield _MigMode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
+
+
+def _mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
+    """Return the sign of GPUs whose mode satisfies ``holds``; in the table it is the last cell of a GPU."""
+    by_query = custom_sign(lambda snapshot: (mode.citation for mode in _mig_modes(snapshot) if holds(mode)))
+    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
+
+
+# A star says that the other mode is pending.
+_WAITS: Final = _mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
+_SETTLED: Final = _mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
+_MODE_CHANGES: Final = any_of(_WAITS, _SETTLED)
+_ENABLED: Final = _mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
+_CURRENTLY_ON: Final = _mode_sign(lambda mode: mode.current, r"Enabled\*?")
+
+
+def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
+    waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
+    for one in snapshot.view(_ANNOUNCED) if not waiting else ():
+        if "pending" in one.line and (match := _BUS.search(one.line)):
+            waiting[pci.normalize_address(match["bus"])] = one
+    return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
+
+
+_WAITING: Final = "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
+
+
+def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
+    """Yield what the driver's own files show of instances on an examined node."""
+    layout = snapshot.facts.layout
+    if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
+        yield cite_fact("/proc/driver/nvidia/capabilities", "the present compute instances", layout.probe)
+
+
+_WITHOUT_INSTANCES: Final = all_of(
+    _ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _capability_files(node, are_there=False)))
+)
+_INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _capability_files(node, are_there=True)))
+
+
+def _find_empty(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield each GPU with MIG mode on and no instance."""
+    summary = "MIG is enabled but no instance was created, so CUDA finds no usable device"
+    for mode in _mig_modes(snapshot) if snapshot.view(_WITHOUT_INSTANCES) else ():
+        if mode.current and mode.pending:
+            yield Proof(summary, (mode.citation, *snapshot.view(_WITHOUT_INSTANCES)), gpu=mode.gpu)
+
+
+def _smi_command(*words: str) -> Command:
+    return gpu_command("sudo", "nvidia-smi", *words)
+
+
+_CREATE: Final = always(
+    run_step(
+        "configure",
+        "create instances (profile 0 is the whole GPU)",
+        _smi_command("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
+    ),
+    run_step(
+        "inspect",
+        "list the available profiles",
+        _smi_command("mig", "-i", ADDRESS, "-lgip"),
+        when="the GPU is to be divided",
+    ),
+    run_step(
+        "configure",
+        "or turn MIG off again",
+        _smi_command("-i", ADDRESS, "-mig", "0"),
+        when="the GPU is not to be shared",
+    ),
+)
+
+
+_DENIED: Final = message_line(
+    r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
+)
+_SHARED: Final = any_of(
+    command_run(r"\bmig\b"),
+    message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
+    _MODE_CHANGES, _INSTANCE
+)  # fmt: skip
+
+
+def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_MODE_CHANGES) and not snapshot.view(_CURRENTLY_ON):
+        yield run_step("configure", "turn MIG on, if it is intended", _smi_command("-i", ADDRESS, "-mig", "1"))
+    elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
+        text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
+        yield manual_step("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
+    else:
+        yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
+
+
+_rule = partial(Rule, layer="config")
+
+RULES: Final = (
+    Rule(
+        cause="compute-mode-exclusive",
+        layer="config",
+        shows_in="gpu",
+        symptoms=(symptoms.CUDA_BUSY,),
+        look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
+        decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
+        may_be_normal=True,
+        context=command_run(r"-d COMPUTE|compute_mode"),
+        summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
+        remedy=_default_mode,
+    ),
+    Rule(
+        cause="time-slicing-config-not-applied",
+        layer="kubernetes",
+        disruption="restart-container",
+        symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
+        look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
+        decisive=all_of(_DESIRED, _EMPTY),
+        typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
+        may_be_normal=True,
+        context=any_of(_EMPTY, _UNSHARED),
+        against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
+        summary="GPU sharing is configured, but the running device plugin does not have that configuration",
+        remedy=_configure_slicing,
+    ),
+    Rule(
+        cause="gpu-memory-taken",
+        layer="userspace",
+        shows_in="programs",
+        typical=any_of(
+            custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
+            unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
         ),
-        Rule(
-            cause="time-slicing-config-not-applied",
-            layer="kubernetes",
-            disruption="restart-container",
-            title="the running device plugin does not have the sharing configuration",
-            symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
-            look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
-            story=(
-                "GPU sharing is configured in a file of the device plugin. The node's plugin prints an empty "
-                "sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
-                "file, or the ConfigMap is passed in a way it does not read, no default is set, or the file was "
-                "changed after the plugin had started. Misplaced keys are ignored silently."
+        symptoms=(_NO_MEMORY,),
+        against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
+        context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
+        look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
+        summary="the program found no free GPU memory; most of it is used by others",
+        remedy=always(
+            run_step(
+                "inspect",
+                "find the process that holds the memory",
+                Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
+                Shell("sudo fuser -v /dev/nvidia*"),
             ),
-            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            decisive=all_of(_DESIRED, _EMPTY),
-            typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
-            may_be_normal=True,
-            context=any_of(_EMPTY, _UNSHARED),
-            against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
-            summary="GPU sharing is configured, but the running device plugin does not have that configuration",
-            remedy=_configure_slicing,
+            manual_step("application", "end that process, or use another GPU", "nobody needs it"),
         ),
-        Rule(
-            cause="gpu-memory-taken",
-            layer="userspace",
-            shows_in="programs",
-            disruption="none",
-            title="another process holds the GPU's memory",
-            typical=any_of(
-                custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
-                unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
-            ),
-            symptoms=(_NO_MEMORY,),
-            against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
-            context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
-            look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
-            summary="the program found no free GPU memory; most of it is used by others",
-            story=(
-                "A CUDA program runs out of memory although it uses little: another process has the rest. It may "
-                "be somebody's job, or a leftover of an earlier run, such as the workers of a killed program. "
-                "nvidia-smi does not list all of them. GPU and driver work."
-            ),
-            sources=(
-                *("https://github.com/pytorch/pytorch/issues/4031", "https://github.com/pytorch/pytorch/pull/99699"),
-                "https://github.com/wencolani/CrossE/issues/2",
-            ),
-            remedy=always(
-                run_step(
-                    "inspect",
-                    "find the process that holds the memory",
-                    Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
-                    Shell("sudo fuser -v /dev/nvidia*"),
-                ),
-                manual_step("application", "end that process, or use another GPU", "nobody needs it"),
-            ),
+    ),
+    _rule(
+        cause="mig-mode-pending-reset",
+        shows_in="gpu",
+        disruption="reset-gpu",
+        check=_find_pending,
+        share=1,
+        decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
+        summary=_WAITING,
+        symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
+        look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
+        context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
+        remedy=always(
+            drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
+            reset_gpu("reset the GPU; the new mode then takes effect"),
+            reboot(when="the GPU cannot be reset, as in a virtual machine"),
         ),
+        explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="mig-enabled-no-instances",
+        shows_in="gpu",
+        check=_find_empty,
+        share=0.7,
+        decisive=any_of(_PLUGIN_FINDS_NONE, _WITHOUT_INSTANCES),
+        typical=any_of(unless(_NO_INSTANCES, _MODE_CHANGES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
+        symptoms=(_WITHOUT_INSTANCES, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        against=(_INSTANCES,),
+        summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
+        look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
+        context=_ENABLED,
+        remedy=_CREATE,
+        explains=NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="mig-capabilities-permission",
+        shows_in="driver",
+        share=1,
+        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
+        look_at=(Shell("ls -l /dev/nvidia-caps"),),
+        decisive=all_of(_DENIED, _SHARED),
+        summary="the program may not view or change MIG instances, or MIG is off on the GPU",
+        typical=message_line(
+            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
+            r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
+            r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
+        ),
+        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODE_CHANGES),
+        remedy=_grant_access,
+        explains=NO_CLUSTER_GPU,
     ),
 )

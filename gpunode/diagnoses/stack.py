@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import STACK, Diagnosis, Finding, StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
-from gpunode.diagnoses.views.inventory import nvml_inventory
+from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import consequences, driver_install, symptoms
+from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import (
     align_fabric_manager,
     install_guest_driver,
@@ -36,8 +37,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, OPEN_MODULES
-from gpunode.diagnoses.views import boards, driver, gpu_models, guests, kernel, modules, packages
+from gpunode.diagnoses.views import boards, driver, gpu_models, kernel, modules, packages, virtualization
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.recipe import Driver
@@ -194,7 +194,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
     models = tuple(card.model for card in snapshot.view(gpu_models.gpu_cards))
     here = branches.find(snapshot.view(installed_driver).branch)
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
@@ -202,7 +202,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
-    return driver_install.install_driver_packages(snapshot, "install the driver for this GPU")
+    return remedies.install_driver_packages(snapshot, "install the driver for this GPU")
 
 
 def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -277,123 +277,72 @@ _NONE_BEFORE_TURING: Final = _no_gpu_sign(
     lambda one: not one.takes_open_modules, "no GPU of this node is before Turing"
 )
 _NONE_FOR_OPEN: Final = _no_gpu_sign(lambda one: one.needs_open_modules, "no GPU of this node needs the open modules")
-_SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
-_MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
-FAMILY: Final = RuleFamily(
-    "support",
-    "driver support for GPUs",
-    (
-        Rule(
-            cause=LEGACY,
-            layer="driver",
-            disruption="reboot",
-            title="the installed branch no longer supports this GPU",
-            share=2,
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
-            look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
-            story=(
-                "Each old GPU generation has a last driver branch: 390 is the last for Fermi, 470 for Kepler, 580 "
-                "for Maxwell, Pascal and Volta. A newer driver installs and builds without an error, then ignores "
-                "the GPU: the kernel log names the legacy branch, the module finds no GPU and unloads, and "
-                "nvidia-smi cannot reach it. You need a driver of the last branch, or another GPU."
-            ),
-            sources=(
-                f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
-                "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",
-                "https://github.com/siderolabs/talos/issues/8764",
-            ),
-            decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
-            typical=any_of(_catalog_sign(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
-            latent=_FOR_OTHERS,
-            summary=_summary_of(LEGACY, "{driver} no longer supports {gpu}: an older branch was its last"),
-            context=_OLD_GPU,
-            against=(*_AGAINST, _NONE_OLD),
-            remedy=_replace_packages("of the branch that no longer supports this GPU"),
-            explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
+_rule = partial(Rule, layer="driver")
+
+RULES: Final = (
+    _rule(
+        cause=LEGACY,
+        disruption="reboot",
+        share=2,
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
+        look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
+        decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
+        typical=any_of(_catalog_sign(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
+        latent=_FOR_OTHERS,
+        summary=_summary_of(LEGACY, "{driver} no longer supports {gpu}: an older branch was its last"),
+        context=_OLD_GPU,
+        against=(*_AGAINST, _NONE_OLD),
+        remedy=_replace_packages("of the branch that no longer supports this GPU"),
+        explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
+    ),
+    _rule(
+        cause=TOO_NEW,
+        disruption="reboot",
+        share=1.2,
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
+        decisive=unless(_UNKNOWN, _DROPPED),
+        typical=_catalog_sign(TOO_NEW),
+        latent=_FOR_OTHERS,
+        summary=_summary_of(TOO_NEW, "{driver} does not support {gpu}: it is older than that GPU"),
+        context=_NEW_GPU,
+        against=_AGAINST,
+        remedy=_change_driver(),
+        explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
+    ),
+    _rule(
+        cause=OPEN,
+        disruption="reboot",
+        share=1.2,
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
+        decisive=_NO_GSP,
+        typical=any_of(_catalog_sign(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
+        latent=_FOR_OTHERS,
+        summary=_summary_of(OPEN, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"),
+        context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
+        against=(*_AGAINST, _NONE_BEFORE_TURING),
+        remedy=_change_driver(keep=True),
+        explains=consequences.NO_DRIVER,
+    ),
+    _rule(
+        cause=CLOSED,
+        disruption="reboot",
+        share=1.8,
+        symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
+        decisive=_NEEDS_OPEN,
+        typical=any_of(
+            _catalog_sign(CLOSED),
+            unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
+            all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
         ),
-        Rule(
-            cause=TOO_NEW,
-            layer="driver",
-            disruption="reboot",
-            title="the installed driver does not support this GPU yet",
-            share=1.2,
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
-            story=(
-                "A driver supports only the GPUs that existed at its release. lspci shows a newer GPU, often "
-                "without a name, but the module rejects it as not supported by this release, or does not start it. "
-                "You need a branch that lists the GPU; for the newest generations that is one with the open kernel "
-                "modules."
-            ),
-            sources=(
-                f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
-                f"{OPEN_MODULES}/issues/862",
-                "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
-            ),
-            decisive=unless(_UNKNOWN, _DROPPED),
-            typical=_catalog_sign(TOO_NEW),
-            latent=_FOR_OTHERS,
-            summary=_summary_of(TOO_NEW, "{driver} does not support {gpu}: it is older than that GPU"),
-            context=_NEW_GPU,
-            against=_AGAINST,
-            remedy=_change_driver(),
-            explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
-        ),
-        Rule(
-            cause=OPEN,
-            layer="driver",
-            disruption="reboot",
-            title="the open kernel modules on a GPU before Turing",
-            share=1.2,
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
-            story=(
-                "NVIDIA's open kernel modules rely on the GPU System Processor (GSP), which GPUs have from Turing "
-                "on. From branch 560 the open modules are the default of NVIDIA's packages, so an upgrade installs "
-                "them for Maxwell, Pascal and Volta too, where they find no GSP and give up. Up to branch 580 the "
-                "same driver with its proprietary modules supports these GPUs."
-            ),
-            sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
-            decisive=_NO_GSP,
-            typical=any_of(_catalog_sign(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
-            latent=_FOR_OTHERS,
-            summary=_summary_of(OPEN, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"),
-            context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
-            against=(*_AGAINST, _NONE_BEFORE_TURING),
-            remedy=_change_driver(keep=True),
-            explains=consequences.NO_DRIVER,
-        ),
-        Rule(
-            cause=CLOSED,
-            layer="driver",
-            disruption="reboot",
-            title="the proprietary kernel modules on a GPU that needs the open ones",
-            share=1.8,
-            symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
-            story=(
-                "Blackwell and Grace Hopper need NVIDIA's open kernel modules. With the proprietary ones of the "
-                "same version the module loads, the kernel log asks for the open modules, the GPU fails to start "
-                "(RmInitAdapter failed, 0x22:0x56), and nvidia-smi finds no devices. The same code appears if the "
-                "firmware assigned no address to a memory region: the line before it, or the module's licence, "
-                "decides."
-            ),
-            sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
-            decisive=_NEEDS_OPEN,
-            typical=any_of(
-                _catalog_sign(CLOSED),
-                unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
-                all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
-            ),
-            latent=_FOR_OTHERS,
-            summary=_summary_of(
-                CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
-            ),
-            context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
-            against=(*_AGAINST, _NONE_FOR_OPEN),
-            remedy=_replace_packages("with the proprietary kernel modules", keep=True),
-            explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
-        ),
+        latent=_FOR_OTHERS,
+        summary=_summary_of(CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"),
+        context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
+        against=(*_AGAINST, _NONE_FOR_OPEN),
+        remedy=_replace_packages("with the proprietary kernel modules", keep=True),
+        explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
     ),
 )

@@ -11,11 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from math import exp, log, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
-from gpunode.diagnoses import look_at, prose, symptoms
+from gpunode.diagnoses import prose, symptoms
+from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
@@ -70,10 +72,7 @@ class RankedSuspect:
 
 
 def rank_suspects(
-    rules: Mapping[str, Rule],
-    snapshot: Snapshot,
-    findings: Iterable[Finding],
-    report_words: ReportWords | None = None,
+    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding], report_words: ReportWords | None = None
 ) -> tuple[RankedSuspect, ...]:
     """Return the causes of what no finding explains, most likely first.
 
@@ -95,7 +94,7 @@ def rank_suspects(
         alike = similarity.get(cause, 0.0)
         if not (seen or context or told or (alike > _MIN_SIMILARITY and not is_well)):
             continue
-        asked = look_at.drop_answered(snapshot, rule.look_at)
+        asked = drop_answered(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
         shown = tuple(line for sign in seen for line in snapshot.view(sign))
         score = (
@@ -169,7 +168,7 @@ def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: It
             break
         rule = max(able, key=lambda one: _weigh_rule(one, snapshot, left, counts))
         lines = tuple(dict.fromkeys(line for sign in rule.symptoms for line in left.get(sign, ())))
-        found.append(Suspect(rule.cause, rule.title, lines, look_at.drop_answered(snapshot, rule.look_at)))
+        found.append(Suspect(rule.cause, rule.title, lines, drop_answered(snapshot, rule.look_at)))
         rest = {sign: tuple(line for line in seen if line not in lines) for sign, seen in left.items()}
         left = {sign: seen for sign, seen in rest.items() if seen}
     return tuple(found)
@@ -228,3 +227,49 @@ def _prose_lines(rule: Rule, snapshot: Snapshot) -> list[Citation]:
 
 def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
     return extract_words(f"{item.written}\n{item.text}" for item in snapshot.items)
+
+
+# What a filter is told beside the words that it looks for.
+_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
+# Options that leave an answer what it is, or only shorten it.
+_SAME_ANSWER: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
+_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
+_WORD: Final = Pattern(r"[\w.:/-]+")
+_READS_FILE: Final = frozenset({"cat", "grep", "head", "tail", "less"})
+
+
+class _Question(NamedTuple):
+    """A command in a form that compares: the program with what it is told, and the words that its filters keep."""
+
+    asked: str
+    kept: frozenset[str]
+    files: tuple[str, ...]
+
+
+def drop_answered(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
+    """Return the commands whose answers are not in the evidence."""
+    return tuple(one for one in commands if not is_answered(snapshot, one))
+
+
+def is_answered(snapshot: Snapshot, command: str) -> bool:
+    """Return whether the evidence has the answer of this command, or a longer one of the same program."""
+    wanted = _question(command)
+    if wanted.files and all((item := snapshot.file(path)) is not None and item.is_seen for path in wanted.files):
+        return True
+    return any(one.asked == wanted.asked and one.kept <= wanted.kept for one in snapshot.view(_answered_questions))
+
+
+def _answered_questions(snapshot: Snapshot) -> frozenset[_Question]:
+    seen = (item for item in snapshot.items if item.where == "host" and item.is_seen)
+    return frozenset(_question(item.written) for item in seen)
+
+
+@lru_cache(maxsize=1024)
+def _question(command: str) -> _Question:
+    plain = _PREFIX.sub("", command.partition("  #")[0].strip(), 1)
+    head, *filters = plain.split(" | ")
+    words = head.split()
+    kept = (word.lower() for one in filters for word in _WORD.findall(_OPTION.sub(" ", one)) if word != "grep")
+    files = tuple(word for word in words[1:] if word.startswith("/") and "*" not in word and "$" not in word)
+    reads = bool(words) and words[0] in _READS_FILE
+    return _Question(_SAME_ANSWER.sub("", head), frozenset(kept), files if reads else ())

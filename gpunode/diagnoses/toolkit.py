@@ -10,16 +10,14 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.source_urls import TOOLKIT_GUIDE
-from gpunode.diagnoses.views import containerd, system, toolkit
-from gpunode.diagnoses.views.engine import container_engine
+from gpunode.diagnoses.views import runtimes, system, toolkit
+from gpunode.diagnoses.views.runtimes import container_engine
 
-# Whether it is there.
-
+_INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
 _SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (one for one in snapshot.view(toolkit.absence_lines) if "nvidia-c" in one.source)
@@ -42,10 +40,9 @@ def _install_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     if container_engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run_step("configure", "write the CDI specification, which podman uses for GPUs", *write)
-    elif containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}:
+    elif runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"}:
         yield restart_rancher(
-            containerd.kubernetes_product(snapshot),
-            "which finds the toolkit when it starts and registers it by itself",
+            runtimes.kubernetes_product(snapshot), "which finds the toolkit when it starts and registers it by itself"
         )
     else:
         text = "register it with this container runtime, or name the runtime in use instead"
@@ -57,7 +54,7 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
         by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
     else:
-        yield install(snapshot, f"{text}, see {TOOLKIT_GUIDE}", "nvidia-container-toolkit")
+        yield install(snapshot, f"{text}, see {_INSTALL_GUIDE}", "nvidia-container-toolkit")
 
 
 # Whether it knows the system's cgroups.
@@ -200,134 +197,82 @@ def _modernize(snapshot: Snapshot) -> Iterable[Fix]:
         yield from _package_steps(snapshot, text, upgrade=True)
 
 
-FAMILY: Final = RuleFamily(
-    "toolkit",
-    "the container toolkit",
-    (
-        Rule(
-            cause="toolkit-not-installed",
-            layer="toolkit",
-            disruption="restart-service",
-            title="the container toolkit is not installed",
-            story=(
-                "The driver alone does not make GPUs available in containers: nvidia-container-toolkit has the hook "
-                "and the runtime that mount libraries and device nodes. Without it docker reports that it could not "
-                'select a device driver "" with capabilities [[gpu]]; a runtime that was registered before a removal '
-                "of the packages fails with nvidia-container-runtime not found."
-            ),
-            sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
-            decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
-            typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
-            symptoms=(*_GPU_REQUESTS_FAIL[:3], all_of(toolkit.absence_lines, _REGISTERED)),
-            against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
-            may_be_normal=True,
-            look_at=(
-                Shell("nvidia-ctk --version"),
-                Shell("dpkg -l nvidia-container-toolkit || rpm -q nvidia-container-toolkit"),
-            ),
-            share=5,
-            summary="nvidia-container-toolkit is not installed, so no container can use a GPU",
-            remedy=_install_toolkit,
-            explains=NO_TOOLKIT | {"old-command-form"},
-            context=toolkit.absence_lines,
+RULES: Final = (
+    Rule(
+        cause="toolkit-not-installed",
+        layer="toolkit",
+        disruption="restart-service",
+        decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
+        typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
+        symptoms=(*_GPU_REQUESTS_FAIL[:3], all_of(toolkit.absence_lines, _REGISTERED)),
+        against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
+        may_be_normal=True,
+        look_at=(
+            Shell("nvidia-ctk --version"),
+            Shell("dpkg -l nvidia-container-toolkit || rpm -q nvidia-container-toolkit"),
         ),
-        Rule(
-            cause="toolkit-too-old-cgroupv2",
-            layer="toolkit",
-            disruption="restart-container",
-            title="the container toolkit is too old for cgroup v2",
-            story=(
-                "libnvidia-container before 1.8 uses the devices controller of cgroup v1 to give a container "
-                "access to the GPU. The unified hierarchy, the default since Debian 11, Ubuntu 21.10 and Fedora "
-                "31, does not have it, and every container fails with `cgroup subsystem devices not found`."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/1447",
-                "https://github.com/NVIDIA/libnvidia-container/issues/111",
-            ),
-            decisive=all_of(_OLD, _NO_CGROUP),
-            typical=any_of(
-                message_line(r"cgroup subsystem devices not found"),
-                all_of(_OLD, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
-            ),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-            context=any_of(_OLD, _CGROUP_V2),
-            against=(unless(_NEW, _OLD),),
-            may_be_normal=True,
-            look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
-            summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
-            remedy=_upgrade_toolkit,
-            explains=NO_RUNTIME,
+        share=5,
+        summary="nvidia-container-toolkit is not installed, so no container can use a GPU",
+        remedy=_install_toolkit,
+        explains=NO_TOOLKIT | {"old-command-form"},
+        context=toolkit.absence_lines,
+    ),
+    Rule(
+        cause="toolkit-too-old-cgroupv2",
+        layer="toolkit",
+        disruption="restart-container",
+        decisive=all_of(_OLD, _NO_CGROUP),
+        typical=any_of(
+            message_line(r"cgroup subsystem devices not found"),
+            all_of(_OLD, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
         ),
-        Rule(
-            cause="toolkit-wrong-driver-root",
-            layer="config",
-            shows_in="toolkit",
-            disruption="restart-container",
-            title="the container toolkit looks for the driver in the wrong place",
-            story=(
-                "nvidia-container-cli.root in the toolkit's config.toml is the driver's root folder: "
-                "/run/nvidia/driver for a driver container, / for the host's driver. A leftover of the GPU "
-                "Operator, or an uncommented line, makes the toolkit use a folder that does not exist, although "
-                "nvidia-smi works on the host."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/1246",
-                "https://github.com/NVIDIA/gpu-operator/issues/350",
-            ),
-            decisive=any_of(_NO_ROOT, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))),
-            typical=any_of(_OTHER_ROOT, all_of(_EMPTY_ROOT, _TOOLKIT_FAILS)),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_ROOT),
-            context=_EMPTY_ROOT,
-            against=(_DRIVER_CONTAINER,),
-            may_be_normal=True,
-            look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
-            share=1,
-            summary="the toolkit is configured for a driver in its own tree, but the driver is the host's",
-            remedy=_reset_root,
-            explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
-        ),
-        Rule(
-            cause="ldconfig-path-wrong",
-            layer="config",
-            shows_in="toolkit",
-            disruption="restart-container",
-            title="the container toolkit is configured to run an ldconfig that does not exist",
-            story=(
-                "The toolkit runs the host's ldconfig to update the container's library cache. On Ubuntu that is "
-                "/sbin/ldconfig.real, with a script around it in /sbin/ldconfig; elsewhere it is /sbin/ldconfig. A "
-                "config.toml from another distribution names the wrong one, and no GPU container starts."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/nvidia-docker/issues/614",
-                "https://github.com/NVIDIA/nvidia-docker/issues/587",
-            ),
-            decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_missing_ldconfig_real))),
-            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
-            context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
-            may_be_normal=True,
-            look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
-            summary="the toolkit is configured to run an ldconfig that this system does not have",
-            remedy=_set_ldconfig,
-            explains=NO_RUNTIME,
-        ),
-        Rule(
-            cause="old-command-form",
-            layer="toolkit",
-            disruption="none",
-            title="an obsolete command from an old article",
-            story=(
-                "Many articles still use nvidia-docker, nvidia-docker2, a repository for each distribution and "
-                "image tags such as nvidia/cuda:11.0-base. All of these are gone: one repository has "
-                "nvidia-container-toolkit for every distribution, docker supports --gpus itself, and old image "
-                "tags were removed. The node itself may be fine."
-            ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1735", TOOLKIT_GUIDE),
-            decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
-            look_at=(Shell("nvidia-ctk --version"),),
-            summary="an old article names packages, a command or an image that no longer exist",
-            remedy=_modernize,
-        ),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
+        context=any_of(_OLD, _CGROUP_V2),
+        against=(unless(_NEW, _OLD),),
+        may_be_normal=True,
+        look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
+        summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
+        remedy=_upgrade_toolkit,
+        explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="toolkit-wrong-driver-root",
+        layer="config",
+        shows_in="toolkit",
+        disruption="restart-container",
+        decisive=any_of(_NO_ROOT, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))),
+        typical=any_of(_OTHER_ROOT, all_of(_EMPTY_ROOT, _TOOLKIT_FAILS)),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_ROOT),
+        context=_EMPTY_ROOT,
+        against=(_DRIVER_CONTAINER,),
+        may_be_normal=True,
+        look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
+        share=1,
+        summary="the toolkit is configured for a driver in its own tree, but the driver is the host's",
+        remedy=_reset_root,
+        explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
+    ),
+    Rule(
+        cause="ldconfig-path-wrong",
+        layer="config",
+        shows_in="toolkit",
+        disruption="restart-container",
+        decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_missing_ldconfig_real))),
+        typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
+        context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
+        may_be_normal=True,
+        look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
+        summary="the toolkit is configured to run an ldconfig that this system does not have",
+        remedy=_set_ldconfig,
+        explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="old-command-form",
+        layer="toolkit",
+        decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
+        look_at=(Shell("nvidia-ctk --version"),),
+        summary="an old article names packages, a command or an image that no longer exist",
+        remedy=_modernize,
     ),
 )

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, modules, packages, pci, pcie_links, smi_query, system
-from gpunode.diagnoses.views.inventory import nvml_inventory
+from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known

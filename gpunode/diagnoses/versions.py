@@ -2,23 +2,164 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
+from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
 from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import DRIVER_GUIDE, NVML_RETURNS
-from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, kernel, packages, virtualization
+from gpunode.diagnoses.views.driver import SeenVersion
+from gpunode.diagnoses.views.packages import Package, Upgrade
 from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
-from gpunode.diagnoses.views.versions import DriverVersions, is_same_version, version_key
+from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+
+_MISMATCH: Final = Pattern(
+    r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
+    re.IGNORECASE,
+)
+# libnvidia-container asks NVML on the node, before there is a container.
+_ASKED_ON_NODE: Final = Pattern(
+    r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
+)
+_SHIPPED_LIBRARY: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverVersions:
+    """The driver's versions on the node.
+
+    Attributes:
+        mismatches: the lines that report a mismatch on the node itself.
+        user_version: of the library, else of the user-side packages.
+        kernel_packages: kernel-side packages and metapackages.
+        user_packages: user-side packages.
+        upgrades: of each package the last one, where its version is not loaded.
+    """
+
+    mismatches: tuple[Citation, ...]
+    loaded: SeenVersion | None
+    disk: SeenVersion | None
+    user_version: SeenVersion | None
+    kernel_packages: tuple[Package, ...]
+    user_packages: tuple[Package, ...]
+    upgrades: tuple[Upgrade, ...]
+
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """The lines that tell of the mismatch and of what differs."""
+        seen = (one.citation for one in (self.loaded, self.disk, self.user_version) if one is not None)
+        return tuple(dict.fromkeys((*self.mismatches, *seen)))
+
+    def is_loaded(self, version: str) -> bool:
+        """Return whether that is the version of the loaded module."""
+        return self.loaded is not None and is_same_version(self.loaded.version, version)
+
+    @property
+    def has_new_module(self) -> bool:
+        """True if another module is on disk than the one that is loaded."""
+        return self.loaded is not None and self.disk is not None and not self.is_loaded(self.disk.version)
+
+    @property
+    def has_difference(self) -> bool:
+        """True if the module, packages or upgrades of the node are of another version than the loaded module."""
+        there = (
+            *(one.upstream for one in (*self.kernel_packages, *self.user_packages)),
+            *(one.driver for one in self.upgrades),
+        )
+        is_behind = any(version and not self.is_loaded(version) for version in there)
+        return self.has_new_module or (self.loaded is not None and is_behind)
+
+
+def is_same_version(version: str, short: str) -> bool:
+    """Return whether ``version`` is ``short``, of which NVML leaves the last part away."""
+    return version == short or (short.count(".") == 1 and version.startswith(f"{short}."))
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return the version's parts, which compare."""
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", version))
+
+
+def driver_versions(snapshot: Snapshot) -> DriverVersions:
+    """Return the versions on the node."""
+    user = driver.user_packages(snapshot)
+    bringing = (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))
+    library, loaded = driver.library_version(snapshot), driver.loaded_version(snapshot)
+    if library is not None:
+        library = _complete_version(
+            library, loaded, (*driver.library_versions(snapshot), *(SeenVersion(u.upstream, u.citation) for u in user))
+        )
+    else:
+        other = [one for one in user if loaded is None or one.upstream != loaded.version]
+        library = SeenVersion(other[0].upstream, other[0].citation) if other else None
+    recent = _recent_upgrades(packages.package_upgrades(snapshot), loaded)
+    return DriverVersions(
+        mismatch_lines(snapshot), loaded, driver.on_disk_version(snapshot), library, bringing, user, recent
+    )
+
+
+def _complete_version(library: SeenVersion, loaded: SeenVersion | None, known: Iterable[SeenVersion]) -> SeenVersion:
+    """Return the library with its whole version; it is not the loaded one, which NVML refused."""
+    found = [one for one in known if is_same_version(one.version, library.version)]
+    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    return SeenVersion(other.version, library.citation) if other is not None else library
+
+
+def _recent_upgrades(upgrades: tuple[Upgrade, ...], loaded: SeenVersion | None) -> tuple[Upgrade, ...]:
+    """Return the last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
+    if loaded is None:
+        return tuple(last.values())
+    current = version_key(loaded.version)
+    names = {one.name for one in last.values() if not one.driver or version_key(one.driver) > current}
+    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
+
+
+def _is_inside(item: Item) -> bool:
+    is_contained = item.where == "container" or item.kind in driver.CONTAINED
+    return is_contained and not _ASKED_ON_NODE.search(item.text)
+
+
+def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines that tell of a mismatch where no container is in between."""
+    tables = {"file", "packages", "container-inspect"}
+    items = (item for item in snapshot.items if not item.is_register and item.kind not in tables)
+    here = (item for item in items if not _is_inside(item))
+    return tuple(line for item in here for line in lines_with(item, _MISMATCH))
+
+
+def container_mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines that tell of a mismatch inside a container."""
+    return tuple(line for item in snapshot.items if _is_inside(item) for line in lines_with(item, _MISMATCH))
+
+
+def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return driver files and packages of an image or container that differ from the node's."""
+    known = driver.smi_version(snapshot) or driver.loaded_version(snapshot)
+    node = known.version if known else ""
+    inside = (one for one in packages.container_packages(snapshot) if packages.is_driver_package(one.name))
+    files = tuple(
+        cite(item, item.number_at(match.start()))
+        for item in snapshot.items
+        if item.where == "container" or item.kind == "container-inspect"
+        for match in _SHIPPED_LIBRARY.finditer(item.text)
+        if not is_same_version(node, match["version"])
+    )
+    return (*(one.citation for one in inside if one.upstream != node), *files)
+
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -44,7 +185,7 @@ _OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
 
 def _mismatch_evidence(snapshot: Snapshot) -> Iterator[Citation]:
     """Return the evidence that the node itself has two versions."""
-    found = snapshot.view(versions.driver_versions)
+    found = snapshot.view(driver_versions)
     if found.mismatches or found.has_difference:
         yield from found.citations
     yield from (one.citation for one in found.upgrades if one.is_automatic)
@@ -58,10 +199,10 @@ def _differing_library(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (own.citation, node.citation)
 
 
-_MISMATCH_INSIDE: Final = custom_sign(versions.container_mismatch_lines)
+_MISMATCH_INSIDE: Final = custom_sign(container_mismatch_lines)
 # Nobody wrote whether this was said in the container whose packages are shown.
-_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(versions.driver_versions).mismatches)
-_SHIPPED: Final = custom_sign(versions.shipped_driver_files)
+_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
+_SHIPPED: Final = custom_sign(shipped_driver_files)
 _LOADED: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
 _DIFFERS_INSIDE: Final = custom_sign(_differing_library)
 _NODE_APART: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
@@ -89,7 +230,7 @@ def _summarize_library(snapshot: Snapshot) -> str:
 
 def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
     """Return the versions of a mismatched node; None if it works or only a container differs."""
-    found = snapshot.view(versions.driver_versions)
+    found = snapshot.view(driver_versions)
     if driver.works(snapshot) or snapshot.view(_OF_CONTAINER):
         return None
     # What nobody complains of is likely, and of a live node nothing.
@@ -98,7 +239,7 @@ def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
 
 
 def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
-    found = snapshot.view(versions.driver_versions)
+    found = snapshot.view(driver_versions)
     is_sure = sure and bool(found.mismatches or snapshot.view(_MISMATCH_INSIDE))
     return Proof(summary, tuple(dict.fromkeys((*found.citations, *cited))), "certain" if is_sure else "likely")
 
@@ -128,13 +269,13 @@ def _runfile_beside_packages(
     snapshot: Snapshot, found: DriverVersions, packaged: tuple[packages.Package, ...]
 ) -> Iterator[tuple[str, tuple[Citation, ...]]]:
     """Yield a .run driver beside packages of another version, or beside other modules."""
-    its, disk, wanted = runfile.runfile_version(snapshot), found.disk, found.user_version
+    its, disk, wanted = runfile_version(snapshot), found.disk, found.user_version
     is_apart = packaged and not any(found.is_loaded(one.upstream) for one in packaged)
     if its and is_apart and found.is_loaded(its.version):
         what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
         yield what, (packaged[0].citation, its.citation)
     if disk and wanted and not is_same_version(disk.version, wanted.version):
-        for one in runfile.named_versions(snapshot, "installer-log", "listing", "text", "package-history"):
+        for one in named_runfile_versions(snapshot, "installer-log", "listing", "text", "package-history"):
             if is_same_version(one.version, wanted.version):
                 what = f"libraries of {wanted.version} by NVIDIA's .run installer, modules of {disk.version}"
                 yield what, (one.citation,)
@@ -280,7 +421,7 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if holds := sorted(name for name in packages.held_packages(snapshot) if history.is_driver_package(name)):
+    if holds := sorted(name for name in packages.held_packages(snapshot) if packages.is_driver_package(name)):
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
     yield remedies.use_one_archive(snapshot)
     if package_manager(snapshot) in {"apt", "dnf"}:
@@ -290,10 +431,10 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if guests.is_vgpu(snapshot):
+    if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("keep one driver: leave the guest driver, or reinstall it completely")
         return
-    found = snapshot.view(versions.driver_versions)
+    found = snapshot.view(driver_versions)
     packaged = (*found.kernel_packages, *found.user_packages)
     numbers = sorted({branch for one in packaged if (branch := _package_branch(one))})
     if len(numbers) > 1:
@@ -314,128 +455,79 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
-    own, node = driver.container_library_version(snapshot), snapshot.view(versions.driver_versions).loaded
+    own, node = driver.container_library_version(snapshot), snapshot.view(driver_versions).loaded
     is_older = own is not None and node is not None and version_key(own.version) < version_key(node.version)
     image = manual_step("remove", "build the image without packages of the driver: its libraries come from the node")
     anew = manual_step("restart", "recreate the container, so that it gets the libraries of the present driver")
-    yield from ((anew, image) if is_older and not versions.shipped_driver_files(snapshot) else (image, anew))
+    yield from ((anew, image) if is_older and not shipped_driver_files(snapshot) else (image, anew))
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
-    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER),
+    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER)
 }
 
-FAMILY: Final = RuleFamily(
-    "versions",
-    "mismatched versions",
-    (
-        Rule(
-            cause=UNATTENDED,
-            layer="package",
-            shows_in="driver",
-            disruption="reboot",
-            title="the system upgraded the driver automatically while the old module was loaded",
-            story=(
-                "unattended-upgrades or dnf-automatic installed a new driver. The libraries on disk are new at "
-                "once, the kernel keeps the loaded module, and NVIDIA's libraries only work with a module of "
-                "exactly their version. Running programs continue; every new program and container fails with "
-                "«Driver/library version mismatch». Load the new module, and exclude the driver from automatic "
-                "upgrades so that it does not happen again."
-            ),
-            sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
-            check=_find_unattended,
-            share=6,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            context=_AUTOMATIC,
-            look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
-            remedy=_reload_and_hold,
-            explains=_CONSEQUENCES | {PENDING, PARTIAL},
-        ),
-        Rule(
-            cause=PENDING,
-            layer="driver",
-            disruption="reboot",
-            title="the driver was upgraded but its new module is not loaded yet",
-            story=(
-                "An upgrade replaced libraries and module on disk; the kernel still runs the module that was loaded at "
-                "boot. The two do not work together, so nvidia-smi and every new CUDA program or container fail until "
-                "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
-                "on disk already has the new version."
-            ),
-            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
-            check=_find_pending,
-            share=10,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            context=_REBOOT_LIST,
-            look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
-            remedy=_reload_module,
-            explains=_CONSEQUENCES,
-        ),
-        Rule(
-            cause=PARTIAL,
-            layer="package",
-            disruption="reboot",
-            title="only some of the driver's packages were upgraded",
-            story=(
-                "Libraries and programs have one version, the kernel module on disk has another, because a package "
-                "was held back, a repository offered only some packages, or the new module was not built. A reboot "
-                "loads the same old module again and changes nothing. First install all packages in the same "
-                "version."
-            ),
-            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
-            check=_find_partial,
-            share=7,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
-            remedy=_complete_driver,
-            explains=_CONSEQUENCES,
-        ),
-        Rule(
-            cause=MIXED,
-            layer="driver",
-            disruption="reboot",
-            title="two drivers are installed side by side",
-            story=(
-                "The driver was installed twice, in different ways: the .run file and packages, packages of two "
-                "branches, or of two repositories. The kernel loads the module of one, programs the libraries of "
-                "the other. The combination can change with every ldconfig and every kernel. Remove one of the two "
-                "completely."
-            ),
-            sources=(DRIVER_GUIDE, NVML_RETURNS),
-            check=_find_mixed,
-            typical=all_of(symptoms.MISMATCH, _OWN_TREE),
-            share=0.7,
-            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
-            remedy=_keep_one_driver,
-            explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
-        ),
-        Rule(
-            cause=CONTAINER,
-            layer="userspace",
-            shows_in="programs",
-            disruption="restart-container",
-            title="the container has driver libraries of another version",
-            story=(
-                "A container gets the driver's libraries from the node when it starts. An image with its own "
-                "libraries, or a container that was started before the node's driver was upgraded, loads others, "
-                "and the node's module rejects them: «Driver/library version mismatch» inside, while nvidia-smi on "
-                "the node works. If the image's libraries are newer, ldconfig in the container prefers them to the "
-                "mounted ones."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/libnvidia-container/issues/266",
-                "https://github.com/k4yt3x/video2x/issues/1226",
-            ),
-            decisive=_IN_CONTAINER,
-            typical=_LIKELY_IN_CONTAINER,
-            share=1,
-            symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
-            context=_MISMATCH_INSIDE,
-            against=(_NODE_APART,),
-            summary=_summarize_library,
-            look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
-            remedy=_keep_one_library,
-        ),
+RULES: Final = (
+    Rule(
+        cause=UNATTENDED,
+        layer="package",
+        shows_in="driver",
+        disruption="reboot",
+        check=_find_unattended,
+        share=6,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=_AUTOMATIC,
+        look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
+        remedy=_reload_and_hold,
+        explains=_CONSEQUENCES | {PENDING, PARTIAL},
+    ),
+    Rule(
+        cause=PENDING,
+        layer="driver",
+        disruption="reboot",
+        check=_find_pending,
+        share=10,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=_REBOOT_LIST,
+        look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
+        remedy=_reload_module,
+        explains=_CONSEQUENCES,
+    ),
+    Rule(
+        cause=PARTIAL,
+        layer="package",
+        disruption="reboot",
+        check=_find_partial,
+        share=7,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
+        remedy=_complete_driver,
+        explains=_CONSEQUENCES,
+    ),
+    Rule(
+        cause=MIXED,
+        layer="driver",
+        disruption="reboot",
+        check=_find_mixed,
+        typical=all_of(symptoms.MISMATCH, _OWN_TREE),
+        share=0.7,
+        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
+        remedy=_keep_one_driver,
+        explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
+    ),
+    Rule(
+        cause=CONTAINER,
+        layer="userspace",
+        shows_in="programs",
+        disruption="restart-container",
+        decisive=_IN_CONTAINER,
+        typical=_LIKELY_IN_CONTAINER,
+        share=1,
+        symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
+        context=_MISMATCH_INSIDE,
+        against=(_NODE_APART,),
+        summary=_summarize_library,
+        look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
+        remedy=_keep_one_library,
     ),
 )

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NO_DRIVER, NOT_INITIALISED
-from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
+from gpunode.diagnoses.pci import ADDRESSLESS, GUEST
 from gpunode.diagnoses.remedies import (
     always,
     change_driver,
@@ -33,7 +33,6 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import XID_CATALOG
 from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 
@@ -199,183 +198,111 @@ _SHOWN_AS_FAILED: Final = NO_DRIVER | {
     *("driver-not-installed", "no-gpu-present", "driver-userspace-incomplete", "kernel-headers-missing"),
     *("driver-library-mismatch-reboot-pending", "dkms-build-kernel-api"),
 }
-_VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/index.html"
-_WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
 _rule = partial(Rule, layer="driver")
 
-FAMILY: Final = RuleFamily(
-    "virtual",
-    "virtual machines, vGPU and WSL",
-    (
-        _rule(
-            cause="vm-passthrough-mmio-config",
-            shows_in="pci",
-            disruption="power-cycle",
-            title="the virtual machine has no room for the GPU's memory region",
-            decisive=all_of(ADDRESSLESS, GUEST),
-            typical=_WINDOW_SET,
-            context=GUEST,
-            symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
-            summary="the virtual machine's firmware has no room above 4 GiB for the GPU's memory region",
-            look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
-            story=(
-                "A GPU passed through to a virtual machine needs its memory region in the guest's address space "
-                "too. Guest firmware sizes the window above 4 GiB by a rule that is too small for large GPUs, or "
-                "for several; without UEFI there is no such window. The guest then sees the GPU with a region of "
-                "0M, and its driver rejects it, or only some of several GPUs start."
-            ),
-            sources=(
-                "https://github.com/kubevirt/kubevirt/issues/11093",
-                "https://github.com/canonical/lxd/issues/14381",
-            ),
-            remedy=_LARGER_WINDOW,
-            explains=NO_DRIVER | {"gsp-init-failed-platform"},
+RULES: Final = (
+    _rule(
+        cause="vm-passthrough-mmio-config",
+        shows_in="pci",
+        disruption="power-cycle",
+        decisive=all_of(ADDRESSLESS, GUEST),
+        typical=_WINDOW_SET,
+        context=GUEST,
+        symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
+        summary="the virtual machine's firmware has no room above 4 GiB for the GPU's memory region",
+        look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
+        remedy=_LARGER_WINDOW,
+        explains=NO_DRIVER | {"gsp-init-failed-platform"},
+    ),
+    _rule(
+        cause="vm-passthrough-hypervisor-detected",
+        disruption="reboot",
+        decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
+        typical=any_of(
+            all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
+            all_of(GUEST, _OLD, any_of(_GEFORCE, _NOT_STARTED)),
+            all_of(_NOT_STARTED, _HIDDEN),
         ),
-        _rule(
-            cause="vm-passthrough-hypervisor-detected",
-            disruption="reboot",
-            title="an old driver rejects a GeForce in a virtual machine",
-            decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
-            typical=any_of(
-                all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
-                all_of(GUEST, _OLD, any_of(_GEFORCE, _NOT_STARTED)),
-                all_of(_NOT_STARTED, _HIDDEN),
-            ),
-            symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            context=any_of(_HIDDEN, all_of(any_of(GUEST, _OLD), _GEFORCE)),
-            share=0.2,
-            against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, _IS_WSL),
-            summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
-            look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
-            story=(
-                "Drivers before 465 detect a hypervisor and do not start GeForce cards in a virtual machine (code "
-                "43 in Windows). The module loads, nvidia-smi finds no device handle, and the same card works on "
-                "the host. Newer drivers have no such check; for older GPUs the hypervisor can be hidden from the "
-                "guest."
-            ),
-            sources=(
-                "https://github.com/NVIDIA/kubevirt-gpu-device-plugin/issues/2",
-                "https://github.com/clayfreeman/gpu-passthrough/issues/4",
-            ),
-            remedy=_upgrade_driver,
-            explains=NOT_INITIALISED,
+        symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        context=any_of(_HIDDEN, all_of(any_of(GUEST, _OLD), _GEFORCE)),
+        share=0.2,
+        against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, _IS_WSL),
+        summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
+        look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
+        remedy=_upgrade_driver,
+        explains=NOT_INITIALISED,
+    ),
+    _rule(
+        cause="vgpu-license-server-failure",
+        disruption="restart-service",
+        decisive=_REFUSED,
+        symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+        against=(_ACQUIRED,),
+        summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
+        look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
+        remedy=_SERVER,
+        explains=frozenset({"vgpu-unlicensed", "compute-mode-exclusive"}),
+    ),
+    _rule(
+        cause="vgpu-unlicensed",
+        disruption="restart-service",
+        share=0.8,
+        decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _UNCONFIGURED),
+        typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
+        symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
+        context=_NO_GRIDD,
+        against=(unless(_ACQUIRED, _UNLICENSED),),
+        summary="this vGPU has no licence: none was requested, or it expired",
+        look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
+        remedy=_configure_license,
+        explains=frozenset({"compute-mode-exclusive"}),
+    ),
+    _rule(
+        cause="xid-78-vgpu-start-error",
+        check=faults.incident_check(78),
+        decisive=_INCOMPATIBLE,
+        typical=_START_FAILED,
+        symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
+        summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",
+        look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
+        remedy=always(
+            manual_step("install", "install host and guest drivers of the same vGPU release"),
+            run_step("inspect", "read the vGPU manager's log", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")),
         ),
-        _rule(
-            cause="vgpu-license-server-failure",
-            disruption="restart-service",
-            title="the licence server does not grant this vGPU a licence",
-            decisive=_REFUSED,
-            symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
-            against=(_ACQUIRED,),
-            summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
-            look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
-            story=(
-                "nvidia-gridd in the guest has a server configured but gets no licence: the name does not resolve, "
-                "port 443 is closed, the clock is wrong, the token is for another server or too old, or all "
-                "licences are in use. After a grace period the vGPU is slowed down, and then rejects CUDA."
-            ),
-            sources=(_VGPU_GUIDE, "https://github.com/NVIDIA/nvidia-docker/issues/1787"),
-            remedy=_SERVER,
-            explains=frozenset({"vgpu-unlicensed", "compute-mode-exclusive"}),
+    ),
+    _rule(
+        cause="wsl-gpu-tcc-mode",
+        disruption="reboot",
+        decisive=all_of(_IN_TCC, _WSL),
+        symptoms=(_BLOCKED, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
+        context=_WSL,
+        summary="Windows runs the GPU in TCC mode, which WSL cannot share",
+        look_at=(Shell("nvidia-smi.exe"),),
+        remedy=always(
+            manual_step("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
+            manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
         ),
-        _rule(
-            cause="vgpu-unlicensed",
-            disruption="restart-service",
-            title="the vGPU has no licence",
-            share=0.8,
-            decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _UNCONFIGURED),
-            typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
-            symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
-            context=_NO_GRIDD,
-            against=(unless(_ACQUIRED, _UNLICENSED),),
-            summary="this vGPU has no licence: none was requested, or it expired",
-            look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
-            story=(
-                "A vGPU needs a licence, which nvidia-gridd requests at boot. Without gridd, without a server's "
-                "token, or with the wrong feature type no licence is requested, and the status stays Unlicensed: "
-                "full speed for some minutes, then slower and slower, finally 'CUDA-capable device is busy or "
-                "unavailable' for every program."
-            ),
-            sources=(_VGPU_GUIDE, "https://github.com/Azure/AKS/issues/4870"),
-            remedy=_configure_license,
-            explains=frozenset({"compute-mode-exclusive"}),
+        explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
+    ),
+    _rule(
+        cause="wsl-gpu-access-blocked",
+        decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
+        typical=any_of(
+            _BLOCKED,
+            unless(all_of(_IS_WSL, any_of(symptoms.NO_DRIVER, symptoms.NO_NVML_LIBRARY)), symptoms.DRIVER_WORKS),
         ),
-        _rule(
-            cause="xid-78-vgpu-start-error",
-            disruption="none",
-            title="a vGPU could not be started (Xid 78)",
-            check=faults.incident_check(78),
-            decisive=_INCOMPATIBLE,
-            typical=_START_FAILED,
-            symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
-            summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",
-            look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
-            story=(
-                "The host's vGPU manager could not start a virtual machine's vGPU: the guest's driver is older "
-                "than the host's driver supports, the profile does not fit the GPU, or the board does not support "
-                "vGPU. The machine boots without a working GPU. Use host and guest drivers of the same vGPU "
-                "release."
-            ),
-            sources=(XID_CATALOG, "https://docs.nvidia.com/vgpu/latest/index.html"),
-            remedy=always(
-                manual_step("install", "install host and guest drivers of the same vGPU release"),
-                run_step(
-                    "inspect", "read the vGPU manager's log", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")
-                ),
-            ),
+        symptoms=(
+            _BLOCKED,
+            symptoms.NO_DRIVER,
+            symptoms.NO_NVML_LIBRARY,
+            symptoms.NVML_UNKNOWN,
+            symptoms.CUDA_NO_DEVICE,
         ),
-        _rule(
-            cause="wsl-gpu-tcc-mode",
-            disruption="reboot",
-            title="Windows runs the GPU in TCC mode",
-            decisive=all_of(_IN_TCC, _WSL),
-            symptoms=(_BLOCKED, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
-            context=_WSL,
-            summary="Windows runs the GPU in TCC mode, which WSL cannot share",
-            look_at=(Shell("nvidia-smi.exe"),),
-            story=(
-                "WSL shares the GPU through the Windows display driver model (WDDM). Data center cards run in TCC "
-                "mode by default, so WSL sees no GPU or is denied access; a TCC card beside a WDDM card can break "
-                "both. Some cards can be switched to WDDM or MCDM, others (H100) cannot be used from WSL."
-            ),
-            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9952"),
-            remedy=always(
-                manual_step(
-                    "configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"
-                ),
-                manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
-            ),
-            explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
-        ),
-        _rule(
-            cause="wsl-gpu-access-blocked",
-            disruption="none",
-            title="WSL does not get the GPU",
-            decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
-            typical=any_of(
-                _BLOCKED,
-                unless(all_of(_IS_WSL, any_of(symptoms.NO_DRIVER, symptoms.NO_NVML_LIBRARY)), symptoms.DRIVER_WORKS),
-            ),
-            symptoms=(
-                _BLOCKED,
-                symptoms.NO_DRIVER,
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.NVML_UNKNOWN,
-                symptoms.CUDA_NO_DEVICE,
-            ),
-            context=_WSL,
-            summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
-            look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
-            story=(
-                "WSL uses the Windows driver, shared under /usr/lib/wsl/lib. A Linux driver package inside WSL "
-                "shadows it with its own libraries, which are rejected; the same happens if the Windows driver or "
-                "WSL itself is too old, or a container gets other libraries. The message is 'GPU access blocked by "
-                "the operating system'."
-            ),
-            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9938"),
-            remedy=_remove_linux_driver,
-            explains=_SHOWN_AS_FAILED,
-        ),
+        context=_WSL,
+        summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
+        look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
+        remedy=_remove_linux_driver,
+        explains=_SHOWN_AS_FAILED,
     ),
 )

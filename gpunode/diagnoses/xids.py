@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovery_requests, remedies, symptoms
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Citation, Fix, OpenQuestion, Rule, RuleFamily
+from gpunode.diagnoses.model import Citation, Disruption, Fix, OpenQuestion, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import (
     always,
+    drain,
     manual_step,
     power_cycle,
     reboot,
@@ -25,8 +27,9 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.views import faults
+from gpunode.diagnoses.views import faults, recovery, smi_query
+from gpunode.diagnoses.views.recovery import Action
+from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
 _FLASH: Final = (122, 123, 124)
@@ -128,239 +131,216 @@ _DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
 # The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
 _OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
-_HEADER: Final = f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"
 _rule = partial(Rule, layer="driver", look_at=_LOG)
 
-FAMILY: Final = RuleFamily(
-    "xids",
-    "Xid errors",
-    (
-        _rule(
-            cause="xid-13-graphics-exception",
-            shows_in="programs",
-            severity="warning",
-            disruption="restart-container",
-            title="a program performed an illegal operation on the GPU",
-            share=0.6,
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            story=(
-                "A kernel or shader executed an illegal instruction, an address out of range, a misaligned access "
-                "or a stack overflow, and the engine stopped it (Xid 13; Xid 69 if a command itself was wrong). "
-                "The program ends with a CUDA error, its channels are closed (Xid 43, 45, 109), and the GPU "
-                "continues. It is nearly always the program's own fault.\n\nThe message names the place: GPC, TPC "
-                "and SM. If different programs that work elsewhere fail at the same place, that part of the GPU is "
-                "broken."
-            ),
-            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
-            check=faults.incident_check(13, 69, is_of_programs=True),
-            typical=message_line(
-                r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
-                r"|CUDA_EXCEPTION_\d"
-            ),
-            remedy=always(
-                manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
-                run_step(
-                    "inspect", "test the GPU", _DIAGNOSE, when="other programs also fail on it, at the same place"
-                ),
-                write_nvidia_report("programs that are known to work keep failing"),
-            ),
-            explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
+
+# As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
+_RESET_REQUIRED: Final = Pattern(
+    r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED"
+    r"|requires a (?:reset|reboot) to recover from a fault"
+)
+_STATES: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Recommended")
+LEAVE_PEERS: Final = manual_step(
+    "drain", "stop the programs that access this GPU from another one (peer to peer): nothing else is needed"
+)
+_DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
+    "none": "none",
+    "drain-p2p": "restart-container",
+    "reset": "reset-gpu",
+    "drain-and-reset": "reset-gpu",
+    "reboot": "reboot",
+}
+
+
+def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the recovery actions that the driver requests without a logged error."""
+    yield from (_prove_xid_154(incident) for incident in faults.incidents_with(snapshot, 154))
+    faulty = {incident.gpu for incident in snapshot.view(faults.find_incidents)}
+    for gpu, row in (one for name in _STATES for one in smi_query.find_rows(snapshot, name)):
+        is_explained = gpu.name in faulty if gpu.name else bool(faulty)
+        if _action_of_row(row) != "none" and not is_explained:
+            summary = f"{faults.gpu_label(gpu.name)} needs recovery ({row.path[-1]}: {row.value}); no line shows why"
+            yield _with_recovery(_action_of_row(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
+    if not faulty and (lines := snapshot.matching_lines(_RESET_REQUIRED)):
+        yield Proof("A GPU must be reset before it can be used; no line shows why", lines, "likely")
+
+
+def _action_of_row(row: SmiRow) -> Action:
+    is_named = row.path[-1] == _STATES[0]
+    return recovery.action_by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
+
+
+def _prove_xid_154(incident: faults.Incident) -> Proof:
+    """Return the proof for the last action: it is raised as more goes wrong, and cleared when done."""
+    asking = [fault for fault in (incident.root, *incident.later_faults) if recovery.action_of(fault) is not None]
+    last = asking[-1] if asking else incident.root
+    action = recovery.action_of(last) or ""
+    summary = f"{faults.gpu_label(incident.gpu)} needs recovery ({action or 'it does not say how'})"
+    if action == "none":
+        summary = f"{faults.gpu_label(incident.gpu)} was recovered: the driver no longer asks for it"
+    lines = tuple(dict.fromkeys((*incident.citations, last.citation)))
+    return _with_recovery(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
+
+
+def _with_recovery(action: Action, proof: Proof) -> Proof:
+    """Return the proof with the remedy for ``action``."""
+    severity: Severity | None = "info" if action == "none" else None
+    return replace(proof, remedy=tuple(recovery_steps(action)), disruption=_DISRUPTIONS.get(action), severity=severity)
+
+
+def recovery_steps(action: Action) -> Iterator[Fix]:
+    """Yield the steps for ``action``."""
+    find = Shell("sudo dmesg --ctime | grep -i xid")
+    yield run_step("inspect", "find the Xid before it on the same GPU: that is the cause", find)
+    if action == "drain-p2p":
+        yield LEAVE_PEERS
+    elif action != "none":
+        yield drain()
+        if action != "reboot":
+            yield reset_gpu(when="" if action else "the driver asks for a reset")
+        when = {"reboot": "", "": "the driver asks for a reboot of the node, or the reset is refused"}
+        text = "reboot the node: the driver asks for that, and a reset of the GPU is not enough"
+        yield reboot(text if action == "reboot" else "reboot the node", when.get(action, "the reset is refused"))
+
+
+RULES: Final = (
+    _rule(
+        cause="xid-13-graphics-exception",
+        shows_in="programs",
+        severity="warning",
+        disruption="restart-container",
+        share=0.6,
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        check=faults.incident_check(13, 69, is_of_programs=True),
+        typical=message_line(
+            r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
+            r"|CUDA_EXCEPTION_\d"
         ),
-        _rule(
-            cause="xid-31-mmu-fault",
-            shows_in="programs",
-            severity="warning",
-            disruption="restart-container",
-            title="a program touched GPU memory that is not its own",
-            share=0.8,
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
-            story=(
-                "The GPU's memory unit found an address without a mapped page, or without permission for the "
-                "access (Xid 31). The message names the engine, the address and the access; the program is ended. "
-                "The usual reason is a pointer used after it was freed, an index out of range or a bug in a "
-                "library.\n\nLook further if it is not a single program: many programs on only one GPU point to "
-                "the GPU, many on every GPU to the driver."
-            ),
-            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
-            check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
-            against=(_BY_DRIVER,),
-            typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
-            remedy=always(
-                manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
-                run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fail, and only on this GPU"),
-                manual_step("install", "try another driver release", "it began with an update of the driver"),
-            ),
-            explains=_OF_PROGRAMS,
+        remedy=always(
+            manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
+            run_step("inspect", "test the GPU", _DIAGNOSE, when="other programs also fail on it, at the same place"),
+            write_nvidia_report("programs that are known to work keep failing"),
         ),
-        _rule(
-            cause="xid-31-driver-regression",
-            disruption="reboot",
-            title="this driver release makes programs fail",
-            share=1,
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
-            story=(
-                "Page faults (Xid 31) that are no program's fault: they began with another driver release, "
-                "different programs fail at the same address, or the release is known for it. The driver's own "
-                "page tables are then wrong. The same programs run well on the previous release, so go back to it, "
-                "or upgrade to one with a fix."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
-            typical=any_of(_BY_DRIVER, _COMPARED),
-            context=_UPGRADED,
-            summary=(
-                "the driver causes the page faults: they come with this release, or at the same address in "
-                "every program"
-            ),
-            remedy=_change_release,
-            explains=_OF_PROGRAMS,
+        explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
+    ),
+    _rule(
+        cause="xid-31-mmu-fault",
+        shows_in="programs",
+        severity="warning",
+        disruption="restart-container",
+        share=0.8,
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
+        check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
+        against=(_BY_DRIVER,),
+        typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
+        remedy=always(
+            manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
+            run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fail, and only on this GPU"),
+            manual_step("install", "try another driver release", "it began with an update of the driver"),
         ),
-        _rule(
-            cause="xid-61-pmu-breakpoint",
-            shows_in="gpu",
-            disruption="reboot",
-            title="the GPU's power controller stopped",
-            symptoms=(symptoms.ANY_XID, symptoms.SLOW),
-            story=(
-                "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own "
-                "firmware (Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power "
-                "state on some platforms, early Ryzen among them: the GPU hangs at its lowest clocks and "
-                "everything on it stutters or stops. Newer firmware for board and GPU fixed most of it; avoiding "
-                "the GPU's deepest idle state works around it."
-            ),
-            sources=(XID_CATALOG, _HEADER),
-            check=faults.incident_check(61),
-            context=any_of(
-                any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
-            ),
-            remedy=_update_first,
-            explains=_GPU_DOWN,
+        explains=_OF_PROGRAMS,
+    ),
+    _rule(
+        cause="xid-31-driver-regression",
+        disruption="reboot",
+        share=1,
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
+        typical=any_of(_BY_DRIVER, _COMPARED),
+        context=_UPGRADED,
+        summary=(
+            "the driver causes the page faults: they come with this release, or at the same address in every program"
         ),
-        _rule(
-            cause="xid-62-pmu-halt",
-            shows_in="gpu",
-            disruption="reset-gpu",
-            title="the GPU's power controller halted",
-            symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            story=(
-                "The power management unit, a controller inside the GPU, halted (Xid 62), and with it the control "
-                "of clocks, fans and power states. The driver asks for a reset (Xid 154); calls to the GSP time "
-                "out and channels are closed afterwards. It is known from GPUs that wake from idle and from "
-                "certain driver releases under long load."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
-            check=faults.incident_check(62, 169),
-            typical=kernel_line(r"PmuHalted|PMU has halted"),
-            remedy=_restart_controller,
-            explains=_GPU_DOWN
-            | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
+        remedy=_change_release,
+        explains=_OF_PROGRAMS,
+    ),
+    _rule(
+        cause="xid-61-pmu-breakpoint",
+        shows_in="gpu",
+        disruption="reboot",
+        symptoms=(symptoms.ANY_XID, symptoms.SLOW),
+        check=faults.incident_check(61),
+        context=any_of(
+            any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
         ),
-        _rule(
-            cause="xid-109-ctx-switch-timeout",
-            shows_in="programs",
-            disruption="restart-container",
-            title="a program does not release the GPU",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
-            story=(
-                "The GPU tried to switch an engine to another context, and the running one did not stop in time "
-                "(Xid 109). The reason is a kernel or shader that never ends, or a bug of the driver release. The "
-                "program's channels are closed; mostly that is all. After an Xid 13 or 31 it is only a consequence."
-            ),
-            sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
-            check=faults.incident_check(109, is_of_programs=True),
-            remedy=always(
-                manual_step("application", "end the program, and restart it"),
-                reset_gpu(when="that does not recover the GPU"),
-                manual_step("install", "try another driver release", "it comes back with programs that ran before"),
-                write_nvidia_report(),
-            ),
-            explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
+        remedy=_update_first,
+        explains=_GPU_DOWN,
+    ),
+    _rule(
+        cause="xid-62-pmu-halt",
+        shows_in="gpu",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
+        check=faults.incident_check(62, 169),
+        typical=kernel_line(r"PmuHalted|PMU has halted"),
+        remedy=_restart_controller,
+        explains=_GPU_DOWN
+        | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
+    ),
+    _rule(
+        cause="xid-109-ctx-switch-timeout",
+        shows_in="programs",
+        disruption="restart-container",
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
+        check=faults.incident_check(109, is_of_programs=True),
+        remedy=always(
+            manual_step("application", "end the program, and restart it"),
+            reset_gpu(when="that does not recover the GPU"),
+            manual_step("install", "try another driver release", "it comes back with programs that ran before"),
+            write_nvidia_report(),
         ),
-        _rule(
-            cause="xid-121-c2c-link",
-            layer="hardware",
-            severity="warning",
-            disruption="none",
-            title="errors on the link between CPU and GPU",
-            symptoms=(symptoms.ANY_XID,),
-            story=(
-                "Grace Hopper and Grace Blackwell connect CPU and GPU by a chip-to-chip link, NVLink-C2C. It "
-                "reports corrected errors (Xid 121): nothing was lost and no immediate action is needed. A link "
-                "that fails permanently is Xid 173. Reset the GPU when it is free, and open a case if it happens "
-                "often."
-            ),
-            sources=(XID_CATALOG, _HEADER),
-            check=faults.incident_check(*_CHIP_LINK),
-            context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
-            remedy=always(
-                manual_step(
-                    "wait", ("no action now: the errors were corrected; reset the GPU at the next opportunity")
-                ),
-                run_step("inspect", "check the state of the links", Shell("nvidia-smi c2c -s")),
-                write_nvidia_report("it happens often, or a link is down"),
-            ),
-            explains=UNHEALTHY_IN_CLUSTER,
+        explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
+    ),
+    _rule(
+        cause="xid-121-c2c-link",
+        layer="hardware",
+        severity="warning",
+        symptoms=(symptoms.ANY_XID,),
+        check=faults.incident_check(*_CHIP_LINK),
+        context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
+        remedy=always(
+            manual_step("wait", ("no action now: the errors were corrected; reset the GPU at the next opportunity")),
+            run_step("inspect", "check the state of the links", Shell("nvidia-smi c2c -s")),
+            write_nvidia_report("it happens often, or a link is down"),
         ),
-        _rule(
-            cause="xid-122-spi-rpc",
-            layer="hardware",
-            severity="warning",
-            disruption="reset-gpu",
-            title="the GPU's flash memory does not answer",
-            symptoms=(symptoms.ANY_XID,),
-            story=(
-                "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
-                "erase of it failed (Xid 122, 123, 124). Programs are not affected, but serial number, ECC history "
-                "and the list of bad memory may not be saved. Once is harmless; if it persists after a reset, the "
-                "chip or the board is failing."
-            ),
-            sources=(XID_CATALOG, _HEADER),
-            check=faults.incident_check(*_FLASH),
-            remedy=always(
-                reset_gpu(),
-                reboot(when="the reset is refused"),
-                run_step("inspect", "check whether nvidia-smi warns about the InfoROM", Shell("nvidia-smi")),
-                remedies.replace_gpu(when="it comes back"),
-            ),
-            explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
+        explains=UNHEALTHY_IN_CLUSTER,
+    ),
+    _rule(
+        cause="xid-122-spi-rpc",
+        layer="hardware",
+        severity="warning",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID,),
+        check=faults.incident_check(*_FLASH),
+        remedy=always(
+            reset_gpu(),
+            reboot(when="the reset is refused"),
+            run_step("inspect", "check whether nvidia-smi warns about the InfoROM", Shell("nvidia-smi")),
+            remedies.replace_gpu(when="it comes back"),
         ),
-        _rule(
-            cause="xid-143-gpu-init-error",
-            layer="hardware",
-            disruption="power-cycle",
-            title="the GPU could not be initialised",
-            symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
-            story=(
-                "The driver reached the GPU but could not initialise it (Xid 143), when the module was loaded or "
-                "when the first program or the persistence daemon opened it. Without an earlier Xid or GSP message "
-                "the GPU itself does not start: reset it, then power-cycle the node, then check seating and cables."
-            ),
-            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
-            check=faults.incident_check(143),
-            remedy=always(
-                reset_gpu(),
-                power_cycle("power the node off and on again", "the reset is refused"),
-                manual_step("hardware", "check seating and power of the GPU", "it persists"),
-                write_nvidia_report("it persists"),
-            ),
-            explains=_GPU_DOWN,
+        explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
+    ),
+    _rule(
+        cause="xid-143-gpu-init-error",
+        layer="hardware",
+        disruption="power-cycle",
+        symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
+        check=faults.incident_check(143),
+        remedy=always(
+            reset_gpu(),
+            power_cycle("power the node off and on again", "the reset is refused"),
+            manual_step("hardware", "check seating and power of the GPU", "it persists"),
+            write_nvidia_report("it persists"),
         ),
-        _rule(
-            cause="xid-154-recovery-action",
-            shows_in="gpu",
-            disruption="reset-gpu",
-            title="the GPU needs recovery",
-            symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            story=(
-                "Newer drivers say what a GPU needs: nothing, a reset, a reboot of the node, or moving its work "
-                "away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). This is never an error of its "
-                "own: another Xid on the same GPU came before it. If the log begins too late to show that Xid, "
-                "take the action anyway and look for the cause."
-            ),
-            sources=("https://github.com/leptonai/gpud", XID_CATALOG),
-            check=recovery_requests.find_pending_actions,
-            remedy=always(*recovery_requests.recovery_steps("")),
-            explains=_GPU_DOWN,
-        ),
+        explains=_GPU_DOWN,
+    ),
+    _rule(
+        cause="xid-154-recovery-action",
+        shows_in="gpu",
+        disruption="reset-gpu",
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
+        check=find_pending_actions,
+        remedy=always(*recovery_steps("")),
+        explains=_GPU_DOWN,
     ),
 )

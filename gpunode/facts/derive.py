@@ -48,7 +48,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
     Args:
         evidence: what the probes returned, by key.
         image: whether the node is a mounted root: then kernel, devices and processes are those of another system.
-        distribution: as ``port.HostView.distribution`` names it; it counts more than the text in ``evidence``.
+        distribution: as ``port.HostView.read_distribution`` names it; it counts more than the text in ``evidence``.
     """
     reader = EvidenceReader(evidence)
     system = _find_package_system(evidence)
@@ -62,6 +62,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         devices=_with_install_hint(_read_devices(reader, image=image), reader),
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
+        unconfigured=installed.unconfigured,
         sources=installed.sources,
         dependencies=installed.dependencies,
         headers=_read_headers(reader),

@@ -403,6 +403,7 @@ class Facts:
         units: only those that steps ask about.
         dependencies: what the installed packages depend on.
         packages_interrupted: whether a change of packages was stopped in its middle.
+        unconfigured: the packages that are unpacked and not configured, where nothing worse is unfinished.
         package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
         observed_on: the date of the evidence, in UTC, by the node's own clock.
@@ -452,6 +453,7 @@ class Facts:
     module_key: Fact[ModuleKey] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
+    unconfigured: frozenset[PackageId] = frozenset()
     package_system: Literal["deb"] = "deb"
 
     @property

@@ -33,7 +33,6 @@ from gpunode.facts.model import (
     LoadedDriver,
     MigGpu,
     ModuleFile,
-    ModuleKey,
     PackageSource,
     Promised,
     Unit,
@@ -60,11 +59,8 @@ _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL
 
 def project_changes(facts: Facts, changes: Iterable[Change]) -> Facts:
     """Return the facts expected after ``changes``, in the order in which a stage applies them."""
-    todo = ordered(changes)
-    for change in todo:
+    for change in ordered(changes):
         facts = _apply_change(facts, change)
-        if _builds_modules(facts, change):
-            facts = _with_built_modules(facts, is_rebuilt=not _changes_headers(facts, change))
     return facts
 
 
@@ -80,15 +76,8 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
             return replace(facts, units={**facts.units, unit: Known(replace(former, state=state, exists=True), PLAN)})
         case ModuleChange(module=module, after=wanted):
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
-        case CommandChange(argv=argv) if argv == UNINSTALL_RUN_DRIVER:
-            # What it restores or leaves behind only a look at the node shows.
-            unknown = Unknown("known after the .run driver is uninstalled", PLAN)
-            return replace(facts, run_installer=Known(False, PLAN), driver_libraries=unknown, leftovers=unknown)
-        case CommandChange(argv=argv):
-            if facts.module_key is not None:
-                facts = replace(facts, module_key=_project_module_key(facts.module_key, argv))
-            repairs = argv == system(facts).repair.argv
-            return replace(facts, packages_interrupted=Known(False, PLAN)) if repairs else facts
+        case CommandChange():
+            return _with_command(facts, change)
         case ObjectChange():
             return facts
         case MigChange(gpu=uuid, after=layout):
@@ -96,10 +85,20 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
             return replace(facts, mig=divided)
 
 
-def _project_module_key(fact: Fact[ModuleKey], argv: tuple[str, ...]) -> Fact[ModuleKey]:
-    from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
+def _with_command(facts: Facts, change: CommandChange) -> Facts:
+    if change.runs(*UNINSTALL_RUN_DRIVER):
+        # What it restores or leaves behind only a look at the node shows.
+        gone = Unknown("known after the .run driver is uninstalled", PLAN)
+        return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
+    if change.runs("dkms"):
+        return _with_built_modules(facts, is_rebuilt=True)
+    if change.runs(*system(facts).repair.argv):
+        return replace(facts, packages_interrupted=Known(False, PLAN), unconfigured=frozenset())
+    if facts.module_key is not None:
+        from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
 
-    return project_key_command(fact, argv)
+        return replace(facts, module_key=project_key_command(facts.module_key, change.argv))
+    return facts
 
 
 def _with_layout(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:
@@ -149,13 +148,16 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
     kernel = system(facts).headers_of(change.id)
     if prebuilt := system(facts).prebuilt_module_of(change.id):
         facts = _with_prebuilt_module(facts, *prebuilt, present=change.after is not None)
-    return replace(
+    facts = replace(
         facts,
         packages=_map_fact(facts.packages, changed),
         driver_libraries=Unknown("known after packages are installed", PLAN),
         leftovers=Unknown("known after packages are installed", PLAN),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
+    if kernel or system(facts).builds_driver(change.id):
+        return _with_built_modules(facts, is_rebuilt=not kernel)
+    return facts
 
 
 def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bool) -> Facts:
@@ -177,20 +179,6 @@ def _project_package(before: PackageState | None, after: PackageState | KnownAft
 
 def _project_headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
     return _map_fact(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
-
-
-def _changes_headers(facts: Facts, change: Change) -> bool:
-    return isinstance(change, PackageChange) and system(facts).headers_of(change.id) != ""
-
-
-def _builds_modules(facts: Facts, change: Change) -> bool:
-    match change:
-        case PackageChange(id=package):
-            return system(facts).builds_driver(package) or _changes_headers(facts, change)
-        case CommandChange(argv=("dkms", *_)):
-            return True
-        case _:
-            return False
 
 
 def _find_dkms_driver(facts: Facts) -> tuple[str, str] | None:

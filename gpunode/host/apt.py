@@ -35,7 +35,7 @@ from gpunode.packages.deb.output import (
     parse_simulation,
 )
 from gpunode.packages.deb.requests import arguments, purged_by_dpkg
-from gpunode.packages.simulation import Simulation, differences_from_plan, is_install, is_removal
+from gpunode.packages.simulation import Simulation, differences_from_plan
 from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_LIMIT_S = 120.0
@@ -275,7 +275,7 @@ class Apt:
     # -- a transaction ------------------------------------------------------------------------------------------
 
     def _words(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
-        return arguments(changes, self._present([change.id for change in changes if is_removal(change)]))
+        return arguments(changes, self._present([change.id for change in changes if not change.is_there_after]))
 
     def _present(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
         """Return the packages known to dpkg; an interrupted run may have removed some."""
@@ -334,7 +334,7 @@ class Apt:
         """Restore the marks of what is still installed; ignore errors, so that the original failure is reported."""
         states = {str(change.id): change.before for change in changes if change.before is not None}
         held = [name for name, state in states.items() if state.held]
-        auto = [str(change.id) for change in changes if is_removal(change) and _was_auto(change)]
+        auto = [str(change.id) for change in changes if not change.is_there_after and _was_auto(change)]
         for verb, names in (("hold", held), ("auto", auto)):
             if names:
                 self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
@@ -494,7 +494,7 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
 
     A package whose state is known only afterwards keeps the hold that it had.
     """
-    kept = [change for change in changes if is_install(change)]
+    kept = [change for change in changes if change.is_there_after]
     held = {str(change.id): change.before is not None and change.before.held for change in kept}
     known = {str(change.id): change.after for change in kept if isinstance(change.after, PackageState)}
     return {

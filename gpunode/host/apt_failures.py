@@ -120,17 +120,18 @@ def find_build_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
 
 
+_QUOTED_LINES = 12
 _PACKAGE_HEADERS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Purging configuration files ")
 
 
-def quote_failure(output: str, count: int = 12) -> str:
-    """Return the output about the first failed package, at most ``count`` lines."""
+def quote_failure(output: str) -> str:
+    """Return the output about the first failed package, at most so many lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:
-        return "\n".join(lines[-count:])
+        return "\n".join(lines[-_QUOTED_LINES:])
     begin = next((number for number in reversed(range(end)) if lines[number].startswith(_PACKAGE_HEADERS)), 0)
-    return "\n".join(lines[max(begin, end - count) : end])
+    return "\n".join(lines[max(begin, end - _QUOTED_LINES) : end])
 
 
 def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:

@@ -59,12 +59,12 @@ class CaptureHost:
 
     evidence: Evidence
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return what ``probe`` returned on the node."""
         found = self.evidence.get(probe.key)
         return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
 
-    def distribution(self) -> Distro | None:
+    def read_distribution(self) -> Distro | None:
         """Return None: the evidence has all that there is."""
         return None
 

@@ -12,12 +12,15 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.command import Command, command
 from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
-from gpunode.host.cluster_programs import ProgramMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import (
     Forbidden,
+    ProgramMissing,
+    caller_environment,
+    describe_install_location,
     explain_failure,
     failed_groups,
+    find_program,
     is_about_objects,
     parse_version,
     refuse_old,

@@ -184,12 +184,7 @@ class ContainerCommands:
     remove: tuple[Argv, ...]
 
 
-def containerd_commands(
-    token: str,
-    *,
-    binary: str = "/usr/bin/nvidia-container-runtime",
-    address: str = "/run/containerd/containerd.sock",
-) -> ContainerCommands:
+def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-runtime") -> ContainerCommands:
     """Return the commands for containerd, in a namespace of their own, so Kubernetes never sees the container.
 
     ctr does not go through the CRI plugin and its handlers. ``binary`` is therefore the runtime that the handler names
@@ -198,7 +193,7 @@ def containerd_commands(
     """
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
-    ctr = ("ctr", "--address", address, "--namespace", name)
+    ctr = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", name)
     environment = tuple(word for one in _ENVIRONMENT for word in ("--env", one))
     return ContainerCommands(
         runtime="containerd",
@@ -217,10 +212,10 @@ def containerd_commands(
     )
 
 
-def docker_commands(token: str, *, runtime: str = "nvidia") -> ContainerCommands:
-    """Return the commands for docker, through the runtime that daemon.json calls ``runtime``."""
+def docker_commands(token: str) -> ContainerCommands:
+    """Return the commands for docker, through the runtime that daemon.json calls ``nvidia``."""
     environment = (word for one in _ENVIRONMENT for word in ("--env", one))
-    return _engine_commands("docker", token, "--runtime", runtime, *environment)
+    return _engine_commands("docker", token, "--runtime", "nvidia", *environment)
 
 
 def podman_commands(token: str) -> ContainerCommands:

@@ -46,20 +46,19 @@ _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _IN_USE = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, *ABSENT})
 
 
-def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/", source: str = "") -> Capture:
+def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Capture:
     """Read a file, without blocking or raising, whatever kind of file it is.
 
     Args:
         path: absolute, inside ``root``.
         limit: in bytes; a longer file counts as failed, since half a file is no evidence.
         root: the node's root.
-        source: the name of the capture; by default the path.
     """
     try:
         with open_place(path, root) as place:
-            return _read_place(place, limit, source or path)
+            return _read_place(place, limit, path)
     except OSError as error:
-        return capture_error(source or path, error)
+        return capture_error(path, error)
 
 
 def capture_error(source: str, error: OSError) -> Capture:

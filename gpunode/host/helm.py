@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import HelmRelease, parse_release
-from gpunode.host.cluster_programs import HelmMissing, caller_environment, describe_install_location, find_program
+from gpunode.host.kubectl import HelmMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.process import Runner
 
 _READ_TIMEOUT_S: Final = 60.0

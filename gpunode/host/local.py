@@ -28,6 +28,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
+from gpunode.facts import machine
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
@@ -44,6 +45,7 @@ from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
     from gpunode.host.port import PackageManager
+
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
@@ -85,7 +87,7 @@ class LocalHost:
 
         return make_package_manager(self.runner, self._on_progress, self._lock_timeout_s)
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Run ``probe``; a command with a non-zero exit status has failed, but its output is kept.
 
         No program of a mounted root is run for it.
@@ -101,10 +103,8 @@ class LocalHost:
             return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read_file(probe.path, probe.limit_bytes, root=self.root)
 
-    def distribution(self) -> Distro | None:
-        """Return the distribution; see ``distribution.read_distribution``."""
-        from gpunode.host.distribution import read_distribution
-
+    def read_distribution(self) -> Distro | None:
+        """Return the distribution; see ``read_distribution``."""
         return read_distribution(self.root)
 
     def wait_until_alone(self) -> None:
@@ -129,7 +129,7 @@ class LocalHost:
         locks = [Path(self.root, lock) for system in SYSTEMS for lock in system.locks]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
-    def sweep(self, paths: Iterable[str]) -> None:
+    def remove_temporary_files(self, paths: Iterable[str]) -> None:
         """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
         from gpunode.host import chroot, package_manager
 
@@ -154,22 +154,22 @@ class LocalHost:
         """Return the versions of each package in the index."""
         return self.packages.list_offered_versions(packages)
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         """Return the running GPU processes and containers; none in an image."""
         from gpunode.host import workloads
 
         return workloads.find_workloads() if self.root == "/" else Workloads()
 
-    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Check the candidates with the runtime's own parser; see ``runtime.check``."""
+    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+        """Check the candidates with the runtime's own parser; see ``runtime.check_candidates``."""
         return runtime.check_candidates(self.runner, expectation, changes)
 
-    def read_back(self, expectation: RuntimeExpectation, /) -> None:
-        """Check the written files with the runtime's own parser; see ``runtime.read_back``."""
+    def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
+        """Check the written files with the runtime's own parser; see ``runtime.check_written``."""
         runtime.check_written(self.runner, expectation)
 
-    def confirm(self, expectation: RuntimeExpectation, /) -> None:
-        """Check that the running daemon has the configuration; see ``runtime.contradiction``."""
+    def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
+        """Check that the running daemon has the configuration; see ``runtime.find_contradiction``."""
         since = time() - _DAEMON_PATIENCE_S
         if not (said := runtime.find_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
@@ -181,11 +181,11 @@ class LocalHost:
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
-    def effective(self, name: str) -> ObservedConfig | None:
-        """Return the container runtime's configuration; see ``runtime.effective``."""
+    def read_effective_config(self, name: str) -> ObservedConfig | None:
+        """Return the container runtime's configuration; see ``runtime.read_effective``."""
         return runtime.read_effective(self.runner, name)
 
-    def vet(self, changes: Sequence[Change], /) -> None:
+    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
         from gpunode.host.mok import demand_password  # a node with nothing to do never gets here
         from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
@@ -197,7 +197,7 @@ class LocalHost:
             if isinstance(change, FileChange) and not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
 
-    def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
+    def note_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
         """Return a sentence for each file of ``changes`` whose path is a symbolic link."""
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
@@ -206,7 +206,7 @@ class LocalHost:
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
-    def realize(self, change: Change, /) -> Change:
+    def complete_change(self, change: Change, /) -> Change:
         """Complete ``change`` with a key's bytes, a file's attributes and the folders to make."""
         if not isinstance(change, FileChange) or change.is_generated:
             return change
@@ -321,7 +321,7 @@ class LocalHost:
         if not done.ok:
             raise _command_error(done, f"{change.subject} failed ({change.purpose})")
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Run ``triggers`` and wait for them; those that cannot run here are skipped with a reason."""
         settled: list[TriggerResult] = []
         for kind, group in groupby(triggers, lambda one: one.kind):
@@ -415,3 +415,30 @@ def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
         why=f"{ended}; its last lines:\n{done.last_lines()}",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
+
+
+_LIMIT_BYTES = 1 << 16
+
+
+def read_distribution(root: str = "/") -> Distro | None:
+    """Return the distribution in ``root``; None if ``distro`` cannot tell.
+
+    ``LinuxDistribution(root_dir=…)`` would follow an absolute link out of the root, so each file is found inside it and
+    handed over by the folder in which it stands. Of ``distro`` only os-release is asked: its other sources are programs
+    that it looks for in the caller's PATH.
+    """
+    import distro
+
+    for path in machine.PATHS:
+        try:
+            with places.open_place(path, root) as place:
+                if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
+                    continue
+                file = f"/proc/self/fd/{place.folder}/{place.name}"
+                found = distro.LinuxDistribution(
+                    os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
+                ).os_release_info()
+            return machine.make_distro({key.upper(): value for key, value in found.items()})
+        except (OSError, ValueError):  # no such file, or one with a quote that is never closed
+            continue
+    return None

@@ -30,7 +30,7 @@ _TYPEABLE: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 def is_import(change: Change) -> bool:
     """Return whether a change queues an enrolment."""
-    return isinstance(change, CommandChange) and change.argv[:2] == ("mokutil", "--import")
+    return change.runs("mokutil", "--import")
 
 
 def demand_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:

@@ -89,11 +89,11 @@ class Workloads:
 class HostView(Protocol):
     """A read-only node, as plan, doctor and capture use it."""
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Run ``probe``; never raise because of the node's state."""
         ...
 
-    def distribution(self) -> Distro | None:
+    def read_distribution(self) -> Distro | None:
         """Return the distribution as this machine, or the mounted root, has it now; None if only the evidence tells."""
         ...
 
@@ -105,7 +105,7 @@ class HostView(Protocol):
 class Host(HostView, Protocol):
     """A node that can be changed."""
 
-    def vet(self, changes: Sequence[Change], /) -> None:
+    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
         """Refuse if a file among ``changes`` cannot be replaced or removed without loss.
 
         Raises:
@@ -113,7 +113,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def realize(self, change: Change, /) -> Change:
+    def complete_change(self, change: Change, /) -> Change:
         """Replace unsettled states in ``change`` by their values: a key is fetched and verified.
 
         Raises:
@@ -122,7 +122,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
         """Let the runtime's own parser read its files as ``changes`` would leave them, and compare the result.
 
         Returns:
@@ -133,7 +133,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def read_back(self, expectation: RuntimeExpectation, /) -> None:
+    def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
         """Check with the runtime's own parser, if any, that the written files mean what was intended.
 
         Raises:
@@ -141,7 +141,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+    def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Check that the running daemon, if it can be queried, has the intended configuration.
 
         Raises:
@@ -163,11 +163,11 @@ class Host(HostView, Protocol):
         """Return the versions of each package that its archives have now."""
         ...
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         """Return the running GPU processes and containers."""
         ...
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Run ``triggers``, all of one kind, and wait for them.
 
         Raises:

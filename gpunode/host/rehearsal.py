@@ -30,13 +30,13 @@ class RehearsalHost:
         self._evidence = evidence
         self.files = dict(files)
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return the file that the rehearsal has written, else the capture's answer."""
         if probe.path in self.files:
             return _as_capture(probe.path, self.files[probe.path])
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
 
-    def distribution(self) -> Distro | None:
+    def read_distribution(self) -> Distro | None:
         """Return None: the evidence has all that there is."""
         return None
 
@@ -45,16 +45,16 @@ class RehearsalHost:
         del changes
         return None
 
-    def vet(self, changes: Sequence[Change], /) -> None:
+    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
         """Accept everything: files in a dictionary have no links, flags or mounts."""
 
-    def realize(self, change: Change, /) -> Change:
+    def complete_change(self, change: Change, /) -> Change:
         """Name a key without fetching it: a rehearsal uses no network."""
         if isinstance(change, FileChange) and isinstance(change.after, SigningKey):
             return replace(change, after=FileState(f"({change.after.what})\n".encode(), change.after.mode))
         return change
 
-    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
         """Check the candidates with gpunode's own parser, since there is no runtime."""
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
@@ -63,11 +63,11 @@ class RehearsalHost:
         assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks the intended handler"
         return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"
 
-    def read_back(self, expectation: RuntimeExpectation, /) -> None:
+    def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
         """Do nothing: there is no parser, and the candidates were checked."""
         del expectation
 
-    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+    def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Do nothing: there is no daemon."""
         del expectation
 
@@ -91,11 +91,11 @@ class RehearsalHost:
         del packages
         return {}
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         """Return no workloads: nothing runs on a captured node."""
         return Workloads()
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Report every trigger as skipped."""
         return tuple(TriggerResult(trigger, 0.0, "not run: a rehearsal") for trigger in triggers)
 

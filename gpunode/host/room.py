@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpunode.change import Change, CommandChange, triggers
+from gpunode.change import Change, triggers
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.packages import SYSTEMS
@@ -65,7 +65,7 @@ def refuse_removal_without_room(
     Raises:
         Refused: a file system has less room than the packages and the build of the module take.
     """
-    if not any(change.argv == UNINSTALL_RUN_DRIVER for change in CommandChange.among(changes)):
+    if not any(change.runs(*UNINSTALL_RUN_DRIVER) for change in changes):
         return
     by_device: dict[int, list[Path]] = {}
     for folder in (Path(root, name) for name in _DRIVER_FOLDERS):

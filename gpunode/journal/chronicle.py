@@ -1,4 +1,4 @@
-"""Records of what a run did, from its journal: each change and each trigger with its end. Pure."""
+"""Records of what a run did, from its journal: each change and each trigger with its end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gpunode.change import Change, Trigger
+from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, collect_changes, collect_triggers
 from gpunode.journal.record import Begin, Commit, Entry, Forget, Result
+from gpunode.journal.store import Store
 
 Ending: TypeAlias = Result | Literal["running", "incomplete"]
 
@@ -74,3 +76,27 @@ def record_of_run(entries: Sequence[Entry], *, is_running: bool = False, undone_
 def _record_trigger(required: RequiredTrigger) -> TriggerRecord:
     numbers, settled = tuple(seq for _, seq in required.required_by), required.settled
     return TriggerRecord(required.trigger, numbers, settled.at if settled else None, settled.note if settled else "")
+
+
+def list_runs(store: Store, run: str = "") -> tuple[RunRecord, ...]:
+    """Return every recorded run, oldest first, or the one with that id or number. Needs no backups.
+
+    Raises:
+        UsageError: there is no such run.
+        JournalDamaged: a journal is.
+    """
+    runs = store.runs()
+    wanted = [one for one in runs if not run or run in {one.run, one.number}]
+    if run and not wanted:
+        known = ", ".join(one.number for one in runs)
+        raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
+    newest = runs[-1].run if runs else ""
+    found = (
+        record_of_run(
+            store.entries(one.run),
+            is_running=one.run == newest and store.at_work() is not None,
+            undone_by=one.undone_by,
+        )
+        for one in wanted
+    )
+    return tuple(one for one in found if one is not None)

@@ -5,7 +5,7 @@ Of one run it says what a rollback takes back, of all runs together what ``remov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -21,10 +21,10 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Unsettled,
-    is_pause,
 )
+from gpunode.journal import footprint
 from gpunode.journal.history import collect_changes, find_standing_undos
-from gpunode.journal.record import Begin, Commit, Entry, Intent
+from gpunode.journal.record import Begin, Commit, Entry, Forget, Intent
 from gpunode.package_id import PackageId
 
 _BACKUPS = frozenset({CONFFILES, OVERWRITTEN})
@@ -153,21 +153,21 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
     changes = [
         _Made(one.intent, is_known=one.outcome == "done", is_run_alone=True)
         for one in known
-        if one.intent.step not in _BACKUPS and not (one.outcome == "failed" and isinstance(one.change, PackageChange))
+        if one.intent.step not in _BACKUPS and one.may_be_made
     ]
     # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    purged = ((one.intent, one.change) for one in known if one.intent.step in _BACKUPS)
+    backups = [_Made(one.intent) for one in known if one.intent.step in _BACKUPS]
     return Footprint(
         {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
         {span.change.id: span for span in _join_all(changes, PackageChange)},
         {span.change.unit: span for span in _join_all(changes, ServiceChange)},
         {span.change.gpu: span for span in _join_all(changes, MigChange)},
         tuple(
-            ChangeSpan(one.stage, one.step, change)
-            for one, change in purged
-            if isinstance(change, FileChange) and change.after is None
+            ChangeSpan(one.intent.stage, one.intent.step, file)
+            for one, file in _of_kind(backups, FileChange)
+            if file.after is None
         ),
-        tuple(one.change for one in known if isinstance(one.change, CommandChange) and one.change.undo is None),
+        tuple(command for command in CommandChange.among(one.change for one in known) if command.undo is None),
     )
 
 
@@ -214,12 +214,16 @@ def _find_withdrawals(ends: Iterable[tuple[Begin, Commit | None]]) -> frozenset[
     return frozenset(found)
 
 
+def _of_kind(changes: Iterable[_Made], kind: type[StatefulT]) -> Iterator[tuple[_Made, StatefulT]]:
+    for made in changes:
+        if isinstance(change := made.change, kind) and change.is_settled and not change.is_pause:
+            yield made, change
+
+
 def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSpan[StatefulT], ...]:
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, ChangeSpan[StatefulT]] = {}
-    for made in changes:
-        if not isinstance(change := made.change, kind) or not change.is_settled or is_pause(change):
-            continue
+    for made, change in _of_kind(changes, kind):
         former = found.get(change.subject)
         span = _begin_span(made, change)
         if former is not None:
@@ -267,9 +271,7 @@ def _join(
 
 def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
     found: dict[str, tuple[ChangeSpan[FileChange], ...]] = {}
-    for made in changes:
-        if not isinstance(change := made.change, FileChange) or not change.is_settled:
-            continue
+    for made, change in _of_kind(changes, FileChange):
         if made.is_removal:
             found.pop(change.path, None)
             continue
@@ -342,3 +344,32 @@ def _load_trail(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
     forgotten = any(load(content.decode()) is None for span in trail.spans for content in span.change.contents)
     spans = tuple(replace(span, change=_load_states(span.change, load)) for span in trail.spans)
     return replace(trail, spans=spans, forgotten=forgotten)
+
+
+def needed_objects(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> frozenset[str]:
+    """Return the names of the backups to keep, of all ``journals``; ``kept`` are the runs that keep theirs."""
+    names = {name for run, entries in journals.items() for name in _objects_of_run(entries, kept=run in kept)}
+    # What `remove` takes the node back to, however old the run is that found it.
+    given_up = {run for run, entries in journals.items() if find_forget(entries)}
+    alone = {name for run in given_up for name in _contents_of(journals[run])}
+    others = {name for run, entries in journals.items() if run not in given_up for name in _contents_of(entries)}
+    whole = footprint.footprint_of_node(entry for entries in journals.values() for entry in entries)
+    return whole.objects - (alone - others) | names
+
+
+def find_forget(entries: Iterable[Entry]) -> Forget | None:
+    """Return the entry by which somebody gave up undoing the run; None without one."""
+    return next((entry for entry in entries if isinstance(entry, Forget)), None)
+
+
+def _objects_of_run(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
+    """Yield the objects needed to undo a run: none once it is over and old, or forgotten."""
+    if find_forget(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
+        return
+    yield from _contents_of(entries)
+
+
+def _contents_of(entries: Iterable[Entry]) -> Iterator[str]:
+    for entry in entries:
+        if isinstance(entry, Intent):
+            yield from (content.decode() for content in entry.change.contents)

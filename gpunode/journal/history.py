@@ -6,17 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from gpunode.change import (
-    CONFIGURATION,
-    Change,
-    FileChange,
-    MigChange,
-    PackageChange,
-    Trigger,
-    is_pause,
-    settle_order,
-    triggers,
-)
+from gpunode.change import CONFIGURATION, Change, FileChange, Trigger, settle_order, triggers
 from gpunode.journal.record import (
     MAKING,
     Begin,
@@ -57,6 +47,11 @@ class ChangeRecord:
     def change(self) -> Change:
         """The change itself."""
         return self.intent.change
+
+    @property
+    def may_be_made(self) -> bool:
+        """False if the node is known to be without it; what a package transaction that failed never touched is."""
+        return self.outcome != "failed" or not self.change.is_undone_by_failure
 
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
@@ -101,33 +96,24 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
     # What a transaction that failed never touched may have been installed by somebody since.
-    made = (
-        one for one in collect_changes(entries) if one.outcome != "failed" or not isinstance(one.change, PackageChange)
-    )
-    back = ((one.intent, one.change.inverse()) for one in reversed(tuple(made)))
+    made = [one for one in collect_changes(entries) if one.may_be_made]
+    back = ((one.intent, one.change.inverse()) for one in reversed(made))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
-def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """Return ``inverse_intents`` that change something; unless ``whole``, those of configuration files alone.
+def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """Return ``inverse_intents`` that change something.
 
     A file that was only read again is left out, and a unit that stopped for the sake of other changes.
     """
     return tuple(
-        intent
-        for intent in inverse_intents(entries)
-        if _changes_something(intent) and (whole or is_configuration(intent))
+        intent for intent in inverse_intents(entries) if not (intent.change.is_reread or intent.change.is_pause)
     )
 
 
 def is_configuration(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
-    return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange | MigChange)
-
-
-def _changes_something(intent: Intent) -> bool:
-    is_reread = isinstance(intent.change, FileChange) and intent.change.before == intent.change.after
-    return not is_reread and not is_pause(intent.change)
+    return intent.stage == CONFIGURATION and intent.change.is_configuration
 
 
 @dataclass(slots=True)
@@ -290,7 +276,7 @@ def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None:
         return None
-    back = intents_to_undo(known, whole=True)
+    back = intents_to_undo(known)
     return RunSummary(
         begin,
         tuple(dict.fromkeys(entry.change.subject for entry in known if isinstance(entry, Intent))),

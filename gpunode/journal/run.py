@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from gpunode.change import Change, Trigger
 from gpunode.journal import record
-from gpunode.journal.disk import sync_folder, unwritable, write_all, write_file
-from gpunode.journal.objects import Objects
+from gpunode.journal.objects import Objects, sync_folder, unwritable, write_all, write_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was requested.

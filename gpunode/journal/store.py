@@ -6,6 +6,7 @@ Layout below ``<root>/var/lib/gpunode``: ``runs/<number>-<time>/journal.jsonl`` 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import re
 import stat
@@ -20,18 +21,17 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_own_file, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
-from gpunode.journal import footprint, history, record, retention
-from gpunode.journal.disk import make_folder, unwritable, write_all
+from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import InterruptedRun, RunSummary
-from gpunode.journal.invoker import invoking_user, loginuid
 from gpunode.journal.lock import hold_lock, read_holder
-from gpunode.journal.objects import LARGEST, Objects, damaged_object
+from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable, write_all
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
 
 if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
+
 
 KEEP = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
@@ -151,7 +151,7 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._runs_with_backups(self.ids())
-        if (given_up := retention.find_forget(self._read_entries(run))) is not None:
+        if (given_up := footprint.find_forget(self._read_entries(run))) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} deleted its backups",
@@ -287,9 +287,9 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def sweep(self) -> None:
+    def remove_temporary_files(self) -> None:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
-        self.objects.sweep()
+        self.objects.remove_temporary_files()
 
     def unsettled_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
@@ -392,7 +392,7 @@ class Store:
             journals = {run: self._read_entries(run) for run in self.ids()}
         except (JournalDamaged, OSError):
             return
-        self.objects.keep_only(retention.needed_objects(journals, kept))
+        self.objects.keep_only(footprint.needed_objects(journals, kept))
 
 
 def _is_standalone(entries: Sequence[Entry]) -> bool:
@@ -408,3 +408,25 @@ def _number(run: str) -> int:
 def _needs_root(error: PermissionError) -> UsageError:
     why = f"{error.filename}: {error.strerror}"
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
+
+
+_NOBODY_LOGGED_IN = 0xFFFFFFFF
+
+
+def invoking_user() -> str:
+    """Return the user who started gpunode, behind sudo where there is one."""
+    if sudo := os.environ.get("SUDO_USER"):
+        return sudo
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def loginuid(proc: Path = Path("/proc")) -> int | None:
+    """Return the login uid, which su and sudo keep; None if nobody logged in. Source: proc(5), /proc/pid/loginuid."""
+    try:
+        number = int((proc / "self/loginuid").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if number == _NOBODY_LOGGED_IN else number

@@ -50,29 +50,14 @@ class Simulation:
     manager: str = "the package manager"
 
 
-def is_removal(change: PackageChange) -> bool:
-    """Return whether the package goes, with its configuration files or without."""
-    return change.after is None or leaves_config_files(change)
-
-
-def is_install(change: PackageChange) -> bool:
-    """Return whether the package is there afterwards."""
-    return not is_removal(change)
-
-
 def leaves_config_files(change: PackageChange) -> bool:
     """Return whether the package goes and its configuration files stay."""
     return isinstance(change.after, PackageState) and change.after.config_files_only
 
 
-def was_installed(change: PackageChange) -> bool:
-    """Return whether the package is there before."""
-    return change.before is not None and not change.before.config_files_only
-
-
 def lowers(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
     """Return whether an installed package goes back to an older version, in the order of ``is_older``."""
-    if change.before is None or not was_installed(change):
+    if change.before is None or not change.is_there_before:
         return False
     match change.after:
         case PackageState(version=version, config_files_only=False):
@@ -107,27 +92,27 @@ def _unplanned_action(action: Action, change: PackageChange | None) -> Iterator[
     if action.verb in ("remove", "purge"):
         if change is None:
             yield f"would {action.verb} {action.id} {action.former}".rstrip() + ", which the plan keeps"
-        elif is_install(change):
+        elif change.is_there_after:
             yield f"would {action.verb} {action.id}, which the plan installs"
         elif action.verb == "purge" and change.after is not None:
             yield f"would purge {action.id}, whose configuration files the plan keeps"
     elif change is None and action.downgrade:
         yield f"would downgrade {action.id} from {action.former} to {action.version}, which is not in the plan"
-    elif change is not None and is_removal(change):
+    elif change is not None and not change.is_there_after:
         yield f"would install {action.id} {action.version}, which the plan removes"
 
 
 def _missing_action(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
-    if change.after is not None and is_install(change):
+    if change.after is not None and change.is_there_after:
         yield from _wrong_version(change.id, change.after, _version_after(change, action), manager)
-    elif action is None and (was_installed(change) or (change.before is not None and change.after is None)):
+    elif action is None and (change.is_there_before or (change.before is not None and change.after is None)):
         yield f"removes {change.id}, which {manager} would keep"
 
 
 def _version_after(change: PackageChange, action: Action | None) -> str:
     if action is not None:
         return action.version
-    return change.before.version if change.before is not None and was_installed(change) else ""
+    return change.before.version if change.before is not None and change.is_there_before else ""
 
 
 def _wrong_version(package: PackageId, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ class PackageFacts:
     Attributes:
         architecture: in Debian's words (``amd64``).
         interrupted: whether a change of packages was stopped in its middle.
+        unconfigured: the packages that are unpacked and not configured, where nothing worse is unfinished.
         folder_modes: the permission bits of folders in which the package manager reads as another user than root.
         toolkit_checksums: the MD5 sums that the toolkit's packages came with, by path.
     """
@@ -33,6 +34,7 @@ class PackageFacts:
     dependencies: Fact[Dependencies]
     folder_modes: Mapping[str, int]
     toolkit_checksums: Mapping[str, str]
+    unconfigured: frozenset[PackageId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
     from gpunode.diagnoses.stack import State
     from gpunode.page.words import Condition
-    from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.fleet_summary import CauseTally, FleetSummary, SkippedNodes
+    from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
 # Beyond so many bytes each node gets a shorter text: a page of 5 000 nodes must open at once and fit a mail.
 _LARGEST: Final = 4_500_000

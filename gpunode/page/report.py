@@ -183,10 +183,10 @@ def _render_consequence(finding: Finding, examined: Examination, detail: Evidenc
 
 def _render_story(level: str, finding: Finding) -> Markup | None:
     rule = rules_by_cause().get(finding.cause)
-    if rule is None or len(rule.story) < 2:
+    if rule is None:
         return None
-    story = (tag("p", _render_prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
-    sources = tag("p.sources", "Sources: ", comma_list(map(_render_link, rule.sources))) if rule.sources else None
+    story = (tag("p", _render_prose(part)) for part in rule.text.story.split("\n\n"))
+    sources = tag("p.sources", "Sources: ", comma_list(map(_render_link, rule.text.sources)))
     return tag("section", tag(level, "How this happens"), story, sources)
 
 

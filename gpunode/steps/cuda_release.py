@@ -15,7 +15,6 @@ from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import CudaToolkit, Recipe
-from gpunode.steps.cuda import PROFILE
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
     branch_of,
@@ -27,7 +26,7 @@ from gpunode.steps.installed_driver import (
     set_manual,
     why_manual,
 )
-from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import PROFILE, refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
 PARTS: Final = ("nvcc", "cudart", "cublas")

@@ -92,7 +92,7 @@ def plan_run_driver(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the uninstallation of a .run driver where the command line asks for it."""
     if not recipe.remove_runfile_driver:
         return Planned((), "only --remove-runfile-driver asks for this", asked=False)
-    from gpunode.steps.run_driver import plan_removal  # loaded on use
+    from gpunode.steps.leftovers import plan_removal  # loaded on use
 
     return plan_removal(facts)
 
@@ -180,7 +180,7 @@ def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
     notes = _note_leftovers(facts)
     if isinstance(facts.driver_libraries, Unknown) or not facts.driver_libraries.value:
         return None, notes
-    from gpunode.steps.foreign_files import local_libraries, refuse_leftovers  # loaded on use
+    from gpunode.steps.leftovers import local_libraries, refuse_leftovers  # loaded on use
 
     return refuse_leftovers(facts), (*local_libraries(facts), *notes)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Final
 
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.repositories import (
@@ -18,7 +19,7 @@ from gpunode.catalog.repositories import (
 )
 from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
 from gpunode.facts.model import Facts, Known, MissingDependency, need
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
 from gpunode.packages.simulation import ANY_PROVIDER
@@ -222,3 +223,40 @@ def _target_state(
 
 
 MISSING_DEPENDENCIES = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
+
+
+PROFILE: Final = "/etc/profile.d/gpunode-cuda.sh"
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the toolkit that the recipe asks for; see ``cuda_release``."""
+    if not wants_cuda_toolkit(recipe):
+        return Planned((), "the recipe asks for no CUDA toolkit", asked=False)
+    from gpunode.steps.cuda_release import plan_toolkit
+
+    return plan_toolkit(recipe, facts)
+
+
+def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    if not wants_cuda_toolkit(recipe):
+        return ()
+    from gpunode.steps.cuda_release import find_packages
+
+    return find_packages(recipe, facts)
+
+
+def _owns_package(package: PackageId) -> bool:
+    from gpunode.catalog.cuda import release_of_component
+
+    return release_of_component(package.name) is not None
+
+
+CUDA_TOOLKIT = Step(
+    "cuda-toolkit",
+    "CUDA toolkit",
+    "packages",
+    plan,
+    needs=("cuda-repository",),
+    files=(PROFILE,),
+    packages=StepPackages(_wanted_packages, _owns_package),
+)

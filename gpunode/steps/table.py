@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from gpunode.outcome import Stage, Step
 from gpunode.steps.cdi import CDI
-from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.daemons import MPS, PERSISTENCE
 from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN, RUN_DRIVER
@@ -16,7 +15,7 @@ from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.mig import MIG
 from gpunode.steps.node_registration import NODE_REGISTRATION
-from gpunode.steps.packages import CUDA_REPOSITORY, MISSING_DEPENDENCIES, REPAIR, TOOLKIT_REPOSITORY
+from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT, MISSING_DEPENDENCIES, REPAIR, TOOLKIT_REPOSITORY
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.toolkit import TOOLKIT

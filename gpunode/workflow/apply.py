@@ -18,7 +18,6 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     RuntimeExpectation,
-    ServiceChange,
     Trigger,
     triggers,
 )
@@ -28,11 +27,10 @@ from gpunode.journal.history import pending_triggers, triggers_settled_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
-from gpunode.package_id import PackageId
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
-from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
+from gpunode.workflow.events import TRANSACTION, Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
 _UNITS = frozenset({"reload", "restart"})
@@ -105,10 +103,10 @@ class Applier:
     def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
         self._tried.update(batch)
         try:
-            settled = self.host.trigger(batch)
+            settled = self.host.run_triggers(batch)
             for one in settled:
                 if one.trigger in self._expectations and not one.skipped:
-                    self.host.confirm(self._expectations[one.trigger])
+                    self.host.check_daemon(self._expectations[one.trigger])
         except ChangeFailed as failure:
             if batch[0].kind in _UNITS:
                 self._restore_and_restart(batch, failure)
@@ -129,7 +127,7 @@ class Applier:
             if not restored and failed[0].kind == "reload":
                 failure.why += "\ngpunode did not write the rejected file, so nothing was restored"
                 return
-            for one in self.host.trigger(failed):
+            for one in self.host.run_triggers(failed):
                 self.run.settle(one.trigger, "with the former configuration")
                 self.on_event(Triggered(one))
         except GpunodeError as second:
@@ -151,7 +149,7 @@ class Applier:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
         for change in (*self._written_files(), *self.unsettled):
             # A file that only had to be read again holds what somebody else wrote.
-            if change.triggers & set(failed) and change.before != change.after:
+            if change.triggers & set(failed) and not change.is_reread:
                 yield change
 
     def _written_files(self) -> list[FileChange]:
@@ -160,8 +158,8 @@ class Applier:
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
         back = {entry.change for entry in made if entry.stage == _RECOVERY}
-        files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
-        return [change for change in files if change.before != change.after and change.inverse() not in back]
+        files = FileChange.among(entry.change for entry in reversed(made) if entry.stage != _RECOVERY)
+        return [change for change in files if not change.is_reread and change.inverse() not in back]
 
     def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
         """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
@@ -221,7 +219,7 @@ class Applier:
     def _check_written(self, step: StepPlan) -> None:
         """Have the runtime's own parser check the written files of ``step``."""
         if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
-            self.host.read_back(step.outcome.expectation)
+            self.host.check_written_files(step.outcome.expectation)
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
@@ -243,16 +241,14 @@ class Applier:
         if expectation is None or step.step.id in self.checked:
             return ""
         changes = FileChange.among(step.changes)
-        self.checked[step.step.id] = self.host.check(expectation, changes)
+        self.checked[step.step.id] = self.host.check_candidates(expectation, changes)
         self.expect(expectation, *triggers(changes))
         return self.checked[step.step.id]
 
     def _restore_for_unit(self, change: Change, failure: ChangeFailed) -> None:
         """Restore the former configuration, too, of a daemon that could not be started and did not run."""
-        if not isinstance(change, ServiceChange) or not change.after.active:
-            return
-        for one in self._written_files():
-            if any(trigger.target == change.unit for trigger in one.triggers):
+        for one in self._written_files() if change.running_unit else ():
+            if any(trigger.target == change.running_unit for trigger in one.triggers):
                 self._restore_file(one, failure)
                 failure.why += f"\nrestored: {one.path}"
 
@@ -260,7 +256,7 @@ class Applier:
         """Make one change: realized, journaled with its backup, made, recorded as done."""
         self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
-        concrete = self.host.realize(change)
+        concrete = self.host.complete_change(change)
         (seq,) = self.run.intend_all(stage, step, (concrete,), reason)
         self._make_and_record((concrete,), (seq,))
         self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
@@ -269,63 +265,60 @@ class Applier:
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
         """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
-        self.on_event(Applying(stage, "packages", batch))
+        self.on_event(Applying(stage, TRANSACTION, batch))
         started = time.monotonic()
         seqs = [*self.run.intend_all(stage, CONFFILES, self._find_conffiles(batch), "removed by the purge")]
         seqs += self.run.intend_all(stage, OVERWRITTEN, self._find_foreign(batch), "a package may overwrite it")
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
-        self._make_and_record(batch, tuple(seqs), find_untouched=lambda: self._untouched_packages(batch))
-        self.on_event(Applied(stage, "packages", batch, time.monotonic() - started))
+        self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched(batch))
+        self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
 
     def _find_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := live_state.read_file_state(self.host, path)) is not None:
-                yield self.host.realize(FileChange(path, state, None))
+                yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_foreign(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
         if not driver_packages(change.id for change in batch if change.before is None):
             return
-        from gpunode.workflow.foreign_files import find_foreign_files  # only where a driver comes
-
-        for path in find_foreign_files(self.host):
+        for path in live_state.find_foreign_files(self.host):
             if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
-                yield self.host.realize(FileChange(path, state, None))
+                yield self.host.complete_change(FileChange(path, state, None))
 
-    def _untouched_packages(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
-        """Return the packages that a failed transaction never touched; the user may change them later.
+    def _find_touched(self, batch: Sequence[PackageChange]) -> frozenset[Change]:
+        """Return the changes of packages that a failed transaction touched; the user may change the others later.
 
-        None of them if the package database does not tell: then all may have been touched, and are undone as they are.
+        All of them if the package database does not tell; then they are undone as they are.
         """
         try:
             database = live_state.read_package_database(self.host)
             states, half = database.packages(), database.half_installed()
         except (GpunodeError, ValueError):
-            return frozenset()  # the transaction's own failure is what the user must hear of
+            return frozenset(batch)  # the transaction's own failure is what the user must hear of
         return frozenset(
-            change.id
+            change
             for change in batch
-            if change.id.name not in half
-            and _installed_version(states.get(change.id)) == _installed_version(change.before)
+            if change.id.name in half or _installed_version(states.get(change.id)) != _installed_version(change.before)
         )
 
     def _make_and_record(
         self,
         changes: tuple[Change, ...],
         seqs: tuple[int, ...],
-        find_untouched: Callable[[], Collection[PackageId]] = frozenset,
+        find_touched: Callable[[], Collection[Change]] = frozenset,
     ) -> None:
         try:
             self.host.apply(changes)
         except GpunodeError as failure:
-            untouched = find_untouched()
+            touched = find_touched()
             intents = [entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs]
             with _appending_errors(failure):
                 for intent in intents:
-                    if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
+                    if intent.change not in touched:
                         self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)

@@ -30,11 +30,9 @@ from gpunode.kubernetes.reconcile import (
     object_ref,
     without_taints,
 )
-from gpunode.workflow.cluster_conflicts import conflict_error
-from gpunode.workflow.cluster_plan import ClusterPlan
-from gpunode.workflow.cluster_workloads import wait_ready, wait_releases_ready, wait_unchanged_ready
+from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
+from gpunode.workflow.cluster_workloads import describe_contents, wait_ready, wait_releases_ready, wait_unchanged_ready
 from gpunode.workflow.events import Applied, Applying, Observer
-from gpunode.workflow.namespace_contents import describe_contents
 
 
 @dataclass(frozen=True, slots=True)

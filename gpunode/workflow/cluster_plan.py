@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpunode.command import command, gpunode
-from gpunode.errors import GpunodeError, Refused, Undetermined
+from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods
 from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
+from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
     OURS,
     LiveState,
@@ -27,7 +28,6 @@ from gpunode.kubernetes.reconcile import (
     refuse_other_handler,
 )
 from gpunode.redaction.secrets import redact_text as redact
-from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
 NODE_USER: Final = "system:node:"
@@ -322,3 +322,32 @@ def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
 def _is_labelled_ours(body: Body) -> bool:
     labels = body["metadata"].get("labels", {})
     return all(labels.get(name) == value for name, value in MANAGED_BY.items())
+
+
+_MANAGER_NAME: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+
+
+def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
+    """Return the error if others own fields that were applied; None if the API server gives another reason.
+
+    Args:
+        message: the API server's error.
+        applied: the objects that were applied.
+        cluster: where to read them as they are.
+    """
+    managers = dict.fromkeys(_MANAGER_NAME.findall(message))
+    if not managers:
+        return None
+    live = cluster.get(applied)
+    if not live:  # deleted meanwhile
+        return None
+    lines = conflict_lines(message, applied, live)
+    example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
+    kind, namespace, name = object_key(example)
+    where = ("--namespace", namespace) if namespace else ()
+    return Conflict(
+        f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
+        why=redact("\n".join(lines)) or message,
+        hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
+        f"same command again:\n{cluster.command('edit', kind.lower(), *where, name)}",
+    )

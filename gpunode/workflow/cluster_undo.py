@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpunode.catalog.charts import chart
-from gpunode.change import CommandChange, ObjectChange
+from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
 )
 from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import NODE_USER, ClusterPlan
-from gpunode.workflow.namespace_contents import describe_contents
+from gpunode.workflow.cluster_workloads import describe_contents
 
 LiveObjects: TypeAlias = Mapping[Key, Body]
 # An object is deleted before those that it uses.
@@ -155,11 +155,10 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         Conflict: if one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
-    found = (intent.change for intent in inverse_intents(store.read(run)))
-    undone = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
-    changes = ObjectChange.among(undone)
-    commands = CommandChange.among(undone)
-    if other_clusters := [one.cluster for one in undone if one.cluster != identity.uid]:
+    undone = [intent.change for intent in inverse_intents(store.read(run))]
+    changes, commands = ObjectChange.among(undone), CommandChange.among(undone)
+    clusters = (*(one.cluster for one in changes), *(one.cluster for one in commands))
+    if other_clusters := [one for one in clusters if one != identity.uid]:
         raise Refused(
             f"run {run_label(run, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
@@ -169,23 +168,20 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         )
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
-    undone = [_with_current_state(one, live) for one in undone]
-    pending = [one for one in ObjectChange.among(undone) if one.before != one.after]
+    current = {one: _with_current_state(one, live) for one in changes}
+    pending = {one: now for one, now in current.items() if now.before != now.after}
     revisions = cluster.helm.count_revisions() if commands else {}
-    pending_commands = [one for one in commands if is_pending(one, revisions)]
+    steps: dict[Change, PlanItem] = {one: _plan_release(one) for one in commands if is_pending(one, revisions)}
     _refuse_replaced([made for one in commands if (made := _created_or_removed_release(one)) in revisions], cluster)
-    command_steps = [_plan_step(one, cluster, live, set()) for one in pending_commands]
-    deleted = {one.subject for one in pending if _is_deleted(one, live)} | {
-        one.title for one in command_steps if one.state == "delete"
+    deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
+        one.title for one in steps.values() if one.state == "delete"
     }
-    steps = (_plan_step(one, cluster, live, deleted) for one in undone if one in pending or one in pending_commands)
-    return ClusterPlan(identity, tuple(steps))
+    steps |= {one: _plan_object(now, cluster, live, deleted) for one, now in pending.items()}
+    return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
 
 
-def _with_current_state(change: CommandChange | ObjectChange, live: LiveObjects) -> CommandChange | ObjectChange:
+def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange:
     """Return the change as from the current object, whose fields may have other owners since the run."""
-    if isinstance(change, CommandChange):
-        return change
     one = live.get(_key(change))
     is_others_too = change.shared or (one is not None and is_shared(one))
     return replace(change, before=current_fields(change, one), shared=is_others_too)
@@ -247,17 +243,11 @@ def _release_name(argv: Sequence[str]) -> tuple[str, str]:
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
-def _plan_step(
-    change: CommandChange | ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]
-) -> PlanItem:
-    match change:
-        case CommandChange(argv=argv, undo=undo):
-            is_made = undo is not None and undo[1] == "uninstall"
-            state: State = "delete" if argv[1] == "uninstall" else "create" if is_made else "edit"
-            why = "gpunode released it" if state == "delete" else "as it was before that run"
-            return PlanItem("Helm release", *_release_name(argv), state, why, 0, change)
-        case ObjectChange():
-            return _plan_object(change, cluster, live, deleted)
+def _plan_release(change: CommandChange) -> PlanItem:
+    is_made = change.undo is not None and change.undo[1] == "uninstall"
+    state: State = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
+    why = "gpunode released it" if state == "delete" else "as it was before that run"
+    return PlanItem("Helm release", *_release_name(change.argv), state, why, 0, change)
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:

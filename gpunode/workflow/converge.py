@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, settle_order, triggers
+from gpunode.change import Change, FileChange, PackageChange, Trigger, ordered, settle_order, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -26,10 +26,9 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
-from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
+from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
@@ -110,7 +109,7 @@ def run_probes(host: HostView, wanted: Sequence[Probe]) -> Evidence:
 
 
 def _run_probe(host: HostView, probe: Probe) -> Capture:
-    return replace(host.look(probe), content_kind=probe.content_kind)
+    return replace(host.run_probe(probe), content_kind=probe.content_kind)
 
 
 def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
@@ -183,7 +182,7 @@ def survey(
         image: whether it is a root folder without a running kernel of its own.
         gpus: the GPUs of the machine that an image is built for; they replace the present machine's devices.
     """
-    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.distribution())
+    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 
@@ -218,7 +217,7 @@ def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
 
 def with_manager_notes(planned: Planned) -> Planned:
     """Return ``planned`` with a note for every changed file that another program says it manages."""
-    files = (change for change in FileChange.among(planned.changes) if change.before != change.after)
+    files = (change for change in FileChange.among(planned.changes) if not change.is_reread)
     notes = tuple(note for change in files if (note := _manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
@@ -273,17 +272,13 @@ def walk(
 
 def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
-    if not any(_may_take_gpus(change) for change in plan.changes):
+    if not any(change.may_take_gpus for change in plan.changes):
         return plan
-    from gpunode.steps.gpu_services import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
+    from gpunode.steps.daemons import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
 
     release = plan_gpu_services(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
-
-
-def _may_take_gpus(change: Change) -> bool:
-    return not isinstance(change, FileChange) and not (isinstance(change, PackageChange) and not change.ends_version)
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:
@@ -297,16 +292,12 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 
 def _files_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
-    new = {change.id for change in plan.packages if change.after and not _is_present(change.before)}
+    new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
     brought += [(CONFIG, str(CONFIG_FROM))] if CONFIG_FROM in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
-
-
-def _is_present(state: PackageState | None) -> bool:
-    return state is not None and not state.config_files_only
 
 
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
@@ -315,9 +306,11 @@ def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
 
 
-def triggers_of_plans(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
-    """Return the triggers of ``plans`` and those ``left``; in an image, without those that need services."""
-    every = settle_order({*left, *(trigger for plan in plans for trigger in plan.triggers)})
+def triggers_of_plans(
+    plans: Sequence[StagePlan], *, image: bool, pending: Sequence[Trigger] = ()
+) -> tuple[Trigger, ...]:
+    """Return the triggers of ``plans`` and the ``pending`` ones; in an image, without those that need services."""
+    every = settle_order({*pending, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 

@@ -14,7 +14,7 @@ from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime
-from gpunode.steps.runtime_edits import plan_reread
+from gpunode.steps.runtime import plan_reread
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
 from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
@@ -84,7 +84,7 @@ def _daemon_unit(plan: CtkPlan) -> Unit | None:
 
 def has_systemd(host: HostView) -> bool:
     """Return whether systemd runs here (sd_booted(3))."""
-    return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
+    return bool(host.run_probe(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
 
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
@@ -97,7 +97,7 @@ def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
 def has_socket(host: HostView, plan: CtkPlan) -> bool:
     """Return whether the runtime's socket is there, so that its daemon may run."""
     socket = plan.target.row.socket if plan.target else ""
-    return bool(socket) and bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
+    return bool(socket) and bool(host.run_probe(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
 def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
@@ -120,7 +120,7 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
         ChangeFailed: if one could not be written, or the daemon did not come back; it names what was restored.
         Conflict: if somebody edited one meanwhile; the others are as they were.
     """
-    host.vet(plan.files)
+    host.refuse_irreplaceable(plan.files)
     options.pause()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()
@@ -167,7 +167,7 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
     Raises:
         Undetermined: if the evidence does not show what there is.
     """
-    from gpunode.workflow.cdi_checks import cdi_checks
+    from gpunode.workflow.extra_checks import cdi_checks
 
     checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host, image=image), host)) if not image else ()
     failed = tuple(check for check in checks if check.status == "failed")

@@ -25,10 +25,9 @@ from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.gpu_services import GpuLoss, find_gpu_loss
-from gpunode.workflow import mig_layouts
+from gpunode.steps.daemons import GpuLoss, find_gpu_loss
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.undo import any_replaced
 
 _DOING: Final[dict[GpuLoss, str]] = {
     "driver": "take the driver away from",
@@ -53,8 +52,8 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
     if loss is None:
         return
     divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
-    pids, pods = (frozenset(), ()) if loss == "mps" else mig_layouts.find_gpu_users(host, divided)
-    found = {client.pid: client for client in host.workloads().gpu}
+    pids, pods = (frozenset(), ()) if loss == "mps" else live_state.find_gpu_users(host, divided)
+    found = {client.pid: client for client in host.find_workloads().gpu}
     # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
     users = pids if loss == "layout" else {*pids, *found}
     stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
@@ -126,7 +125,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
         refuse_while_running(docker, host)
     refuse_gpu_clients(host, changes, owed)
-    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.workloads().containers):
+    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.find_workloads().containers):
         raise drain_error("take containerd away from", "container", containers, ["end them first"])
 
 
@@ -152,7 +151,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         DrainRequired: naming them.
         Undetermined: if docker runs and does not say.
     """
-    running = host.look(_RUNNING_CONTAINERS)
+    running = host.run_probe(_RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
         count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
@@ -169,3 +168,8 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
             why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
             hint=f"make `docker ps` answer, or {_OVERRIDE_HINT}",
         )
+
+
+def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
+    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
+    return any(change.id in those and change.ends_version for change in packages)

@@ -11,8 +11,7 @@ from gpunode.host.port import HostView
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import raise_refusal
-from gpunode.workflow.plan import plan
-from gpunode.workflow.transaction import resolve_stage
+from gpunode.workflow.plan import plan, resolve_stage
 
 
 def packages_to_download(

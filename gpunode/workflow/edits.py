@@ -36,11 +36,10 @@ from gpunode.runtimes.installations import choose_row, has_products, kubelet_usi
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, took_out
 from gpunode.runtimes.toolkit import Machine, Setting
-from gpunode.steps import cdi, runtime_edits
-from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.steps.runtime_edits import MissingProgram, RuntimeTarget, missing_program, plan_edits
+from gpunode.steps import cdi, runtime
+from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
-from gpunode.workflow.file_restore import RestoredFile, recorded_edit, restore_file, revert_change
+from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
 
 # Of each file what gpunode's recorded runs have made of it.
 Trails: TypeAlias = Mapping[str, FileTrail]
@@ -147,7 +146,7 @@ def inspect_target(
     Raises:
         Refused, Undetermined: the files cannot be read.
     """
-    files = by_looking(host.look, row, desired)
+    files = by_looking(host.run_probe, row, desired)
     row = row.located(row, contents(files), desired)
     desired = with_kubelets_driver(row, facts, desired, contents(files))
     target = RuntimeTarget(row, desired, files, replace(facts, changed_at={}), notes)
@@ -155,7 +154,7 @@ def inspect_target(
         return target
     paths = sorted({*target.own, row.config, TOOLKIT_LIST})
     probes = (unit_probe(row.unit), *(Probe(f"file:{path}", path=path) for path in paths))
-    now = derive_runtime_facts({probe.key: host.look(probe) for probe in probes})
+    now = derive_runtime_facts({probe.key: host.run_probe(probe) for probe in probes})
     changed_at = dict(now.changed_at)
     if TOOLKIT_LIST not in changed_at and row.config not in target.own:
         # Nobody can tell whether a product has looked for the toolkit since that came.
@@ -172,14 +171,14 @@ def _find_version(
     program = dumps[0][0] if dumps else row.program
     # What reads no drop-ins is edited in place, whatever its version; that also says whether it must be told of CDI.
     matters = row.drop_in or (row.cdi == "switch" and desired.cdi)
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
+    told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     found = _VERSION.search(told)
     return tuple(int(number) for number in found[1].split(".")) if found else None
 
 
 def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     for argv in dumps:
-        told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
+        told = host.run_probe(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
         if told.outcome != "absent":
             break
     if told.outcome == "ok":
@@ -207,7 +206,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     drop_in = desired.drop_in or row.drop_in
     others = _others_content(trails.get(drop_in), target.present.get(drop_in))
     target = replace(target, desired=replace(desired, others=others))
-    planned = with_manager_notes(runtime_edits.plan_configuration(target))
+    planned = with_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
@@ -223,7 +222,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
 def _is_missing(host: HostView, binary: str) -> bool:
     places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _FOLDERS)
     # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
-    looked = (host.look(Probe(f"program:{place}", path=place, limit_bytes=1)) for place in places)
+    looked = (host.run_probe(Probe(f"program:{place}", path=place, limit_bytes=1)) for place in places)
     return all(one.outcome == "absent" for one in looked)
 
 
@@ -352,7 +351,7 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
         Refused: the file cannot be read or edited; see ``toolkit.configure``.
         Undetermined: only root may read it.
     """
-    present = one_by_looking(host.look, path).get(path)
+    present = one_by_looking(host.run_probe, path).get(path)
     content = toolkit.configure(present.content if present else None, desired, inspect_machine(host), path)
     how = "in place" if target in {"", path} else f"generated from {path}"
     return _plan_toolkit_file(host, target or path, content, present, how)
@@ -369,7 +368,7 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
 
 def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
     """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
-    present = one_by_looking(host.look, path)
+    present = one_by_looking(host.run_probe, path)
     before = present.get(path)
     after = replace(before or without_foreign_writers(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
@@ -379,8 +378,8 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
 
 def inspect_machine(host: HostView) -> Machine:
     """Return what the default values depend on."""
-    found = (host.look(Probe(path, path=path)) for path in machine.PATHS)
+    found = (host.run_probe(Probe(path, path=path)) for path in machine.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
-    real = host.look(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
+    real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
     return Machine(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

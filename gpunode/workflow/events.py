@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gpunode.change import Change, Trigger
 from gpunode.facts.model import Facts
@@ -33,6 +33,10 @@ class StageBegun:
     """A stage that changes something begins."""
 
     plan: StagePlan
+
+
+TRANSACTION: Final = "packages"
+"""The step under which all package changes of a stage are announced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,18 @@
-"""The present state of a node, for changes that depend on every byte of it."""
+"""The present state of a node, for changes that depend on every byte of it: files, packages, GPUs and who uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, Final
 
-from gpunode.change import FileState
+from gpunode.change import Change, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
+from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.evidence import Probe, decode_found
+from gpunode.facts.model import MigGpu
+from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.packages import SYSTEMS, Database
 
@@ -20,7 +25,7 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _LIMIT) -> Fil
     Raises:
         Undetermined: it cannot be read.
     """
-    capture = host.look(Probe(path, path=path, limit_bytes=limit_bytes))
+    capture = host.run_probe(Probe(path, path=path, limit_bytes=limit_bytes))
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
@@ -40,7 +45,8 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
     nothing is left to do.
     """
     return any(
-        host.look(Probe(folder, glob=folder, contents=False)).data and _names_in(host, folder) <= {*going, *folders}
+        host.run_probe(Probe(folder, glob=folder, contents=False)).data
+        and _names_in(host, folder) <= {*going, *folders}
         for folder in folders
     )
 
@@ -48,7 +54,7 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
 def _names_in(host: HostView, folder: str) -> frozenset[str]:
     """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
-    captures = [host.look(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
+    captures = [host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
     return frozenset(found.path for capture in captures for found in decode_found(capture.data))
 
 
@@ -61,7 +67,7 @@ def read_package_database(host: HostView) -> Database:
     for system in SYSTEMS:
         file = system.database_file
         # The probe that facts come from, so that a rehearsal finds its answer in the capture.
-        capture = host.look(next(probe for probe in system.probes if probe.path == file))
+        capture = host.run_probe(next(probe for probe in system.probes if probe.path == file))
         if capture.outcome == "ok":
             return system.database(capture.text)
         if capture.outcome != "absent":
@@ -71,3 +77,128 @@ def read_package_database(host: HostView) -> Database:
                 hint=f"look at it with `ls -l {file}`, then run the command again",
             )
     return SYSTEMS[0].database("")
+
+
+_LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
+
+
+def list_gpus(host: HostView) -> dict[str, MigGpu]:
+    """Return the GPUs as NVML shows them now, by UUID.
+
+    Raises:
+        ValueError: if NVML does not say.
+    """
+    if host.run_probe(_LOADED).outcome != "ok":
+        raise ValueError("the driver is not loaded")
+    return {
+        gpu.uuid: gpu
+        for gpu in nvml_facts.list_mig_gpus(nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())))
+    }
+
+
+def find_gpu_users(host: HostView, gpus: Collection[str] = ()) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Return the processes that NVML shows on ``gpus``, by number, and a phrase for each pod that holds one of them.
+
+    Without ``gpus``, of all. None where NVML does not answer: whoever makes the change hears of it from the driver.
+    """
+    try:
+        present = list_gpus(host)
+    except ValueError:
+        return frozenset(), ()
+    pids = (pid for uuid, gpu in present.items() if not gpus or uuid in gpus for pid in gpu.clients)
+    return frozenset(pids), find_gpu_pods(host, gpus or present)
+
+
+def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
+    """Return why a reboot is needed after ``changes``; empty if it is not."""
+    switched = {change.gpu: change.after.enabled for change in MigChange.among(changes)}
+    if not switched:
+        return ""
+    try:
+        present = list_gpus(host)
+    except ValueError:
+        return ""
+    layouts = {uuid: gpu.layout for uuid, gpu in present.items() if gpu.layout is not None}
+    late = [uuid for uuid, on in switched.items() if uuid in layouts and layouts[uuid].enabled != on]
+    switch = "on" if late and switched[late[0]] else "off"
+    return f"MIG is switched {switch} on {', '.join(late)} at the next boot" if late else ""
+
+
+# kubeadm, k3s and RKE2; microk8s; k0s.
+_KUBELET_ROOTS: Final = ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/k0s/kubelet")
+
+
+def find_gpu_pods(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
+    """Return a phrase for each pod that holds one of ``gpus`` or any MIG instance."""
+    return tuple(dict.fromkeys(one for root in _KUBELET_ROOTS for one in _pods_of_kubelet(host, root, gpus)))
+
+
+def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
+    path = f"{root}/device-plugins/kubelet_internal_checkpoint"
+    checkpoint = host.run_probe(Probe("pod-devices", path=path, content_kind="table"))
+    if checkpoint.outcome == "absent":
+        return
+    if checkpoint.outcome != "ok":
+        yield f"unknown pods, because {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
+        return
+    folders = host.run_probe(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
+    running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
+    try:
+        entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()
+        for entry in entries:
+            pod, resource = str(entry["PodUID"]), str(entry["ResourceName"])
+            if running is None or pod in running:
+                devices = [
+                    one for one in _device_ids(entry["DeviceIDs"]) if one.startswith("MIG-") or _is_device_of(one, gpus)
+                ]
+                if devices:
+                    yield f"pod {pod} ({resource})"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        yield f"unknown pods, because {path} cannot be understood"
+
+
+def _is_device_of(device: str, gpus: Collection[str]) -> bool:
+    """Return whether the device is one of ``gpus``, or a share of one as HAMi numbers them (``GPU-…-3``)."""
+    return device in gpus or device.rpartition("-")[0] in gpus
+
+
+def _device_ids(ids: Any) -> Iterator[str]:
+    """Yield the device ids, grouped by NUMA node since Kubernetes 1.20, without the number of a share."""
+    groups = ids.values() if isinstance(ids, dict) else [ids]
+    yield from (str(one).partition("::")[0] for group in groups for one in group)
+
+
+# Where the packages of drivers have files, other than those with a version in their name of a firmware or a module.
+_PLACES: Final = (
+    "/etc/OpenCL/vendors/nvidia*",
+    "/usr/bin/nvidia-*",
+    "/usr/lib/*-linux-gnu/lib*cuda*",
+    "/usr/lib/*-linux-gnu/lib*nv*",
+    "/usr/share/egl/egl_external_platform.d/*nvidia*",
+    "/usr/share/glvnd/egl_vendor.d/*nvidia*",
+    "/usr/share/nvidia/*",
+    "/usr/share/vulkan/*/nvidia*",
+)
+
+
+def find_foreign_files(host: HostView) -> tuple[str, ...]:
+    """Return the regular files in the places of a driver's that no package has brought."""
+    return find_unowned(host, sorted(path for place in _PLACES for path in _list_files(host, place)))
+
+
+def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
+    """Return those of ``paths`` that are no package's; none where nobody can tell."""
+    # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
+    both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
+    asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
+    # Its exit status is 1 where one of them is not found.
+    answer = host.run_probe(asked) if paths else None
+    if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
+        return ()
+    owned = {line.partition(": ")[2] for line in answer.data.decode("utf-8", "replace").splitlines()}
+    return tuple(path for path in paths if owned.isdisjoint((path, path.removeprefix("/usr"))))
+
+
+def _list_files(host: HostView, place: str) -> Iterator[str]:
+    found = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
+    yield from (one.path for one in decode_found(found.data) if one.link is None) if found.outcome == "ok" else ()

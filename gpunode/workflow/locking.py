@@ -10,10 +10,9 @@ from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.installed_driver import branch_of, matches
-from gpunode.steps.packages import wants_cuda_toolkit
+from gpunode.steps.packages import CUDA_TOOLKIT, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage

@@ -8,7 +8,7 @@ from functools import cache
 
 from gpunode.catalog import openpgp
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, PackageChange, PackageState
+from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import EMBEDDED, Facts, PackageSource, known
 from gpunode.host.port import HostView
@@ -23,12 +23,12 @@ _FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     """Return ``plan`` with the known origins of its packages, from one query for all of them."""
-    brought = [change for change in plan.packages if isinstance(change.after, PackageState)]
+    brought = {change: after for change in plan.packages if (after := change.settled)}
     if not brought:
         return plan
     named = dict.fromkeys(change.id for change in brought)
     package_system = system(facts)
-    answer = host.look(package_system.archives_of(named))
+    answer = host.run_probe(package_system.archives_of(named))
     archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
@@ -36,15 +36,12 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         place = " ".join(filter(None, (redact(archive.uri), archive.part)))
         return f"{place}, {_describe_signature(archive, facts, host)}"
 
-    def with_origin(change: Change) -> Change:
-        if not isinstance(change, PackageChange) or not isinstance(after := change.after, PackageState):
-            return change
+    located: dict[Change, PackageChange] = {}
+    for change, after in brought.items():
         found = archives.get((change.id.name, after.version), ())
-        return replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
-
-    steps = tuple(replace(step, changes=tuple(map(with_origin, step.changes))) for step in plan.steps)
-    dependencies = PackageChange.among(map(with_origin, plan.dependencies))
-    return replace(plan, steps=steps, dependencies=tuple(dependencies))
+        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
+    steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
+    return replace(plan, steps=steps, dependencies=tuple(located.get(one, one) for one in plan.dependencies))
 
 
 def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
@@ -54,7 +51,7 @@ def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
     """
     package_system = system(facts)
     named = driver_packages(package_system.packages_in(problem))
-    answer = host.look(package_system.archives_of(named)) if named else None
+    answer = host.run_probe(package_system.archives_of(named)) if named else None
     if answer is None or answer.outcome != "ok":
         return ""
     versions: dict[Archive, list[str]] = {}
@@ -103,7 +100,7 @@ def _describe_keys(word: str, host: HostView) -> str:
     """Return the fingerprints of a keyring, or the one that the entry itself names."""
     if named := _FINGERPRINT.fullmatch(word):
         return named[1].upper()
-    capture = host.look(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
+    capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
         found = openpgp.fingerprints(capture.data) if capture.outcome == "ok" else ()
     except ValueError:

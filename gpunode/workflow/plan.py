@@ -1,18 +1,27 @@
-"""plan: what setup would do, and why; changes nothing."""
+"""plan: what setup would do, and why, with the packages of a stage as one simulated transaction; changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import MappingProxyType
+from typing import TypeAlias
 
-from gpunode.change import KnownAfter
-from gpunode.facts.model import Facts
+from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
+from gpunode.catalog.fabric import is_version_locked
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, known
 from gpunode.host.port import HostView
-from gpunode.packages.simulation import NOT_SIMULATED
-from gpunode.recipe import Recipe
-from gpunode.workflow.converge import StagePlan, project_stage, walk
+from gpunode.outcome import Outcome, Planned
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+from gpunode.packages.simulation import NOT_SIMULATED, Simulation, differences_from_plan
+from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.installed_driver import branch_of
+from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
-from gpunode.workflow.transaction import resolve_stage
 
 # Why a package is asked for, where it does not come from NVIDIA's repositories.
 _NOT_NVIDIAS = frozenset({"headers", "gdrcopy"})
@@ -44,6 +53,401 @@ def _why_packages_missing(stage: StagePlan, host: HostView) -> str:
     return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
 
-def has_pending_work(plans: Sequence[StagePlan], left: Backlog = NO_BACKLOG) -> bool:
+def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
     """Return whether anything is to be done or waits, including what earlier runs left undone."""
-    return bool(left) or any(plan.changes or plan.waits for plan in plans)
+    return bool(backlog) or any(plan.changes or plan.waits for plan in plans)
+
+
+_FREE: Mapping[PackageId, str] = MappingProxyType({})
+_NOT_PURGED: Mapping[PackageId, tuple[PackageId, ...]] = MappingProxyType({})
+Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
+PackagesIn = Callable[[str], frozenset[PackageId]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Package changes with exact versions.
+
+    Attributes:
+        asked: the changes of steps, without those that turned out to be nothing.
+        dependencies: what else the package manager installs or removes.
+        problem: why the package manager would not make them, in its own words.
+        upgraded: the packages that were to be purged and are upgraded instead, each with those that stay and need it;
+            with none where the new driver does.
+    """
+
+    asked: tuple[PackageChange, ...]
+    dependencies: tuple[PackageChange, ...] = ()
+    problem: str = ""
+    upgraded: Mapping[PackageId, tuple[PackageId, ...]] = field(default_factory=lambda: _NOT_PURGED)
+
+
+def resolve(
+    changes: Sequence[PackageChange],
+    facts: Facts,
+    simulate: Simulate,
+    locked: Mapping[PackageId, str] = _FREE,
+) -> Transaction:
+    """Return the transaction that ``changes`` amount to; as they are where there is no package manager to ask.
+
+    Without the purges the solver upgrades every old package that has a newer version. Of these only what the new
+    driver needs, or a package that stays, is upgraded; the others are purged. A dependency that the solver would bring
+    in another version than ``locked`` is named to it in that version.
+
+    Raises:
+        Refused: the solver would remove or install something that no step planned, or takes another version.
+    """
+    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    return _Resolver(tuple(changes), installed, simulate, locked, system(facts).packages_in).resolve()
+
+
+@dataclass(slots=True)
+class _Resolver:
+    """Resolves the changes of steps to one exact transaction.
+
+    Attributes:
+        changes: of the steps.
+        packages_in: reads the packages' names out of the solver's words.
+        pins: dependencies that are named to the solver, so that they come in their locked version.
+        newer: what comes with the installs if nothing is purged, as changes by name.
+        upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
+    """
+
+    changes: tuple[PackageChange, ...]
+    installed: Mapping[PackageId, PackageState]
+    simulate: Simulate
+    locked: Mapping[PackageId, str]
+    packages_in: PackagesIn
+    pins: tuple[PackageChange, ...] = ()
+    newer: Mapping[PackageId, PackageChange] = field(default_factory=dict)
+    upgraded: dict[PackageId, tuple[PackageId, ...]] = field(default_factory=dict)
+
+    def resolve(self) -> Transaction:
+        """Return the transaction; its ``problem`` says why the solver would not make it."""
+        simulation = self._simulate_installs()
+        if simulation is not None and self.purges:
+            simulation = self._simulate_purges(simulation)
+        if simulation is None or simulation.problem:
+            return Transaction(self.changes, problem=simulation.problem if simulation else "")
+        self._refuse_unplanned(simulation)
+        along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
+        return replace(_exact_transaction(self.intended, self.installed, simulation, along), upgraded=self.upgraded)
+
+    @property
+    def installs(self) -> list[PackageChange]:
+        """All that is not removed."""
+        return [*(change for change in self.changes if change.after is not None), *self.pins]
+
+    @property
+    def purges(self) -> list[PackageChange]:
+        """The packages that the steps want removed."""
+        return _removals_among(self.changes)
+
+    @property
+    def intended(self) -> list[PackageChange]:
+        """The transaction with the packages of ``upgraded`` upgraded, not purged."""
+        return [*self.installs, *(self.newer[c.id] if c.id in self.upgraded else c for c in self.purges)]
+
+    def _simulate_installs(self) -> Simulation | None:
+        """Simulate the transaction without its purges, and pin the dependencies that would miss their lock."""
+        simulation = self.simulate(self.installs) if self.installs else Simulation(())
+        if simulation is not None and (unlike := _versions_unlike_lock(simulation, self.locked)):
+            named = {change.id for change in self.changes}
+            self.pins = tuple(self._along(one, self.locked[one]) for one in sorted(unlike.keys() - named))
+            simulation = self.simulate(self.installs) if self.pins else simulation
+        return self._with_fabric_of_driver(simulation) if simulation is not None else None
+
+    def _with_fabric_of_driver(self, simulation: Simulation) -> Simulation | None:
+        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken.
+
+        Raises:
+            Refused: no archive has them in that version.
+        """
+        driver, unlike = _find_unlike_driver(self.installs, simulation)
+        if not unlike:
+            return simulation
+        after = KnownAfter(f"{driver}-", "driver")
+        self.changes = tuple(replace(one, after=after) if one.id in unlike else one for one in self.changes)
+        again = self.simulate(self.installs)
+        if again is not None and again.problem:
+            package, version = next(iter(unlike.items()))
+            raise Refused(
+                f"no archive has {package} in version {driver}, that of the driver; no package was touched",
+                why=f"it works with the driver of its exact version alone, and would come in version {version}",
+                hint=_hint_at_driver(version, driver),
+            )
+        return again
+
+    def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
+        """Simulate the whole transaction, with as few of the ``purges`` upgraded instead as the solver allows.
+
+        It is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package
+        that it would also remove is requested by name, so that it names what that package needs.
+        """
+        installs = (action for action in simulation.actions if action.verb == "install")
+        self.newer = {one.id: self._along(one.id, self.locked.get(one.id, one.version)) for one in installs}
+        left = self.newer.keys() & {change.id for change in self.purges}
+        stays: dict[PackageId, PackageChange] = {}
+        while True:
+            found = self.simulate([*self.intended, *stays.values()])
+            if found is None or not left:
+                break
+            lost = (
+                {} if found.problem else _collateral_removals(found, {*stays, *(change.id for change in self.intended)})
+            )
+            needed = left & self.packages_in(found.problem) or (left if found.problem else set())
+            if not needed and not lost:
+                break
+            left, stays = left - needed, {**stays, **lost}
+            self.upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
+        # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
+        return self.simulate(self.intended) if stays else found
+
+    def _along(self, package: PackageId, version: str) -> PackageChange:
+        """Return the change that brings a dependency in ``version``."""
+        before = self.installed.get(package)
+        return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
+
+    def _refuse_unplanned(self, simulation: Simulation) -> None:
+        leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
+        wrong = (
+            *differences_from_plan([*self.intended, *leaving], simulation),
+            *_other_branch_installs(self.installs, simulation),
+            *_lock_violations(simulation, self.locked),
+        )
+        if wrong:
+            raise Refused(
+                f"{simulation.manager} would not do what was planned; no package was changed",
+                why="\n".join(wrong),
+                hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
+            )
+
+
+def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulation) -> tuple[str, dict[PackageId, str]]:
+    """Return the driver's version, and the parts of a fabric that would come in another, with that version."""
+    named = {one.id for one in installs if isinstance(one.after, KnownAfter) and one.after.why == "driver"}
+    coming = {
+        action.id: upstream(action.version)
+        for action in simulation.actions
+        if action.verb == "install" and action.id in named and action.id.name not in BY_THEMSELVES
+    }
+    of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
+    versions = {version for one, version in coming.items() if one not in of_fabric}
+    driver = versions.pop() if len(versions) == 1 else ""
+    return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
+
+
+def _hint_at_driver(version: str, driver: str) -> str:
+    """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
+    from gpunode.catalog.cuda import parts  # loaded on use
+
+    if parts(version) < parts(driver):
+        return f"choose the driver of which both are there: --driver {version}"
+    return (
+        "wait until the archive has both in one version, or choose an older one that it has of both: --driver VERSION"
+    )
+
+
+def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
+    """Return the packages beside the driver's that would be removed, as changes that keep them."""
+    gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
+    others = sorted(gone.keys() - driver_packages(gone) - {*named})
+    return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}
+
+
+def _other_branch_installs(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
+    """Yield driver packages that come along as dependencies and are of a branch that no step chose."""
+    wanted = set(_chosen_branches(brings))
+    drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
+    for action in simulation.actions:
+        branch = branch_of(action.version) if wanted and action.id in drivers else 0
+        # A distribution has the tools in versions of their own.
+        branch = 0 if str(action.id) in BY_THEMSELVES else branch
+        if branch and branch not in wanted:
+            yield (
+                f"{simulation.manager} would install {action.id} {action.version}, which is of another driver branch"
+            )
+
+
+def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[PackageId, str]:
+    """Return the locked packages that would be installed in another version, with that version."""
+    return {
+        action.id: action.version
+        for action in simulation.actions
+        if action.verb == "install" and locked.get(action.id, action.version) != action.version
+    }
+
+
+def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
+    for package, version in _versions_unlike_lock(simulation, locked).items():
+        yield f"{simulation.manager} would install {package} {version}, but the lock holds {locked[package]}"
+
+
+def _is_automatic(before: PackageState | None) -> bool:
+    """Return whether a dependency counts as one afterwards: a new one, or one that did so before."""
+    return before is None or before.config_files_only or before.auto
+
+
+def _chosen_branches(brings: Sequence[PackageChange]) -> Iterator[int]:
+    """Yield the driver branches that steps chose: of a prefix, or of an exact version."""
+    exact = driver_packages(change.id for change in brings if isinstance(change.after, PackageState))
+    for change in brings:
+        if isinstance(change.after, KnownAfter) and change.after.why == "driver":
+            yield branch_of(change.after.prefix)
+        elif isinstance(change.after, PackageState) and (branch := branch_of(change.after.version)):
+            yield from (branch,) if change.id in exact else ()
+
+
+def _old_driver_parts(
+    simulation: Simulation, installed: Mapping[PackageId, PackageState], meant: Sequence[PackageChange]
+) -> list[PackageChange]:
+    """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
+    leaving = {action.id for action in simulation.actions if action.verb != "install"}
+    named = {change.id for change in meant}
+    return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
+
+
+def _exact_transaction(
+    meant: Sequence[PackageChange],
+    installed: Mapping[PackageId, PackageState],
+    simulation: Simulation,
+    along: frozenset[PackageId],
+) -> Transaction:
+    """Return the transaction as simulated; ``along`` are dependencies though they are named to the solver."""
+    explicit = {change.id: change for change in meant}
+    asked: list[PackageChange] = []
+    dependencies: list[PackageChange] = []
+    seen: set[PackageId] = set()
+    for action in simulation.actions:
+        seen.add(action.id)
+        before = installed.get(action.id)
+        named = explicit.get(action.id)
+        wanted = named.after if named else None
+        auto = wanted.auto if wanted else not named and _is_automatic(before)
+        after = PackageState(action.version, auto=auto) if action.verb == "install" else None
+        (asked if named and action.id not in along else dependencies).append(
+            PackageChange(action.id, before, after, named.triggers if named else frozenset())
+        )
+    unseen = [change for change in meant if change.id not in seen]
+    residue = (c for c in unseen if c.after is None and c.before and c.before.config_files_only)
+    return Transaction((*asked, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies))
+
+
+def resolve_stage(
+    plan: StagePlan,
+    facts: Facts,
+    simulate: Simulate,
+    lock: VersionLock | None = None,
+) -> StagePlan:
+    """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
+    if not plan.packages:
+        return plan
+    transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _FREE)
+    if transaction.problem:
+        return replace(plan, unresolved=transaction.problem)
+    asked = {change.id: change for change in transaction.asked}
+    exact: dict[Change, Change | None] = {change: asked.get(change.id) for change in plan.packages}
+    steps = []
+    for step in plan.steps:
+        changes = tuple(change for one in step.changes if (change := exact.get(one, one)) is not None)
+        steps.append(replace(step, changes=changes, outcome=_with_upgrades(step, transaction.upgraded)))
+    return replace(plan, steps=tuple(steps), dependencies=transaction.dependencies)
+
+
+def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
+    """Return the step's answer with the packages that are upgraded, not purged, and why."""
+    mine = [change.id for change in _removals_among(step.changes) if change.id in upgraded]
+    if not mine or not isinstance(step.outcome, Planned):
+        return step.outcome
+    ours = [str(package) for package in mine if not upgraded[package]]
+    are = "is" if len(ours) == 1 else "are"
+    why = f"; the new driver needs {', '.join(ours)}, which {are} upgraded" if ours else ""
+    others = (
+        f"{one} is upgraded, not purged, since {' and '.join(map(str, upgraded[one]))} needs it"
+        for one in mine
+        if upgraded[one]
+    )
+    return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
+
+
+def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
+    """Return the packages that ``exact`` removes and ``agreed`` did not, without helpers, which it counted."""
+    return tuple(
+        str(c.id) for c in _additional_removals(agreed, exact) if c.before is None or branch_of(c.before.version)
+    )
+
+
+def _additional_removals(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
+    named = {change.id for change in _removals_among(agreed.packages)}
+    return [change for change in _removals_among(exact.packages) if change.id not in named]
+
+
+def describe_differences(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
+    """Yield what ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
+    if more := _additional_removals(agreed, exact):
+        names = ", ".join(str(change.id) for change in more)
+        yield f"{manager} also removes packages that need the old driver: {names}"
+    for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
+        fewer = len(_removals_among(step.changes)) < len(_removals_among(before.changes))
+        if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
+            yield step.outcome.reason
+            yield from (note for note in step.outcome.change_notes if note not in before.outcome.change_notes)
+
+
+def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
+    return [change for change in PackageChange.among(changes) if change.after is None]
+
+
+VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
+# An index that has none of so many installed packages is no index of this system.
+_ASKED_BESIDE = 30
+
+
+def archive_lookup(host: HostView, facts: Facts) -> VersionLookup:
+    """Return what asks the package index of ``host`` by looking alone; a capture has none."""
+
+    def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
+        answer = host.run_probe(system(facts).archives_of(packages))
+        versions: dict[PackageId, list[str]] = {}
+        for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
+            versions.setdefault(PackageId.of(name), []).append(version)
+        return versions
+
+    return list_offered_versions
+
+
+def lost_packages(
+    plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup
+) -> tuple[PackageChange, ...] | None:
+    """Return the purges of packages that no archive has, in whatever version; None where there is no package index.
+
+    Such as a package that somebody built, or got as a file: a rollback could not bring it back.
+    """
+    purges = [c for plan in plans for c in plan.packages if not c.is_there_after and c.is_there_before]
+    if not purges:
+        return ()
+    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    beside = islice(sorted(installed), _ASKED_BESIDE)
+    found = list_offered_versions(dict.fromkeys((*(change.id for change in purges), *beside)))
+    return tuple(change for change in purges if not found.get(change.id)) if found else None
+
+
+def loss_note(lost: Sequence[PackageChange] | None) -> str:
+    """Return what a rollback could not restore, as one sentence; empty where nothing is lost, or nobody knows."""
+    names = ", ".join(f"{one.id} {one.before.version}" for one in lost or () if one.before)
+    return f"no archive has {names}, so a rollback could not restore what this plan purges" if names else ""
+
+
+def refuse_loss(lost: Sequence[PackageChange] | None) -> None:
+    """Refuse to purge packages that no archive has.
+
+    Raises:
+        Refused: there are such packages.
+    """
+    if note := loss_note(lost):
+        raise Refused(
+            note,
+            why="the new driver conflicts with them, and they were installed from a file or from a source that is gone",
+            hint="keep a copy of the package file, or add the source that has it; to continue anyway:\n"
+            "add --allow-loss to the same command",
+        )

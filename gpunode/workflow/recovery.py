@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, digest
+from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
@@ -136,16 +136,15 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
     from gpunode.workflow import live_state  # on use, here and below: a plan looks at no state of a file
 
     for intent in intents:
-        match intent.change:
-            case FileChange(path=path, before=FileState(), after=None, folders=folders):
-                if live_state.read_file_state(host, path) is None and not live_state.has_empty_folder(host, folders):
-                    yield intent
-            case FileChange(path=path, after=FileState() as after):
-                now = live_state.read_file_state(host, path)
-                if now is not None and replace(now, content=digest(now.content).encode()) == after:
-                    yield intent
-            case _:
-                pass
+        change = intent.change
+        if not isinstance(change, FileChange) or not change.is_settled:
+            continue
+        if not change.is_there_before and not change.is_there_after:
+            continue  # only folders of a file go, which may be others' by now
+        now = live_state.read_file_state(host, change.path)
+        is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
+        if (now and now.with_digest()) == change.after and not is_left:
+            yield intent
 
 
 def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
@@ -173,23 +172,23 @@ def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
     return unit.value.started_at is not None and unit.value.started_at > since
 
 
-def describe_interrupted_run(cut: InterruptedRun, then: str) -> str:
+def describe_interrupted_run(run: InterruptedRun, then: str) -> str:
     """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
-    begin = cut.begin
+    begin = run.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
     what = f"rollback of {begin.undoes}" if begin.undoes else f"{begin.verb} {begin.recipe}".strip()
-    return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_describe_progress(cut)}; {then}"
+    return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_describe_progress(run)}; {then}"
 
 
-def _describe_progress(cut: InterruptedRun) -> str:
-    if not cut.made and not cut.begun:
+def _describe_progress(run: InterruptedRun) -> str:
+    if not run.made and not run.begun:
         return "before its first change"
     parts = []
-    if cut.made:
-        count = "1 change" if len(cut.made) == 1 else f"{len(cut.made)} changes"
-        parts.append(f"after {count}, the last of them {cut.made[-1].subject}")
-    if cut.begun:
-        parts.append(f"in the middle of {_list_subjects(cut.begun)}")
+    if run.made:
+        count = "1 change" if len(run.made) == 1 else f"{len(run.made)} changes"
+        parts.append(f"after {count}, the last of them {run.made[-1].subject}")
+    if run.begun:
+        parts.append(f"in the middle of {_list_subjects(run.begun)}")
     return ", ".join(parts)
 
 
@@ -199,25 +198,25 @@ def _list_subjects(changes: Sequence[Change]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def possible_temporary_files(cut: InterruptedRun) -> tuple[str, ...]:
+def possible_temporary_files(run: InterruptedRun) -> tuple[str, ...]:
     """Return the paths beside which the run may have left a temporary file.
 
     A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
     """
-    written = (change.path for change in FileChange.among((*cut.made, *cut.begun)))
+    written = (change.path for change in FileChange.among((*run.made, *run.begun)))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def missing_marks(cut: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def missing_marks(run: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all packages that are named as manually installed; a setup sets the marks after the
     transaction. And they may forget that a package is automatic as soon as they begin to remove it, before they do
     so: what was not removed after all gets that mark back, whatever run it was.
     """
-    begun = PackageChange.among((*cut.begun, *cut.failed))
-    meant = ((change.id, installed.get(change.id), _intended_marks(cut, change, installed)) for change in begun)
+    begun = PackageChange.among((*run.begun, *run.failed))
+    meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
         for package, now, marks in meant
@@ -227,12 +226,12 @@ def missing_marks(cut: InterruptedRun, installed: Mapping[PackageId, PackageStat
 
 
 def _intended_marks(
-    cut: InterruptedRun, change: PackageChange, installed: Mapping[PackageId, PackageState]
+    run: InterruptedRun, change: PackageChange, installed: Mapping[PackageId, PackageState]
 ) -> PackageState | None:
     """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
     now, after = installed.get(change.id), change.after
     if now is None:
         return None
-    if cut.begin.verb == "setup" and isinstance(after, PackageState) and now.version == after.version:
+    if run.begin.verb == "setup" and isinstance(after, PackageState) and now.version == after.version:
         return after
     return change.before if after is None and change.before and now.version == change.before.version else None

@@ -12,9 +12,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
-    Trigger,
     digest,
-    is_pause,
 )
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, VerifyFailed
@@ -28,32 +26,22 @@ from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
 from gpunode.runtimes.removal import end_dangling_default
 from gpunode.workflow import live_state, undo
-from gpunode.workflow.file_restore import RestoredFile, revert_change
 from gpunode.workflow.lost_record import LostRecord
-from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.undo import KeptItem, UndoPlan
+from gpunode.workflow.recovery import find_lost_record, still_pending
+from gpunode.workflow.undo import KeptItem, RestoredFile, UndoPlan, revert_change
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
 
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
-def plan_removal(
-    store: Store,
-    host: Host,
-    facts: Facts,
-    *,
-    owed: tuple[Trigger, ...] = (),
-    force: bool = False,
-    disrupt: bool = False,
-) -> UndoPlan:
+def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> UndoPlan:
     """Return what removes everything that gpunode ever added.
 
     Args:
         store: the journals, whose runs together tell what was added.
         host: the node.
         facts: of it.
-        owed: what earlier runs owe and none has settled.
         force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
@@ -70,6 +58,7 @@ def plan_removal(
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
         return RestoredFile(span.change.before) if force else _merge(span.change, now)
 
+    owed = still_pending(store.pending_triggers(), facts)
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
@@ -162,7 +151,7 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return live_state.read_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
-        case ServiceChange(unit=unit, after=after) if not is_pause(change):
+        case ServiceChange(unit=unit, after=after) if not change.is_pause:
             fact = facts.unit(unit)
             return not isinstance(fact, Known) or not fact.value.exists or fact.value.state == after
         case _:
@@ -237,7 +226,7 @@ def _changes_not_undone(
 def _enrolled_keys(host: HostView) -> Iterator[str]:
     """Yield Secure Boot keys that are in the firmware: only its own console deletes one."""
     for key in _MACHINE_KEYS:
-        told = host.look(Probe("mok-test", argv=("mokutil", "--test-key", key)))
+        told = host.run_probe(Probe("mok-test", argv=("mokutil", "--test-key", key)))
         if "already enrolled" in f"{told.text}{told.error}":
             yield (
                 f"the key {key} stays enrolled for Secure Boot; `mokutil --delete {key}`, a reboot and the password on "

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import Deferred, FileChange, Trigger, settle_order
-from gpunode.errors import ChangeFailed, Refused
+from gpunode.change import CommandChange, FileChange, FileState, Trigger, settle_order
+from gpunode.errors import ChangeFailed, Refused, UsageError
 from gpunode.facts.model import Facts, known
+from gpunode.facts.probes import RESUME_UNIT
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
@@ -20,12 +21,17 @@ from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refu
 from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
-from gpunode.workflow.loss import loss_note, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind, with_origins
-from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, Resume, arrange_resume, resume_unit
+from gpunode.workflow.plan import (
+    describe_differences,
+    loss_note,
+    lost_packages,
+    plan,
+    refuse_loss,
+    resolve_stage,
+    unplanned_removals,
+)
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, missing_marks
-from gpunode.workflow.transaction import describe_differences, resolve_stage, unplanned_removals
 
 
 def _accept_plan(plans: Sequence[StagePlan]) -> None:
@@ -135,7 +141,7 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
         refuse_setup(preview, left.owed, facts, host)
-    host.vet([change for stage in preview for change in stage.changes])
+    host.refuse_irreplaceable([change for stage in preview for change in stage.changes])
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
@@ -168,7 +174,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
     if options.resume:
         resume_unit(options.resume.command(""))  # what cannot stand in a unit is told now, not after the changes
     if recipe.upgrade and preview[0].changes == ():
-        host.trigger((Trigger("index-refresh"),))
+        host.run_triggers((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, options.only)
     return preview
 
@@ -281,7 +287,7 @@ class _SetupRun:
         # An upgrade asks for the newest every time; what it must leave behind is what a plain setup wants.
         left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
         for step in left.steps:
-            changes = [change for change in step.changes if not _is_unsettled(change)]
+            changes = [change for change in step.changes if not change.outlasts_stage]
             if changes and isinstance(step.outcome, Planned):
                 listed = ", ".join(dict.fromkeys(change.subject for change in changes))
                 raise ChangeFailed(
@@ -291,6 +297,86 @@ class _SetupRun:
                 )
 
 
-def _is_unsettled(change: object) -> bool:
-    """Return whether a stage's end leaves a change open: a package's file, or a daemon's restart."""
-    return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)
+UNIT = RESUME_UNIT
+_NAME = UNIT.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The way in which setup continues after a reboot.
+
+    Attributes:
+        command: what the boot runs, for the id of the run that it continues.
+        request: the recipe and options; kept with the run, where root alone can change it.
+    """
+
+    command: Callable[[str], tuple[str, ...]]
+    request: bytes
+
+
+def resume_unit(argv: Sequence[str]) -> bytes:
+    """Return a unit that runs ``argv`` once, at the next boot; it goes even if gpunode fails, so nothing loops.
+
+    It waits for the whole boot: before that, daemons that are about to start would be found stopped.
+    ``argv`` carries no --reboot: one run reboots at most once. The facts of the new boot say what is left to do.
+
+    Raises:
+        UsageError: if a word cannot be written into a unit.
+    """
+    return f"""# Written by gpunode: it continues a setup that needed a reboot, then removes this unit.
+[Unit]
+Description=gpunode continues after its reboot
+Wants=network-online.target
+After=network-online.target multi-user.target
+
+[Service]
+Type=oneshot
+WorkingDirectory=/
+ExecStart={" ".join(map(_quote_word, argv))}
+ExecStopPost=/bin/systemctl disable {_NAME}
+ExecStopPost=/bin/rm -f {UNIT}
+TimeoutStartSec=infinity
+
+[Install]
+WantedBy=multi-user.target
+""".encode()
+
+
+def _quote_word(word: str) -> str:
+    """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
+    escaped = (
+        _refuse_control_characters(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    )
+    return f'"{escaped}"'
+
+
+def _refuse_control_characters(word: str) -> str:
+    # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
+    if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
+        raise UsageError(
+            f"{word!r} cannot be written into a systemd unit",
+            why="it holds a control character, or is not UTF-8",
+            hint="run setup without --reboot and reboot by hand",
+        )
+    return word
+
+
+def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) -> None:
+    """Have the next boot continue the run; journaled as every change is.
+
+    Args:
+        applier: of the run.
+        resume: how it continues.
+        present: the unit of an earlier run, when it is still there.
+
+    Raises:
+        ChangeFailed: the unit could not be written or enabled.
+    """
+    why = "setup continues after the reboot"
+    reload = frozenset({Trigger("daemon-reload")})
+    applier.run.keep_request(resume.request)
+    unit = resume_unit(resume.command(applier.run.id))
+    applier.apply_change("kernel", "reboot", FileChange(UNIT, present, FileState(unit), reload), why)
+    applier.settle([Trigger("daemon-reload")])
+    enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
+    applier.apply_change("kernel", "reboot", enable, why)

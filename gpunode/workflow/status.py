@@ -125,7 +125,7 @@ class NodeStatus:
     notes: tuple[str, ...] = ()
 
 
-def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
+def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     """Return the status of the node; what is unknown is shown as absent or None."""
     packages = known(facts.packages, {})
     found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
@@ -148,8 +148,8 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
         cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
-        nvml=nvml_facts.read_nvml_answer(host.look(nvml.make_probe())),
-        pending=left.left,
+        nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
+        pending=backlog.left,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )
 

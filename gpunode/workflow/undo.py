@@ -1,18 +1,21 @@
-"""An undo as data, and its executor, for rollback and remove."""
+"""An undo as data, its executor, and what becomes of files that somebody edited: for all that takes something back."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TypeAlias
 
 from gpunode.change import (
     CONFFILES,
     OBSOLETE,
     OVERWRITTEN,
     Change,
+    CommandChange,
     FileChange,
+    FileState,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -20,14 +23,20 @@ from gpunode.change import (
     settle_order,
     triggers,
 )
-from gpunode.errors import Refused
-from gpunode.facts.model import Facts, need
+from gpunode.command import command
+from gpunode.errors import GpunodeError, Interrupted, Refused
+from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.host.port import Host, HostView, TriggerResult
+from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.packages.simulation import Action, differences_from_plan
+from gpunode.runtimes import Edit
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.events import Observer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,11 @@ class UndoStep:
     step_id: str
     change: Change
     expectation: RuntimeExpectation | None = None
+
+    @property
+    def file(self) -> FileChange | None:
+        """The change, if it is a file's."""
+        return self.change if isinstance(self.change, FileChange) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ class UndoPlan:
     """The plan of an undo, shown before it is carried out.
 
     Attributes:
-        of: the run that is undone; empty for all of them.
+        undone_run: its id; empty for all of them.
         steps: in the order in which they are carried out.
         notes: what the user should know: what cannot come back, and what was edited.
         kept: what stays as it is.
@@ -75,7 +89,7 @@ class UndoPlan:
         left: what the run changed beside its configuration, where the configuration alone is undone.
     """
 
-    of: str
+    undone_run: str
     steps: tuple[UndoStep, ...]
     notes: tuple[str, ...] = ()
     incomplete: bool = False
@@ -185,18 +199,18 @@ class UndoExecutor:
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
     def _apply_step(self, step: UndoStep) -> None:
-        change, note = step.change, ""
-        if isinstance(change, FileChange):
-            if change.before is None:
+        file, note = step.file, ""
+        if file is not None:
+            if file.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
-                change = replace(change, before=live_state.read_file_state(self.host, change.path))
-            if step.step_id == CONFFILES and change.before is None:
+                file = replace(file, before=live_state.read_file_state(self.host, file.path))
+            if step.step_id == CONFFILES and file.before is None:
                 return  # its package did not come back
-            if step.step_id == OVERWRITTEN and change.before is not None:
+            if step.step_id == OVERWRITTEN and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
-                note = self.host.check(step.expectation, (change,))
-        self.applier.apply_change(step.stage, step.step_id, change, self.reason, note)
+                note = self.host.check_candidates(step.expectation, (file,))
+        self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
@@ -213,6 +227,201 @@ def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
 
 
-def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
-    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and change.ends_version for change in packages)
+def keep_sources_readable(
+    steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
+) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
+    """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
+
+    That is a former list that contradicts one that stays: where gpunode's own list stays, the list that it replaced
+    does not come back. And it is a keyring that an entry which stays names: gpunode's own entry needs gpunode's
+    keyring, and an entry of somebody else's any.
+
+    Args:
+        steps: of the undo.
+        kept: what it leaves already, gpunode's own list maybe among it.
+        facts: of the node before it.
+        backup_of: where the backup with this content is.
+
+    Returns:
+        The remaining steps, and what is kept now, each with the reason.
+    """
+    own = {one.subject for one in kept}
+    kept_items = list(kept)
+    remaining = list(steps)
+    while (found := _find_contradiction(remaining, facts)) is not None:
+        step, other = found
+        remaining.remove(step)
+        if step.file:
+            kept_items.append(_describe_kept_list(step.file, other, backup_of, system(facts).manager))
+    for source in known(facts.sources, ()):
+        if source.enabled and source.file not in _changed_paths(remaining):
+            for step in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
+                remaining.remove(step)
+                kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
+    return tuple(remaining), tuple(kept_items)
+
+
+def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
+    """Return whether ``step`` removes an entry's keyring, or changes it if gpunode wrote the entry (``is_own``)."""
+    file = step.file
+    if file is None or file.path not in source.signed_by.replace(",", " ").split():
+        return False
+    return is_own or file.after is None
+
+
+def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
+    """Return the first step that puts back an entry which contradicts one that is there then, and that one."""
+    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
+    architecture = known(facts.architecture, "")
+    for step in steps:
+        coming = _restored_entries(step, facts)
+        for source in coming:
+            if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
+                return step, other
+        there += coming
+    return None
+
+
+def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
+    """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
+    if step.file is None or not isinstance(former := step.file.after, FileState):
+        return ()
+    try:
+        return system(facts).sources_in(step.file.path, former.content.decode("utf-8", "replace")) or ()
+    except ValueError:
+        return ()  # the package manager could not read it before gpunode, either
+
+
+def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
+    return frozenset(step.file.path for step in steps if step.file)
+
+
+def _describe_kept_list(
+    file: FileChange, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
+) -> KeptItem:
+    former = file.after
+    assert isinstance(former, FileState)
+    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), file.path)
+    does = "not restored" if file.before is None else "kept as it is"
+    return KeptItem(
+        file.path,
+        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; {manager} "
+        f"would read no list at all. Once that entry is gone, `{copy}` restores the former list",
+    )
+
+
+def find_repair(facts: Facts) -> CommandChange | None:
+    """Return what finishes an interrupted change of packages; None if there is none.
+
+    Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
+    called installed nor be removed.
+    """
+    return system(facts).repair if known(facts.packages_interrupted, default=False) else None
+
+
+def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
+    """Return whether ``changes`` remove or replace all that the repair would configure.
+
+    Such packages are not configured first: a driver's module that did not build would not build again.
+    """
+    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.ends_version}
+
+
+def run_repair(
+    work: CommandChange,
+    host: Host,
+    store: Store,
+    *,
+    version: str,
+    argv: tuple[str, ...],
+    on_event: Observer,
+    pause: Callable[[], None],
+) -> None:
+    """Carry out ``work`` as a run of its own.
+
+    Raises:
+        ChangeFailed: if that failed; nothing else was touched.
+    """
+    run = store.begin("repair", version=version, argv=argv)
+    applier = Applier(host, run, on_event, pause)
+    try:
+        applier.pause()
+        applier.apply_change("sources", "repair", work, work.purpose)
+    except GpunodeError as error:
+        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+        raise
+    run.commit("done")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFile:
+    """A file without what gpunode did to it.
+
+    Attributes:
+        is_merged: whether somebody's edits stay in it.
+        is_unclear: whether gpunode's part cannot be separated from other edits, so that it may remain.
+        notes: what the user should know of it.
+    """
+
+    state: FileState | None
+    is_merged: bool = False
+    is_unclear: bool = False
+    notes: tuple[str, ...] = ()
+
+
+# Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
+ResolveEdit: TypeAlias = Callable[[ChangeSpan[FileChange], FileState | None], RestoredFile | None]
+
+
+def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
+    """Return the file without gpunode's changes, the newest taken out first."""
+    found = RestoredFile(now)
+    for span in reversed(trail.spans):
+        if span.left(found.state):
+            found = replace(found, state=span.change.before)
+        elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it
+            resolved = resolve_edit(span, found.state)
+            if resolved is None:
+                return found
+            is_unclear = found.is_unclear or resolved.is_unclear
+            found = replace(resolved, is_unclear=is_unclear, notes=(*found.notes, *resolved.notes))
+    return found
+
+
+def recorded_edit(change: FileChange) -> Edit:
+    """Return a change of a file by its bytes."""
+    before, after = (state.content if isinstance(state, FileState) else None for state in (change.before, change.after))
+    return Edit(change.path, before, after)
+
+
+def revert_change(
+    change: FileChange, now: FileState, entries: Collection[tuple[str, ...]] | None = None, *, keeps_changed: bool
+) -> RestoredFile | None:
+    """Return ``now`` without ``change``, with somebody's edits; None if they cannot be separated.
+
+    Args:
+        change: of the file, which did not take it away.
+        now: the file as somebody has edited it since.
+        entries: the tables that go as a whole; see ``revert_edit``.
+        keeps_changed: whether a value of gpunode's that somebody has changed since stays; else it cannot be told apart.
+    """
+    from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
+
+    reversal = revert_edit(recorded_edit(change), now.content, entries)
+    if reversal is None or (reversal.changed and not keeps_changed):
+        return None
+    names = ", ".join(".".join(keys) for keys in reversal.removed)
+    notes = [f"{change.path}: {names} was added to gpunode's tables since and is removed with them"] if names else []
+    notes += [
+        f"{change.path}: {'.'.join(keys)} is kept: its program was changed since"
+        for keys in reversal.changed
+        if keys[-2:-1] == ("runtimes",)
+    ]
+    before, after = change.before, change.after
+    if before is None or not isinstance(after, FileState):
+        state = replace(now, content=reversal.content) if reversal.content.strip() else None
+        return RestoredFile(state, is_merged=True, notes=tuple(notes))
+    mode = before.mode if now.mode == after.mode else now.mode
+    owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
+    state = replace(now, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid)
+    return RestoredFile(state, is_merged=True, notes=tuple(notes))

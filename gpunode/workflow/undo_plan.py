@@ -17,6 +17,8 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
+    MigLayout,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -31,24 +33,23 @@ from gpunode.host.port import Host
 from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
-from gpunode.packages.simulation import is_removal
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
-from gpunode.steps.cuda import CUDA_TOOLKIT
-from gpunode.steps.gpu_services import GPU_RELEASE, plan_pauses
-from gpunode.steps.packages import CUDA_REPOSITORY
-from gpunode.workflow import live_state, mig_layouts
+from gpunode.steps.daemons import GPU_RELEASE, plan_pauses
+from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, survey
-from gpunode.workflow.disruption import DOCKER, refuse_undoing
-from gpunode.workflow.file_restore import ResolveEdit, RestoredFile, restore_file
-from gpunode.workflow.source_lists import keep_sources_readable
+from gpunode.workflow.disruption import DOCKER, any_replaced, refuse_undoing
 from gpunode.workflow.undo import (
     KeptItem,
+    ResolveEdit,
+    RestoredFile,
     UndoPlan,
     UndoStep,
-    any_replaced,
     conffile_sum,
     installed_packages,
+    keep_sources_readable,
+    restore_file,
     with_dependencies,
 )
 
@@ -58,7 +59,7 @@ class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        of: the run; empty for all of them.
+        undone_run: its id; empty for all of them.
         resolve_edit: called for a file that is in no state in which gpunode left it.
         restores_packages: whether packages that gpunode purged or changed come back; else only what it added goes.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
@@ -67,7 +68,7 @@ class UndoRequest:
         owed: what earlier runs owe and none has settled.
     """
 
-    of: str
+    undone_run: str
     footprint: Footprint
     resolve_edit: ResolveEdit
     restores_packages: bool
@@ -94,11 +95,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     footprint, there = request.footprint, installed_packages(facts)
     conffiles = tuple(_restore_conffiles(footprint, host, force=request.force))
     files, notes, unknown = _restore_files(request, host, footprint.files)
-    layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
+    layouts, unchanged = _restore_layouts(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
         for package, span in footprint.packages.items()
-        if request.restores_packages or _is_absent(span.change.before)
+        if request.restores_packages or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
     lost: tuple[str, ...] = ()
@@ -110,17 +111,24 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     gone = tuple(_describe_uninstalled(footprint.commands))
-    kept_keys = () if request.is_redo else tuple(_kept_module_key(facts))
+    kept_keys: tuple[str, ...] = ()
+    if facts.module_key is not None and not request.is_redo:
+        from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
+
+        kept_keys = tuple(describe_kept_key(facts))
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    ordered = redo_order(steps) if request.is_redo else undo_order(steps)
+    # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
+    # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
+    # they are there. A rollback is taken back in the order of a setup.
+    ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
     steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
     steps = (*_pause_services(steps, facts), *steps)
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
     return UndoPlan(
-        request.of,
+        request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys),
         incomplete=bool(unchanged or lost or gone),
@@ -128,15 +136,6 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         owed=request.owed,
         kept=kept,
     )
-
-
-def _kept_module_key(facts: Facts) -> Iterator[str]:
-    """Yield that the key for modules stays, which only Secure Boot needs."""
-    if facts.module_key is None:
-        return
-    from gpunode.steps.enrolment import describe_kept_key
-
-    yield from describe_kept_key(facts)
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
@@ -149,13 +148,13 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
     files, notes, kept = _restore_files(request, host, trails)
-    layouts, unchanged = mig_layouts.plan_restore(host, spans, force=request.force)
+    layouts, unchanged = _restore_layouts(host, spans, force=request.force)
     pauses = tuple(_pause_services(layouts, survey(host))) if layouts else ()
     steps = (*pauses, *files, *layouts)
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
-    return UndoPlan(request.of, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
+    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
 
 
 def _pause_services(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
@@ -197,6 +196,44 @@ def _restore_files(
         steps.append(UndoStep(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
         notes += restored.notes
     return tuple(steps), tuple(notes), tuple(kept)
+
+
+def _restore_layouts(
+    host: Host, spans: Mapping[str, ChangeSpan[MigChange]], *, force: bool
+) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
+
+    Raises:
+        Conflict: somebody has changed the layout of one since.
+    """
+    if not spans:
+        return (), ()
+    try:
+        present = live_state.list_gpus(host)
+    except ValueError as error:
+        return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
+    found: list[UndoStep] = []
+    notes: list[str] = []
+    for uuid, span in reversed(tuple(spans.items())):
+        gpu, back = present.get(uuid), span.change.inverse()
+        if gpu is None or gpu.layout is None:
+            notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
+        elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
+            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_cut_short(span, gpu.layout)
+            # The driver forgets instances at each boot: a GPU without any was divided by nobody.
+            if gpu.layout.instances and not is_ours and not force:
+                raise Conflict(
+                    f"{uuid} no longer has the MIG layout that gpunode set",
+                    why=f"gpunode left it with {back.before}; now it has {gpu.layout}",
+                    hint="add --force to restore its former layout anyway",
+                )
+            found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
+    return tuple(found), tuple(notes)
+
+
+def _is_cut_short(span: ChangeSpan[MigChange], layout: MigLayout) -> bool:
+    """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
+    return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
 
 
 def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
@@ -252,22 +289,14 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
         trail = footprint.files.get(back.path)
         is_nobodys = (
             now is None
-            or _is_overwritten(span, host)
+            # A package has its own file there now.
+            or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
             or conffile_sum(now.content) == shipped.get(back.path)
             or (trail and trail.spans[-1].left(now))
         )
         if not is_nobodys and not force:
             raise edit_conflict(back, now)
         yield UndoStep(span.stage, span.step, back)
-
-
-def _is_overwritten(span: ChangeSpan[FileChange], host: Host) -> bool:
-    """Return whether a package has its file in the place of one that was backed up before."""
-    if span.step != OVERWRITTEN:
-        return False
-    from gpunode.workflow.foreign_files import find_unowned  # few undos meet one
-
-    return not find_unowned(host, [span.change.path])
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
@@ -291,20 +320,6 @@ def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> 
     )
 
 
-def undo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
-    """Return ``steps`` in the order in which a setup is undone: what uses a thing goes before the thing.
-
-    A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
-    and pins go last, so that packages can be fetched, and simulated, while they are there.
-    """
-    return tuple(sorted(steps, key=lambda step: step.change.undo_rank(step.stage, step.step_id)))
-
-
-def redo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
-    """Return ``steps`` in the order in which a setup makes such changes: to undo a rollback."""
-    return tuple(sorted(steps, key=lambda step: step.change.redo_rank(step.stage, step.step_id)))
-
-
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
@@ -320,15 +335,11 @@ def plan_package_restore(
         for package, state in wanted.items()
         if not _is_so(installed.get(package), state)
     ]
-    leaving = [change.id for change in changes if is_removal(change)]
-    changing = [change.id for change in changes if not is_removal(change)]
+    leaving = [change.id for change in changes if not change.is_there_after]
+    changing = [change.id for change in changes if change.is_there_after]
     staying = database.needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
-
-
-def _is_absent(state: PackageState | None) -> bool:
-    return state is None or state.config_files_only
 
 
 def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
@@ -389,13 +400,9 @@ def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence
 
 
 def _serves_packages(step: UndoStep) -> bool:
-    match step.change:
-        case FileChange(after=None):
-            return step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
-        case ServiceChange(after=after):
-            return not after.active or not after.enabled
-        case _:
-            return False
+    if step.file:
+        return step.file.after is None and step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
+    return isinstance(step.change, ServiceChange) and not (step.change.after.active and step.change.after.enabled)
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
@@ -410,9 +417,9 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
-    coming = [change for change in changes if _is_fetched(change)]
+    coming = [one for one in changes if one.is_there_after and one.states[0] != one.states[1]]
     offered = host.list_offered_versions([change.id for change in coming])
-    gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
+    gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
     notes = tuple(_describe_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
@@ -425,20 +432,9 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
     return tuple(change for change in rest if change not in left), (*notes, also)
 
 
-def _is_fetched(change: PackageChange) -> bool:
-    state = change.settled
-    is_there = change.before is not None and state is not None and change.before.version == state.version
-    return state is not None and not state.config_files_only and not is_there
-
-
-def _version(change: PackageChange) -> str:
-    state = change.settled
-    return state.version if state else ""
-
-
 def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
+    return f"{change.id} {change.states[1]} cannot be restored: no archive has it any more{others}"
 
 
 def _restore_unit(facts: Facts, span: ChangeSpan[ServiceChange], *, is_coming: bool) -> UndoStep | None:

@@ -24,11 +24,9 @@ from gpunode.steps.cdi import CDI
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
 from gpunode.steps.mig import may_divide as mig_is_wanted
-from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.steps.runtime_edits import enable_cri
+from gpunode.steps.runtime import RUNTIME_CONFIG, enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
-from gpunode.workflow.driver_checks import check_vector_addition, driver_checks
-from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
+from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
@@ -106,7 +104,7 @@ def verify(
     effective: Effective,
     extra: ExtraChecks = _NO_EXTRA,
     planned: Sequence[StagePlan] | None = None,
-    left: Backlog = NO_BACKLOG,
+    backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
 ) -> VerifyReport:
@@ -119,15 +117,15 @@ def verify(
         effective: what a runtime, by its id, has read; None where it is not there.
         extra: checks that start something.
         planned: the plan of the whole recipe for these very facts, where there is one already.
-        left: what earlier runs left undone.
+        backlog: what earlier runs left undone.
         only: ids of the steps whose work is checked; empty checks everything.
         setup_command: what makes the node as ``recipe`` wants it, as a person types it.
     """
     undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.look, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
-        whole = lambda: [check_configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
+        asked = pool.submit(host.run_probe, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
+        whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only, setup_command)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
         of_runtime = (
@@ -175,7 +173,7 @@ def check_configuration(
     facts: Facts,
     host: HostView,
     planned: Sequence[StagePlan] | None = None,
-    left: Backlog = NO_BACKLOG,
+    backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
 ) -> Check:
@@ -189,12 +187,12 @@ def check_configuration(
         return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
-    if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *left.left]:
+    if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.left]:
         return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
-    if left.unread:
-        what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {left.unread}"
+    if backlog.unread:
+        what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {backlog.unread}"
         return Check("configuration", title, "skipped", what, "run it as root")
     found = f"{', '.join(scope)}: nothing left to do" if (scope := selected_step_ids(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
@@ -297,7 +295,7 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
 
 
 def _cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    from gpunode.workflow.cdi_checks import cdi_checks
+    from gpunode.workflow.extra_checks import cdi_checks
 
     return cdi_checks(recipe, facts, host)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpunode.change import PackageChange, PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import status
-from gpunode.packages.simulation import Action, Simulation, is_removal
+from gpunode.packages.simulation import Action, Simulation
 
 STATUS = "/var/lib/dpkg/status"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
@@ -56,7 +56,7 @@ class Packages:
 
     def announced(self, changes: tuple[PackageChange, ...]) -> Packages:
         """Return the packages as apt leaves them before dpkg starts: none that will be removed is automatic."""
-        leaving = {change.id for change in changes if is_removal(change)}
+        leaving = {change.id for change in changes if not change.is_there_after}
         return self._with({one: replace(state, auto=False) for one, state in self.states.items() if one in leaving})
 
     def changed(self, change: PackageChange) -> Packages:
@@ -80,7 +80,7 @@ def obey(changes: tuple[PackageChange, ...]) -> Simulation:
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)
-            if is_removal(change)
+            if not change.is_there_after
             else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )

@@ -80,7 +80,7 @@ class Firmware:
         if self.timeout_s is not None:
             yield f"{folder}/MokTimeout-{shim}", self.timeout_s.to_bytes(2, "little", signed=True)
 
-    def look(self, probe: Probe) -> Capture:
+    def run_probe(self, probe: Probe) -> Capture:
         """Answer a probe."""
         files = {**self.files, **{path: ATTRIBUTES + data for path, data in self._variables()}}
         if probe.argv:
@@ -96,11 +96,11 @@ class Firmware:
     def evidence(self, more: Evidence | None = None) -> Evidence:
         """Return what a node's probes find of it."""
         seen = dict(more or {})
-        seen[SECURE_BOOT_KEY] = self.look(Probe(SECURE_BOOT_KEY, path=SECURE_BOOT_VARIABLE))
+        seen[SECURE_BOOT_KEY] = self.run_probe(Probe(SECURE_BOOT_KEY, path=SECURE_BOOT_VARIABLE))
         seen[SHIM_KEY] = Capture("shim", "absent")
 
         def ask(probe: Probe) -> Capture:
-            return seen.setdefault(probe.key, self.look(probe))
+            return seen.setdefault(probe.key, self.run_probe(probe))
 
         if self.on:
             module_key.probe_module_key(seen, ask)

@@ -78,9 +78,9 @@ class MemoryNode(RehearsalHost):
         for package, state in packages.states.items():
             self.versions[package] = self.versions.get(package, frozenset()) | {state.version}
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if not probe.glob:
-            return super().look(probe)
+            return super().run_probe(probe)
         found = (
             Found(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
             for path, state in self.files.items()
@@ -112,11 +112,11 @@ class MemoryNode(RehearsalHost):
         self.supply.moment()
         self.keep(self.packages.marked(changes))
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.supply.moment()
-        return super().trigger(triggers)
+        return super().run_triggers(triggers)
 
-    def sweep(self, paths: Sequence[str]) -> None:
+    def remove_temporary_files(self, paths: Sequence[str]) -> None:
         """Do nothing: no half file is ever left in memory."""
 
     def wait_until_alone(self) -> None:

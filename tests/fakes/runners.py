@@ -49,4 +49,4 @@ def looked(runner: Runner, probe: Probe) -> Capture:
     """Return the answer to ``probe`` on a host whose commands ``runner`` runs."""
     host = LocalHost()
     host.runner = runner
-    return host.look(probe)
+    return host.run_probe(probe)

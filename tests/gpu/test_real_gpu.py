@@ -28,7 +28,7 @@ def _needs_a_gpu() -> None:
 
 
 def _inventory() -> NvmlInventory:
-    found = nvml_facts.read_nvml_answer(LocalHost().look(nvml.make_probe()))
+    found = nvml_facts.read_nvml_answer(LocalHost().run_probe(nvml.make_probe()))
     assert isinstance(found, NvmlInventory), found
     assert found.gpus
     return found
@@ -63,7 +63,7 @@ def test_loaded_module_and_library_have_one_version() -> None:
 
 
 def test_every_gpu_computes_correctly() -> None:
-    found = cuda_facts.read_cuda_answer(LocalHost().look(cuda.make_probe()))
+    found = cuda_facts.read_cuda_answer(LocalHost().run_probe(cuda.make_probe()))
     assert isinstance(found, CudaRun), found
     assert found.passed, found
     assert all(gpu.elements == ELEMENTS for gpu in found.gpus)

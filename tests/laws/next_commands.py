@@ -48,10 +48,10 @@ Verb: TypeAlias = Callable[[Recipe, Facts], Answer]
 class Answering(Node):
     """A node whose NVML answers where a driver is loaded."""
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         loaded = known(self.facts.loaded_driver, None)
         if probe.key != "nvml" or loaded is None:
-            return super().look(probe)
+            return super().run_probe(probe)
         gpu: dict[str, Any] = {"index": 0, "name": "Tesla T4", "uuid": "GPU-0", "pci": "0000:01:00.0", "memory_mib": 1,
                                "persistence": True, "ecc": True, "ecc_pending": True, "compute_capability": "7.5",
                                "mig": {"error": "NotSupported", "code": 3},

@@ -28,10 +28,10 @@ from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import installed_driver
 from gpunode.diagnoses.views import driver as seen_driver
-from gpunode.diagnoses.views.engine import container_engine
 from gpunode.diagnoses.views.gpu_models import gpu_models
-from gpunode.diagnoses.views.guests import is_vgpu
+from gpunode.diagnoses.views.runtimes import container_engine
 from gpunode.diagnoses.views.system import find_distro, running_kernel
+from gpunode.diagnoses.views.virtualization import is_vgpu
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import (
@@ -58,7 +58,7 @@ from gpunode.steps.kernel import BLACKLIST
 from gpunode.workflow import edits
 from gpunode.workflow.converge import StagePlan, project_stage, walk
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.transaction import resolve_stage
+from gpunode.workflow.plan import resolve_stage
 from tests.ids import by_id, by_name
 
 HERE: Final = "evidence"
@@ -81,7 +81,7 @@ class Archives:
 
     installed: Mapping[str, PackageState]
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return an absent capture: the facts hold the state of the node."""
         return Capture(probe.source, "absent")
 
@@ -626,11 +626,11 @@ class Shown:
 
     evidence: Evidence
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
-    def distribution(self) -> None:
+    def read_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

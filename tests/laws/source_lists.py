@@ -15,8 +15,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.packages import system
 from gpunode.steps.packages import plan_cuda
-from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import KeptItem, UndoStep
+from gpunode.workflow.undo import KeptItem, UndoStep, keep_sources_readable
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe
 
 ROW = cuda_repository(DEBIAN, "amd64", "", "")

@@ -16,7 +16,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views.history import is_driver_package
+from gpunode.diagnoses.views.packages import is_driver_package
 from gpunode.facts import pasted
 from gpunode.page.markup import PageOrigin
 from gpunode.page.report import node_page

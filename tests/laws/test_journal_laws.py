@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, digest
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
-from gpunode.journal.history import intents_to_undo, inverse_intents, pending_triggers
+from gpunode.journal.history import intents_to_undo, inverse_intents, is_configuration, pending_triggers
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -106,7 +106,7 @@ def test_undo_inverts_everything_in_reverse(journal: list[Intent]) -> None:
 def test_plain_undo_only_touches_runtime_files_and_mig(journal: list[Intent]) -> None:
     found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
     changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
-    backwards = [intent.change for intent in intents_to_undo(journal, whole=False)]
+    backwards = [intent.change for intent in filter(is_configuration, intents_to_undo(journal))]
     assert backwards == [back for one in changed if (back := one.inverse()) is not None]
 
 
@@ -149,7 +149,7 @@ def test_undo_after_a_crash_anywhere_restores_every_file(
         journal.append(Intent(number, "runtime", "configure", FileChange(path, node[path], content)))
         if 2 * number + 1 < crash:
             node[path] = content
-    for back in (intent.change for intent in intents_to_undo(journal, whole=False)):
+    for back in (intent.change for intent in filter(is_configuration, intents_to_undo(journal))):
         assert isinstance(back, FileChange)
         if node[back.path] != back.after:
             assert node[back.path] == back.before

@@ -52,10 +52,10 @@ class Memory(RehearsalHost):
         super().apply(changes)
         self._moment()
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self._moment()
         self.settled += triggers
-        return super().trigger(triggers)
+        return super().run_triggers(triggers)
 
 
 def _plan(recipe: Recipe, node: Facts, host: RehearsalHost) -> tuple[StagePlan, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.diagnoses.fleet_comparison import Census
+from gpunode.diagnoses.comparison import Census
 from gpunode.host import reports
 from gpunode.workflow.fleet import fleet_rows, with_outliers
 from tests.fleets import make

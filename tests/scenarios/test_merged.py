@@ -16,7 +16,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose, rules_by_cause
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views import driver, kernel, modules, resolved_faults
+from gpunode.diagnoses.views import driver, kernel, modules, recovery
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 from tests.fakes.examples import sample
@@ -120,7 +120,7 @@ def _machine(report: Report) -> _Machine:
         works or bool(driver.loaded_version(seen)) or bool(modules.is_module_loaded(seen, "nvidia")),
         min(stamps, default=None),
         bool(_ENDS_WORK.search(text)),
-        bool(seen.view(resolved_faults.ever_working)),
+        bool(seen.view(recovery.ever_working)),
         bool(_EARLIER.search(text)),
     )
 

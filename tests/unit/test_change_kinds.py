@@ -17,7 +17,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.journal import record
 from gpunode.outcome import Step
 from gpunode.runtimes import containerd
-from gpunode.steps.gpu_services import GPU_RELEASE
+from gpunode.steps.daemons import GPU_RELEASE
 from gpunode.steps.table import STEPS
 
 KINDS = get_args(Change)

@@ -20,7 +20,8 @@ MENDED = {
 def row(fault: Fault) -> str:
     """Return the fault as the page has it."""
     family = next(one for one in rule_families() if any(rule.cause == fault.cause for rule in one.rules))
-    return f"| {fault.what} | [`{fault.cause}`](causes/{family.id}.md#{fault.cause}) | {MENDED[fault.mended]} |"
+    place = f"../../gpunode/diagnoses/causes/{family.id}.md#{fault.cause}"
+    return f"| {fault.what} | [`{fault.cause}`]({place}) | {MENDED[fault.mended]} |"
 
 
 def test_fault_table_is_long_and_ids_are_unique() -> None:

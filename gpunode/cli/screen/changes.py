@@ -29,10 +29,9 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
     """Yield the changes of a step: diffs of existing files, a line for each new file or other change, packages."""
     for change in changes:
         match change:
-            case FileChange(before=None) if not verbose:
-                yield _new_file_line(change)
             case FileChange():
-                yield from diff_lines(change, whole=verbose)
+                is_short = change.before is None and not verbose
+                yield from [_new_file_line(change)] if is_short else diff_lines(change, whole=verbose)
             case PackageChange():
                 pass  # together, below
             case CommandChange(argv=argv):

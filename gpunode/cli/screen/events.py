@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.change import OBSOLETE, Change, CommandChange, PackageChange, Trigger, bare_unit
+from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import (
@@ -13,14 +13,13 @@ from gpunode.cli.screen.words import (
     count,
     describe_trigger,
     format_seconds,
-    join_names,
     join_with_and,
     trigger_labels,
 )
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.table import STEPS
-from gpunode.workflow.events import Applied
+from gpunode.workflow.events import TRANSACTION, Applied
 
 if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
@@ -35,13 +34,9 @@ RESTORED = "restored byte for byte"
 
 def applying_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
-    match changes:
-        case (CommandChange() as command,):
-            return command.subject
-        case (PackageChange(), *_):
-            return f"{count(len(changes), 'package')} in one transaction"
-        case _:
-            return f"{_TITLES.get(step, step)}: {join_names((change.subject for change in changes), 1)}"
+    if step == TRANSACTION:
+        return f"{count(len(changes), 'package')} in one transaction"
+    return changes[0].describe_progress(_TITLES.get(step, step))
 
 
 def triggering_title(triggers: Sequence[Trigger]) -> str:

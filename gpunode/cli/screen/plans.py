@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit, is_pause
+from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
 from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix, transaction_summary
 from gpunode.cli.screen.checks import match_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
@@ -145,7 +145,7 @@ def outlook_lines(
     did = _change_counts(plans, verbose=verbose)
     if did:
         yield line("setup ", join_with_and(did), hang=6)
-    triggers = triggers_of_plans(plans, image=image, left=left)
+    triggers = triggers_of_plans(plans, image=image, pending=left)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
@@ -181,7 +181,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
         parts[0] += " (-v shows their text)"
     parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
     # A unit that is only paused is listed with the change that starts it again.
-    services = (change for change in ServiceChange.among(changes) if not is_pause(change))
+    services = (change for change in ServiceChange.among(changes) if not change.is_pause)
     return parts + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
 
 

@@ -111,9 +111,9 @@ def action_of(change: Change) -> Action:
     return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
 
 
-def explain_purge(change: Change) -> str:
+def explain_purge(change: PackageChange) -> str:
     """Return why a driver package is purged (see ``catalog.conflicts``); empty for other changes."""
-    if not isinstance(change, PackageChange) or change.after is not None or change.before is None:
+    if change.after is not None or change.before is None:
         return ""
     # Loaded on use: many commands change no package.
     from gpunode.catalog.conflicts import purge_reason

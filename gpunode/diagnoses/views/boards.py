@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import pci, smi_query
+from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -139,3 +140,15 @@ def _carrier_by_id(gpu: pci.PciFunction) -> Carrier:
 def has_nvlink5(snapshot: Snapshot) -> bool:
     """Return whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
     return any(_FIFTH.search(name) for name in snapshot.view(gpu_names))
+
+
+def nvml_inventory(snapshot: Snapshot) -> nvml.NvmlInventory | None:
+    """Return NVML's first answer with GPUs; None if it failed or was damaged."""
+    for item in snapshot.items_of("nvml"):
+        try:
+            answer = nvml.parse_answer(item.text.encode()) if item.outcome == "ok" else None
+        except ValueError:
+            continue
+        if isinstance(answer, nvml.NvmlInventory):
+            return answer
+    return None

@@ -11,7 +11,7 @@ from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel, modules, packages
-from gpunode.diagnoses.views.inventory import nvml_inventory
+from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
 from gpunode.facts.items import NO_COMMAND, Item

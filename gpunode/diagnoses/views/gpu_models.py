@@ -11,7 +11,7 @@ from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
-from gpunode.diagnoses.views import boards, guests, kernel, pci
+from gpunode.diagnoses.views import boards, kernel, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
@@ -73,9 +73,9 @@ def _unambiguous_model(name: str) -> GpuModel | None:
 
 
 def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
-    shares = snapshot.view(guests.vgpu_addresses)
+    shares = snapshot.view(virtualization.vgpu_addresses)
     # Where no subsystem tells which one it is, none is known to be a whole GPU.
-    if not shares and guests.is_vgpu(snapshot):
+    if not shares and virtualization.is_vgpu(snapshot):
         return
     for gpu in snapshot.view(pci.pci_gpus):
         if gpu.address not in shares and (model := gpu.model or model_by_lspci_name(gpu.name)):

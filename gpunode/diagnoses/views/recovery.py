@@ -6,11 +6,14 @@ The numbers and names are those of ``nvmlDeviceGpuRecoveryAction_t``; nvidia-smi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, resolved_faults, smi_query
+from gpunode.diagnoses.views import faults, kernel, pci, smi_query
+from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -60,9 +63,7 @@ def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
     Another Xid 154 or the last nvidia-smi query shows that.
     """
     rows = smi_query.find_rows(snapshot, "GPU Recovery Action")
-    quiet = {
-        gpu.bus for gpu, row in rows if resolved_faults.is_from_last_query(row.citation) and row.value.lower() == "none"
-    }
+    quiet = {gpu.bus for gpu, row in rows if is_from_last_query(row.citation) and row.value.lower() == "none"}
     ill: set[str] = set()
     over: set[str] = set()
     for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.source == "xid"):
@@ -88,3 +89,92 @@ def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
     """Return the most disruptive action requested for these GPUs."""
     actions = snapshot.view(pending_actions)
     return max((actions[gpu] for gpu in gpus if gpu in actions), key=_GRAVE.index, default="none")
+
+
+_BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
+# The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
+_READS: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
+_ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
+_HEAD: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
+_TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
+# How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
+_ASKED_LAST: Final = frozenset({"smi", "smi-query"})
+
+
+def is_from_last_query(citation: Citation) -> bool:
+    """Return whether the line is from an nvidia-smi query made after every log was read."""
+    return citation.key in _ASKED_LAST
+
+
+def _working_at_end(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(slot for item in _smi_items(snapshot) if item.key in _ASKED_LAST for slot in _working_slots(item))
+
+
+def ever_working(snapshot: Snapshot) -> frozenset[str]:
+    """Return the slots of the GPUs whose temperature nvidia-smi read, whenever it was asked."""
+    return frozenset(slot for item in _smi_items(snapshot) for slot in _working_slots(item))
+
+
+def _smi_items(snapshot: Snapshot) -> Iterator[Item]:
+    return (item for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if item.where == "host")
+
+
+# What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
+_ENDING: Final = Pattern(
+    r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
+    r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
+    r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
+    r"|(?P<sleeps>power state from D3|Refused to change power state|not ready \d+ms after .{1,40}; giving up)"
+)
+_ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE)
+
+
+def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
+    """Return the node without messages of faults after which the same GPU worked."""
+    if not snapshot.view(ever_working):
+        return snapshot
+    over: dict[tuple[str, str], set[int]] = {}
+    for message in kernel.matching_messages(snapshot, _ENDING):
+        first = message.citation.line_number
+        if first and _is_resolved(snapshot, message.text):
+            place = message.citation.key, message.citation.source
+            over.setdefault(place, set()).update(range(first, first + message.lines))
+    every = {id(item): item for item in (*snapshot.items, *snapshot.all_items)}
+    made = {number: _blank_lines(item, over.get((item.key, item.written), set())) for number, item in every.items()}
+    items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.all_items))
+    return snapshot.with_items(items, whole, None) if over else snapshot
+
+
+def _blank_lines(item: Item, numbers: set[int]) -> Item:
+    if not numbers:
+        return item
+    return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
+
+
+def _is_resolved(snapshot: Snapshot, message: str) -> bool:
+    """Return whether every GPU that the message may concern works now."""
+    ending = _ENDING.search(message)
+    if ending is None:
+        return False
+    named = _ANY_BUS.search(message)
+    # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
+    seen = snapshot.view(ever_working if ending["sleeps"] and named else _working_at_end)
+    known = {_pci_slot(function.address) for function in snapshot.view(pci.pci_gpus)} | seen
+    gpus = {_pci_slot(pci.normalize_address(named["bus"]))} if named else known
+    return bool(gpus) and gpus <= seen
+
+
+def _pci_slot(address: str) -> str:
+    return address.rpartition(".")[0] or address
+
+
+def _working_slots(item: Item) -> Iterator[str]:
+    bus = ""
+    for line in item.lines:
+        if match := _ROW.match(line) or _HEAD.match(line):
+            bus = "" if _ERROR.search(line) else pci.normalize_address(match["bus"])
+        elif bus and (_READS.match(line) or _TEMPERATURE.match(line)):
+            if not _ERROR.search(line):
+                yield _pci_slot(bus)
+            bus = ""

@@ -9,8 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, pci, pcie_links
-from gpunode.diagnoses.views.inventory import nvml_inventory
-from gpunode.diagnoses.views.nvlinks import gpu_nvlinks
+from gpunode.diagnoses.views.boards import nvml_inventory
+from gpunode.diagnoses.views.fabric import gpu_nvlinks
 from gpunode.diagnoses.views.pcie_links import PcieLink
 from gpunode.facts.patterns import Pattern
 

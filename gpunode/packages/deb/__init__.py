@@ -40,17 +40,18 @@ def _read(reader: EvidenceReader) -> PackageFacts:
         return PackageFacts(entries, entries, entries, found, entries, {}, {})
     rows, key = entries.value, entries.probe
 
-    def interrupted() -> bool:
-        return status.was_interrupted(rows, [found.path for found in reader.found("dpkg-updates")])
+    def updates() -> list[str]:
+        return [found.path for found in reader.found("dpkg-updates")]
 
     return PackageFacts(
         architecture=derive_fact(key, lambda: status.native_architecture(rows)),
         packages=derive_fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
-        interrupted=derive_fact("dpkg-updates", interrupted),
+        interrupted=derive_fact("dpkg-updates", lambda: status.was_interrupted(rows, updates())),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
         folder_modes=_folder_modes(reader),
         toolkit_checksums=_checksums(reader),
+        unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.simulation import leaves_config_files, lowers, was_installed
+from gpunode.packages.simulation import leaves_config_files, lowers
 
 
 def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
@@ -45,7 +45,7 @@ def _packages(changes: Sequence[PackageChange], known: Collection[PackageId]) ->
             yield f"{change.id}={change.after.prefix}*" if change.after.prefix.endswith("-") else str(change.id)
         elif change.after is not None and not change.after.config_files_only:
             yield f"{change.id}={change.after.version}"
-        elif change.id in known and (was_installed(change) or (change.after is None and not by_dpkg)):
+        elif change.id in known and (change.is_there_before or (change.after is None and not by_dpkg)):
             yield f"{change.id}-"
 
 

@@ -111,7 +111,23 @@ def was_interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
     unfinished = _TO_CONFIGURE | {HALF}
-    return any(_JOURNAL.search(path) for path in updates) or any(entry.status in unfinished for entry in found)
+    return _has_journal(updates) or any(entry.status in unfinished for entry in found)
+
+
+def find_unconfigured(found: Sequence[Entry], updates: Iterable[str]) -> frozenset[PackageId]:
+    """Return the packages whose maintainer scripts have yet to configure them, or failed to.
+
+    None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
+    Triggers that wait are no obstacle: whatever dpkg does next processes them.
+    """
+    if _has_journal(updates) or half_installed(found):
+        return frozenset()
+    native = native_architecture(found)
+    return frozenset(id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
+
+
+def _has_journal(updates: Iterable[str]) -> bool:
+    return any(_JOURNAL.search(path) for path in updates)
 
 
 def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:

@@ -250,8 +250,8 @@ try:
     host.apply([CommandChange(("sh", "-c", "echo broken >&2; exit 7"), "to fail")])
 except ChangeFailed as error:
     why = error.why
-said = host.look(Probe("said", path="/etc/gpunode-said")).text
-ran = host.look(Probe("cat", argv=("touch", "/etc/gpunode-ran")))
+said = host.run_probe(Probe("said", path="/etc/gpunode-said")).text
+ran = host.run_probe(Probe("cat", argv=("touch", "/etc/gpunode-ran")))
 denied = LocalHost(root).runner.run(("touch", "/etc/gpunode-ran"), timeout_s=5)
 print(json.dumps([said, why, ran.outcome, denied.missing, os.path.exists(root + "/etc/gpunode-ran")]))
 """,

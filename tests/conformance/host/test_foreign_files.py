@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host.local import LocalHost
-from gpunode.workflow.foreign_files import find_unowned
+from gpunode.workflow.live_state import find_unowned
 from tests.needs import lacking
 
 

@@ -312,7 +312,7 @@ def test_signature_of_a_real_module_is_the_one_of_its_key(
         host = LocalHost()
         seen = {"modules-dkms": Capture("m", "ok", encode_found(iter([Found(str(shown))])))}
         # The kernel's name stands in the path, below the root.
-        asked = host.look(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
+        asked = host.run_probe(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
         evidence = Firmware().evidence({**seen, f"module-signature:{kernel}": asked})
         fact = derive(evidence).module_key
         assert isinstance(fact, Known), fact

@@ -54,8 +54,8 @@ class Machine(LocalHost):
         version.parent.mkdir(parents=True, exist_ok=True)
         version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
 
-    def look(self, probe: Probe, /) -> Capture:
-        return self.live.look(probe) if probe.argv else super().look(probe)
+    def run_probe(self, probe: Probe, /) -> Capture:
+        return self.live.run_probe(probe) if probe.argv else super().run_probe(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
         for change in changes:
@@ -64,23 +64,24 @@ class Machine(LocalHost):
             else:
                 super().apply([change])
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.owed += triggers
         return tuple(TriggerResult(trigger, 0.0) for trigger in triggers)
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         job = GpuClient(4711, "python train.py", container="0123456789ab")
         return Workloads((job, GpuClient(99, "nvtop")))
 
     def facts(self) -> Facts:
         files = {path: Known(live_state.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
         facts = with_driver(
-            gpus=(gpu(H100, address="0000:0f:00.0"),), mig=list_mig_gpus(read_nvml_answer(self.look(make_probe(60))))
+            gpus=(gpu(H100, address="0000:0f:00.0"),),
+            mig=list_mig_gpus(read_nvml_answer(self.run_probe(make_probe(60)))),
         )
         return replace(facts, files={**facts.files, **files})
 
     def layout(self) -> MigLayout | None:
-        return list_mig_gpus(read_nvml_answer(self.look(make_probe(60))))[0].layout
+        return list_mig_gpus(read_nvml_answer(self.run_probe(make_probe(60))))[0].layout
 
     def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
         asked = SetupOptions(version="test", only=ONLY, allow_disruption=disrupt)

@@ -44,7 +44,7 @@ def host(state: Path, gpus: int = 1, **environment: str) -> LocalHost:
 
 
 def read_gpus(node: LocalHost) -> tuple[MigGpu, ...]:
-    return list_mig_gpus(read_nvml_answer(node.look(make_probe(60))))
+    return list_mig_gpus(read_nvml_answer(node.run_probe(make_probe(60))))
 
 
 @pytest.fixture

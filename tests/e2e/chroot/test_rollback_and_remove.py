@@ -30,6 +30,8 @@ from tests.e2e.lab.snapshot import snapshot
 pytestmark = pytest.mark.e2e
 
 Make = Callable[[Bases, Lab], AbstractContextManager[Chroot]]
+# dkms reads it after the module's own.
+FAILING_BUILD = 'MAKE[0]="{ echo build >> /root/lab-builds; false; }"\n'
 
 
 @contextmanager
@@ -96,6 +98,26 @@ def test_whole_rollback_restores_the_node(make: Make, codename: str, bases: dict
 
         assert again.exit_code in {0, 10}, again.error
         assert after.differences(snapshot(node)) == ""
+
+
+@pytest.mark.parametrize("verb", ["rollback", pytest.param("remove", marks=pytest.mark.long)])
+def test_driver_that_did_not_build_goes_without_another_build(verb: str, bases: dict[str, Bases], chroots: Lab) -> None:
+    """dpkg leaves the driver's packages unpacked; to configure them first would build again, and fail again."""
+    with bare_node(bases["bookworm"], chroots) as node:
+        before = snapshot(node)
+        node.write("/etc/dkms/nvidia.conf", FAILING_BUILD)
+        failed = setup(node)
+        assert failed.exit_code == 6, failed.error
+        assert "half-configured" in node.run("dpkg-query", "-W", "-f", "${db:Status-Status}\n").stdout
+        node.path("/root/lab-builds").unlink()
+
+        back = ask(node, verb, *(["--packages"] if verb == "rollback" else []), "--yes")
+
+        assert back.exit_code == 0, back.error
+        assert not node.path("/root/lab-builds").exists()
+        assert node.run("dpkg", "--audit").stdout == ""
+        node.path("/etc/dkms/nvidia.conf").unlink()
+        assert before.differences(snapshot(node)) == ""
 
 
 def test_run_is_undone_only_after_runs_that_depend_on_it(bases: dict[str, Bases], chroots: Lab) -> None:

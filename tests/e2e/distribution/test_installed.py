@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.workflow.reboot import resume_unit
+from gpunode.workflow.setup import resume_unit
 from tests.e2e.distribution.conftest import MakeSystem
 from tests.e2e.distribution.roots import System
 

@@ -44,12 +44,12 @@ class Standing:
     node: Node
     asked: set[str] = field(default_factory=set)
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         """Return the node's answer to ``probe``."""
         self.asked.add(probe.key)
         return _capture(probe, self.node.get(probe.key))
 
-    def distribution(self) -> None:
+    def read_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

@@ -28,6 +28,7 @@ from gpunode.cli.setup import setup_lines
 from gpunode.cli.status import status_lines
 from gpunode.cli.undo import already_undone_lines, rollback_lines, runs_lines, undo_plan_lines
 from gpunode.cli.verify import report_lines
+from gpunode.diagnoses.cause_texts import CauseText
 from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, TriggerResult
@@ -37,9 +38,8 @@ from gpunode.journal.history import RunSummary
 from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
-from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.rollback import NothingToUndo, RollbackResult
 from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.standing import NothingToUndo
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import VerifyReport
@@ -235,16 +235,18 @@ def story(screen: Screen) -> None:
         layer="hardware",
         severity="error",
         disruption="power-cycle",
-        title="a GPU fell off the bus",
-        story="The board stops answering on the PCI bus. Every read of it returns all ones, so the driver\n"
-        "gives up on it.\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
-        sources=("https://docs.nvidia.com/deploy/xid-errors/",),
         check=lambda _: (),
         remedy=lambda _: (),
         explains=frozenset({"sample-stopped", "sample-hung"}),
     )
+    text = CauseText(
+        "a GPU fell off the bus",
+        "The board stops answering on the PCI bus. Every read of it returns all ones, so the driver gives up on it."
+        "\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
+        ("https://docs.nvidia.com/deploy/xid-errors/",),
+    )
     remedy = doctor_nodes.examined().diagnosis.findings[0].remedy
-    screen.put(*story_lines(rule, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width))
+    screen.put(*story_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width))
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (

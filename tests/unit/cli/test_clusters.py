@@ -13,7 +13,7 @@ from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
 from gpunode.host.cluster import _batches
-from gpunode.host.cluster_programs import HelmMissing, ProgramMissing
+from gpunode.host.kubectl import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
 from gpunode.workflow.cluster_apply import RunHeader, run_journaled
 

@@ -130,7 +130,7 @@ class Refusing(RehearsalHost):
 
     refused = False
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         if triggers[0].kind == "restart" and not self.refused:
             self.refused = True
             raise ChangeFailed("containerd does not come back", why="its last lines:\ninvalid [plugins]")
@@ -161,10 +161,10 @@ def test_failed_restart_is_marked_before_the_put_back_file(tmp_path: Path, capsy
 class Unimpressed(RehearsalHost):
     """A node whose docker says of every reload that it was done, and does not use what it cannot use."""
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         return tuple(TriggerResult(one, 0.4) for one in triggers)
 
-    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+    def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         raise ChangeFailed("docker.service did not accept its new configuration", why="it knows: runc")
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.diagnoses import cdi, cgroups, containerd, diagnose, docker, toolkit
+from gpunode.diagnoses import cdi, containerd, diagnose, docker, toolkit
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 PLACE = Path(__file__).parent / "lookalikes"
-FAMILIES = (toolkit.FAMILY, docker.FAMILY, containerd.FAMILY, cgroups.FAMILY, cdi.FAMILY)
-OURS = {rule.cause for family in FAMILIES for rule in family.rules}
+FAMILIES = (toolkit.RULES, docker.RULES, containerd.RULES, containerd.RULES, cdi.RULES)
+OURS = {rule.cause for rules in FAMILIES for rule in rules}
 
 
 def reports() -> Iterator[tuple[str, str, list[dict[str, str]]]]:

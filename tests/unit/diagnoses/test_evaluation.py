@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.cause_texts import CauseText
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.evaluation import evaluate_rule
 from gpunode.diagnoses.model import Rule
@@ -23,9 +24,7 @@ def rule(cause: str = "a-cause", **more: object) -> Rule:
         "layer": "driver",
         "severity": "error",
         "disruption": "none",
-        "title": "wrong",
-        "story": "",
-        "sources": (),
+        "summary": "wrong",
         "remedy": lambda _: (),
         "decisive": DECISIVE,
         "typical": TYPICAL,
@@ -35,6 +34,12 @@ def rule(cause: str = "a-cause", **more: object) -> Rule:
         "look_at": (Shell("look"),),
     }
     return Rule(cause, **{**fields, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every cause, also those that only this file knows, the same text."""
+    monkeypatch.setattr("gpunode.diagnoses.model.find_text", lambda _: CauseText("wrong", "", ()))
 
 
 def node(*said: str) -> Snapshot:
@@ -62,6 +67,7 @@ def test_decisive_sign_suffices_without_declared_symptoms() -> None:
     assert [one.confidence for one in evaluate_rule(rule(symptoms=()), node("first"))] == ["certain"]
 
 
+@pytest.mark.usefixtures("texts")
 def test_suspect_with_the_rarer_symptom_ranks_first() -> None:
     rare = message_line("rare sign")
     rules = {
@@ -75,6 +81,7 @@ def test_suspect_with_the_rarer_symptom_ranks_first() -> None:
     assert not rank_suspects(rules, node("third", "rare", "no"), ())
 
 
+@pytest.mark.usefixtures("texts")
 def test_context_makes_a_suspect_and_ranks_it_higher() -> None:
     rules = {one.cause: one for one in (rule("a", context=message_line("unseen")), rule("b"))}
     assert [one.suspect.cause for one in rank_suspects(rules, node("third"), ())] == ["a", "b"]

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses.fleet_comparison import Census
-from gpunode.diagnoses.node_profile import NodeModel, NodeProfile
+from gpunode.diagnoses.comparison import Census, NodeModel, NodeProfile
 
 H100 = NodeModel("Dell XE9680", ("GH100",))
 

@@ -9,7 +9,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Finding
 from gpunode.diagnoses.remedies import is_supported
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views import gpu_models, guests
+from gpunode.diagnoses.views import gpu_models, virtualization
 from gpunode.facts import pasted
 
 UBUNTU = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n')
@@ -47,7 +47,7 @@ def commands(finding: Finding) -> list[str]:
 @pytest.mark.parametrize("seen", [SHARE, NUMBERED, NAMED, MODE, GRIDD])
 def test_vgpu_guest_is_recognized(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
-    assert guests.is_vgpu(node)
+    assert virtualization.is_vgpu(node)
     assert not gpu_models.gpu_cards(node)
     assert not is_supported(node)
 
@@ -55,13 +55,13 @@ def test_vgpu_guest_is_recognized(seen: tuple[str, str]) -> None:
 @pytest.mark.parametrize("seen", [WHOLE, PASSED, NO_GRIDD])
 def test_whole_gpu_is_no_vgpu(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
-    assert not guests.is_vgpu(node)
+    assert not virtualization.is_vgpu(node)
     assert is_supported(node)
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED])
 def test_licensed_whole_gpu_is_no_vgpu(seen: tuple[str, str]) -> None:
-    assert not guests.is_vgpu(take_snapshot(pasted.collect_pieces([UBUNTU, seen, GRIDD])))
+    assert not virtualization.is_vgpu(take_snapshot(pasted.collect_pieces([UBUNTU, seen, GRIDD])))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses import diagnose, suspects
-from gpunode.diagnoses.look_at import is_answered
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.suspects import is_answered
 from gpunode.facts import pasted
 from tests.scenarios.reports import diagnosis, reports
 

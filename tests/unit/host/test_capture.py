@@ -81,8 +81,8 @@ def test_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: pyte
 
 def test_captured_node_is_probed_like_a_node() -> None:
     host = CaptureHost(EVIDENCE)
-    assert host.look(Probe("virt", argv=("systemd-detect-virt",))) == EVIDENCE["virt"]
-    missing = host.look(Probe("lspci", argv=("lspci",)))
+    assert host.run_probe(Probe("virt", argv=("systemd-detect-virt",))) == EVIDENCE["virt"]
+    missing = host.run_probe(Probe("lspci", argv=("lspci",)))
     assert (missing.outcome, missing.error) == ("failed", "not captured")
     assert host.simulate([]) is None
 

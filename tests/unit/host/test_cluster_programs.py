@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Refused, UsageError
-from gpunode.host import cluster_programs
+from gpunode.host import kubectl
 from gpunode.host.cluster import Cluster, find_kubectl
-from gpunode.host.cluster_programs import HelmMissing, ProgramMissing, caller_environment, find_program
 from gpunode.host.helm import Helm
+from gpunode.host.kubectl import HelmMissing, ProgramMissing, caller_environment, find_program
 
 # What the login programs of clouds read, and none of them can be known in advance.
 LOGIN = {
@@ -39,7 +39,7 @@ def program(folder: Path, name: str, text: str = "exit 0") -> str:
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return a caller who is root, with the only folder that root searches."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(cluster_programs, "SEARCH_PATH", str(tmp_path / "fixed"))
+    monkeypatch.setattr(kubectl, "SEARCH_PATH", str(tmp_path / "fixed"))
     return tmp_path / "fixed"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts import machine
 from gpunode.facts.model import Distro
-from gpunode.host.distribution import read_distribution
+from gpunode.host.local import read_distribution
 
 TEXT = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian 12"\nID_LIKE="a b"\n'
 DEBIAN = Distro("debian", "12", "bookworm", "Debian 12", ("a", "b"))

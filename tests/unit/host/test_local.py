@@ -85,7 +85,7 @@ def with_apt(host: LocalHost, apt: Apt) -> LocalHost:
 
 def test_local_host_is_a_host() -> None:
     host: Host = LocalHost()
-    assert host.look(Probe("os", path="/proc/version")).outcome == "ok"
+    assert host.run_probe(Probe("os", path="/proc/version")).outcome == "ok"
 
 
 # -- look ---------------------------------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def test_files_and_globs_are_read_inside_the_root(tmp_path: Path) -> None:
     (tmp_path / "etc/os-release").write_text("ID=debian\n")
     (tmp_path / "etc/os-release").chmod(0o640)
     host = LocalHost(str(tmp_path) + "/")
-    capture = host.look(Probe("os-release", path="/etc/os-release"))
+    capture = host.run_probe(Probe("os-release", path="/etc/os-release"))
     assert (capture.source, capture.outcome, capture.data) == ("/etc/os-release", "ok", b"ID=debian\n")
     assert capture.ownership is not None
     assert (capture.ownership.mode, capture.ownership.uid, capture.ownership.gid) == (0o640, UID, GID)
-    assert host.look(Probe("none", path="/etc/none")).outcome == "absent"
-    (found,) = decode_found(host.look(Probe("etc", glob="/etc/*")).data)
+    assert host.run_probe(Probe("none", path="/etc/none")).outcome == "absent"
+    (found,) = decode_found(host.run_probe(Probe("etc", glob="/etc/*")).data)
     assert (found.path, found.data) == ("/etc/os-release", b"ID=debian\n")
 
 
@@ -113,7 +113,7 @@ def test_command_outcomes_are_distinguished(tools: Tools) -> None:
     host = LocalHost()
 
     def look(*argv: str, timeout_s: float = 20) -> Capture:
-        return host.look(Probe("x", argv=argv, timeout_s=timeout_s, limit_bytes=1000))
+        return host.run_probe(Probe("x", argv=argv, timeout_s=timeout_s, limit_bytes=1000))
 
     good, bad, slow, long, none = look("good"), look("bad", "-x"), look("slow", timeout_s=1), look("long"), look("none")
     assert (good.outcome, good.data, good.error, good.exit_status) == ("ok", b"yes\n", "warned\n", 0)
@@ -235,7 +235,7 @@ def test_package_changes_are_one_transaction_in_order(tmp_path: Path) -> None:
 def test_changed_lists_are_refreshed_in_one_call() -> None:
     apt = Apt()
     triggers = [Trigger("index-refresh", "/etc/apt/sources.list.d/a.list"), Trigger("index-refresh", "/b.list")]
-    settled = with_apt(LocalHost(), apt).trigger(triggers)
+    settled = with_apt(LocalHost(), apt).run_triggers(triggers)
     assert apt.asked == [("refresh", "/etc/apt/sources.list.d/a.list", "/b.list")]
     assert [one.trigger for one in settled] == triggers
 
@@ -244,7 +244,7 @@ def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: ("B" * 40, "A" * 40))
     monkeypatch.setattr(openpgp, "belonging", lambda data: data.removesuffix(b" and more"))
     change = FileChange("/usr/share/keyrings/x.gpg", None, KEY)
-    binary = with_apt(LocalHost(), Apt(b"\x99binary and more")).realize(change)
+    binary = with_apt(LocalHost(), Apt(b"\x99binary and more")).complete_change(change)
     assert binary == FileChange(change.path, None, FileState(b"\x99binary", 0o640))
 
 
@@ -252,14 +252,14 @@ def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyP
 def test_wrong_set_of_keys_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]) -> None:
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: found)
     with pytest.raises(Refused, match="not the expected key") as caught:
-        with_apt(LocalHost(), Apt(b"\x99")).realize(FileChange("/x", None, KEY))
+        with_apt(LocalHost(), Apt(b"\x99")).complete_change(FileChange("/x", None, KEY))
     for fingerprint in (*found, *KEY.fingerprints):
         assert fingerprint in caught.value.why
 
 
 def test_download_that_is_no_key_is_refused_and_quoted() -> None:
     with pytest.raises(Refused, match="not an OpenPGP key") as caught:
-        with_apt(LocalHost(), Apt(b"<html>Sign in to the network</html>")).realize(FileChange("/x", None, KEY))
+        with_apt(LocalHost(), Apt(b"<html>Sign in to the network</html>")).complete_change(FileChange("/x", None, KEY))
     assert "Sign in to the network" in caught.value.why
 
 
@@ -267,12 +267,12 @@ def test_download_that_is_no_key_is_refused_and_quoted() -> None:
     "change", [FileChange("/x", None, file_state(b"x")), ModuleChange("nvidia", before=False, after=True)]
 )
 def test_realized_change_is_unchanged(change: Change) -> None:
-    assert LocalHost().realize(change) == change
+    assert LocalHost().complete_change(change) == change
 
 
 def test_folders_for_a_new_file_are_recorded_before_the_write(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
-    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, file_state(b"x")))
+    realized = LocalHost(str(tmp_path)).complete_change(FileChange("/etc/a/b/c", None, file_state(b"x")))
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/etc/a", "/etc/a/b")
 
@@ -287,7 +287,7 @@ def test_removed_file_is_restored_with_attributes_without_new_folders(
     except OSError:
         pytest.skip("the file system of the temporary folder has no extended attributes")
     host, state = LocalHost(str(tmp_path)), files.read_state("/file", root=str(tmp_path))
-    removal = host.realize(FileChange("/file", state, None))
+    removal = host.complete_change(FileChange("/file", state, None))
     host.apply([removal])
     assert not path.exists()
     back = removal.inverse()
@@ -295,7 +295,7 @@ def test_removed_file_is_restored_with_attributes_without_new_folders(
     host.apply([back])
     assert os.getxattr(path, "user.note") == b"keep"
 
-    made = host.realize(FileChange("/new/folder/file", None, file_state(b"x")))
+    made = host.complete_change(FileChange("/new/folder/file", None, file_state(b"x")))
     host.apply([made])
     assert (tmp_path / "new/folder/file").exists()
     unmade = made.inverse()
@@ -374,29 +374,29 @@ def test_command_waits_for_the_package_lock(busy_root: str) -> None:
     with pytest.raises(Busy, match="lock-frontend is locked by process"):
         host.apply([CommandChange(("dpkg", "--configure", "-a"), "it was interrupted")])
     with pytest.raises(Busy):
-        host.trigger([Trigger("initramfs")])
+        host.run_triggers([Trigger("initramfs")])
 
 
 def test_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:
     trigger = Trigger("initramfs")
     tools.add("update-initramfs", "")
-    (done,) = LocalHost().trigger([trigger])
+    (done,) = LocalHost().run_triggers([trigger])
     assert (done.trigger, done.skipped) == (trigger, "")
     assert tools.calls == ["update-initramfs -u -k all"]
     tools.add("update-initramfs", "echo 'No space left on device' >&2; exit 1")
     with pytest.raises(ChangeFailed, match="initramfs could not be rebuilt") as caught:
-        LocalHost().trigger([trigger])
+        LocalHost().run_triggers([trigger])
     assert "No space left" in caught.value.why
 
 
 def test_missing_update_initramfs_is_reported_as_skipped(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.host.process.PATH", str(tools.folder))
-    (done,) = LocalHost().trigger([Trigger("initramfs")])
+    (done,) = LocalHost().run_triggers([Trigger("initramfs")])
     assert done.skipped == "update-initramfs is not installed"
 
 
 def test_service_restart_in_an_image_is_skipped(tmp_path: Path) -> None:
-    (done,) = LocalHost(str(tmp_path)).trigger([Trigger("restart", "containerd.service")])
+    (done,) = LocalHost(str(tmp_path)).run_triggers([Trigger("restart", "containerd.service")])
     assert done.skipped == "systemd is not running here"
 
 
@@ -406,6 +406,6 @@ def test_symlinked_target_of_a_change_is_reported(tmp_path: Path) -> None:
     (tmp_path / "etc/linked").symlink_to("/srv/real")
     changes = [FileChange(path, None, FileState(b"x")) for path in ("/etc/linked", "/etc//plain", "/no/folder")]
 
-    told = LocalHost(str(tmp_path)).elsewhere(changes)
+    told = LocalHost(str(tmp_path)).note_symlinks(changes)
 
     assert told == ("/etc/linked is a symbolic link to /srv/real, so that file is changed",)

@@ -29,6 +29,7 @@ from gpunode.journal.history import (
     find_interrupted_run,
     intents_to_undo,
     inverse_intents,
+    is_configuration,
     pending_since,
     pending_triggers,
     summarize_run,
@@ -225,7 +226,7 @@ def test_another_journal_format_is_named(other: int) -> None:
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """Return the changes that a plain rollback undoes."""
-    return tuple(intent.change for intent in intents_to_undo(entries, whole=False))
+    return tuple(intent.change for intent in filter(is_configuration, intents_to_undo(entries)))
 
 
 class TestLineSeals:

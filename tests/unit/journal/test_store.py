@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger, digest
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal.history import RunSummary, intents_to_undo
+from gpunode.journal.history import RunSummary, intents_to_undo, is_configuration
 from gpunode.journal.record import Done, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
@@ -59,7 +59,7 @@ def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState
 def test_run_is_read_back_with_file_contents(store: Store) -> None:
     run = setup_run(store)
     assert store.read(run.id) == run.entries()
-    (back,) = intents_to_undo(store.read(run.id), whole=False)
+    (back,) = filter(is_configuration, intents_to_undo(store.read(run.id)))
     assert back.change == FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers)  # type: ignore[arg-type]
 
 
@@ -452,7 +452,7 @@ class TestInterruptedRun:
         draft = store.objects.path(name).parent / f".{name}.123"
         draft.write_bytes(b"wh")
 
-        store.sweep()
+        store.remove_temporary_files()
 
         assert [path.name for path in store.objects.folder.rglob("*") if path.is_file()] == [name]
 

@@ -11,8 +11,7 @@ from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import fleet_page
 from gpunode.page.markup import PageOrigin
 from gpunode.page.words import collapse_ranges
-from gpunode.workflow.fleet import Drift, FleetRow, Outlier
-from gpunode.workflow.fleet_summary import summarize_fleet
+from gpunode.workflow.fleet import Drift, FleetRow, Outlier, summarize_fleet
 from tests.unit.page.nodes import HOSTILE
 from tests.unit.page.test_page import Seen
 

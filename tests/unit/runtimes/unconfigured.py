@@ -8,7 +8,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.facts.derive import derive_runtime_facts
 from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, runtime
-from gpunode.steps.runtime_edits import RuntimeTarget
+from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import edits
 
 

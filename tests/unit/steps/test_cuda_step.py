@@ -11,8 +11,7 @@ from gpunode.facts.model import Distro, Facts, Known, LoadedDriver, Platform
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import CudaToolkit, Recipe, VersionLock
-from gpunode.steps.cuda import CUDA_TOOLKIT, PROFILE
-from gpunode.steps.packages import CUDA_REPOSITORY
+from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT, PROFILE
 from gpunode.workflow.converge import plan_stage
 from tests.ids import by_id
 from tests.unit.steps.machines import B200, GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver

@@ -12,7 +12,7 @@ from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.steps.runtime_edits import RuntimeTarget
+from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
@@ -44,12 +44,12 @@ class Machine(Node):
         self.says = dict(says or {})
         self.full: set[str] = set()
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv and (said := self.says.get(" ".join(probe.argv))) is not None:
             return Capture(probe.source, "ok", said.encode())
         if probe.glob:
             return Capture(probe.source, "ok", encode_found(self._found(probe.glob)))
-        return super().look(probe)
+        return super().run_probe(probe)
 
     def _found(self, pattern: str) -> Iterator[Found]:
         for path, state in self.files.items():

@@ -32,10 +32,10 @@ class Node(RehearsalHost):
         self.made: list[Change] = []
         self.triggered: list[Trigger] = []
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.key == "docker-ps" and self.docker_ps is not None:
             return self.docker_ps
-        return super().look(probe)
+        return super().run_probe(probe)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         return self.solver(changes) if self.solver else None
@@ -46,7 +46,7 @@ class Node(RehearsalHost):
         super().apply(changes)
         self.made += changes
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.triggered += triggers
         for trigger in triggers:
             if not self.accepts(trigger, self):

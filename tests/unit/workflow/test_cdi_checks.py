@@ -12,7 +12,7 @@ from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe, RuntimeSettings
-from gpunode.workflow.cdi_checks import cdi_checks
+from gpunode.workflow.extra_checks import cdi_checks
 from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
 SPEC = "/var/run/cdi/nvidia.yaml"
@@ -44,7 +44,7 @@ class Node(RehearsalHost):
         super().__init__({}, {})
         self.there, self.podman = there, podman
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv:
             outcome = Capture(probe.source, "absent") if not self.podman else None
             return outcome or Capture(probe.source, "ok", f"{self.podman}\n".encode())

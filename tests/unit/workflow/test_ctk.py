@@ -16,7 +16,7 @@ from gpunode.facts.probes import unit_probe
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
-from gpunode.workflow import ctk, rollback, standing
+from gpunode.workflow import ctk, rollback
 from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
@@ -60,7 +60,7 @@ def test_second_configure_has_nothing_to_do(store: Store) -> None:
 def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
-    chosen = standing.find_newest_run(store)
+    chosen = rollback.find_newest_run(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
     rollback.rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
@@ -113,19 +113,19 @@ def test_configuration_refused_by_the_runtime_parser_is_not_written(
 ) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
-    def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
         assert [change.path for change in changes] == [DROP_IN, CONTAINERD]
         assert expectation.handlers == {("nvidia", "/usr/bin/nvidia-container-runtime")}
         raise Refused("containerd does not take it")
 
-    monkeypatch.setattr(host, "check", check)
+    monkeypatch.setattr(host, "check_candidates", check_candidates)
     with pytest.raises(Refused):
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
     (run,) = store.runs()
     assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
     with pytest.raises(UsageError, match="nothing to roll back"):
-        standing.find_newest_run(store)
+        rollback.find_newest_run(store)
 
 
 def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
@@ -202,8 +202,8 @@ HAS = {"nvidia": "/usr/bin/nvidia-container-runtime"}
 @pytest.mark.parametrize(("changed", "unread"), [(STARTED - 1, False), (STARTED + 1, True), (None, False)])
 def test_daemon_started_before_its_file_changed_is_restarted(changed: float | None, unread: bool, store: Store) -> None:
     class Dated(Machine):
-        def look(self, probe: Probe, /) -> Capture:
-            capture = super().look(probe)
+        def run_probe(self, probe: Probe, /) -> Capture:
+            capture = super().run_probe(probe)
             owner = capture.ownership
             return replace(capture, ownership=replace(owner, ctime=changed)) if owner else capture
 

@@ -9,7 +9,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Platform
 from gpunode.facts.nvml import Gpu, NvmlInventory, parse_answer
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
+from gpunode.workflow.driver_checks import await_fabric, fabric_checks
 from tests.unit.steps.machines import H100, gpu, machine, unit
 
 SWITCH = PciDevice("0000:05:00.0", "10de", "22a3", "0680")
@@ -81,7 +81,7 @@ def test_a_machine_without_switches_is_not_checked() -> None:
 class _Answering(RehearsalHost):
     """Gives one NVML answer after another; the last for ever."""
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         data = json.dumps(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]).encode()
         return Capture(probe.source, "ok", data)
 

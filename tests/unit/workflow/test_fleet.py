@@ -13,8 +13,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import FleetReport
 from gpunode.workflow import fleet, parallel_jobs
-from gpunode.workflow.fleet import FleetRow, fleet_rows
-from gpunode.workflow.fleet_summary import overall_verdict, tally_causes
+from gpunode.workflow.fleet import FleetRow, fleet_rows, overall_verdict, tally_causes
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 

@@ -14,7 +14,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
-from gpunode.steps.cuda import PROFILE
+from gpunode.steps.packages import PROFILE
 from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts

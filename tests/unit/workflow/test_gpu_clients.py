@@ -33,8 +33,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.steps.daemons import MPS_SERVICE
-from gpunode.steps.gpu_services import find_gpu_loss, plan_pauses
+from gpunode.steps.daemons import MPS_SERVICE, find_gpu_loss, plan_pauses
 from gpunode.workflow.converge import plan_stage, project_stage
 from gpunode.workflow.disruption import refuse_gpu_clients, refuse_setup
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
@@ -66,7 +65,7 @@ class Busy(RehearsalHost):
         super().__init__({}, {})
         self.gpu = gpu
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         return Workloads(gpu=self.gpu)
 
 

@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import CudaToolkit, GpuDirect, Recipe, VersionLock
-from gpunode.steps.cuda import PROFILE
+from gpunode.steps.packages import PROFILE
 from gpunode.workflow.locking import create_lock, missing_versions_error
 from gpunode.workflow.plan import plan
 from tests.ids import by_id, by_name

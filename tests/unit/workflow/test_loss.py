@@ -12,8 +12,8 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.workflow.converge import StagePlan, StepPlan
-from gpunode.workflow.loss import archive_lookup, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind
+from gpunode.workflow.plan import archive_lookup, lost_packages, refuse_loss
 from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
@@ -36,7 +36,7 @@ class WithIndex(RehearsalHost):
         super().__init__({}, {})
         self.table = table
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         assert probe.argv[:2] == ("apt-cache", "madison")
         return Capture(probe.source, "ok", self.table.encode())
 

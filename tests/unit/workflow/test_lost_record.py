@@ -14,9 +14,9 @@ from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.steps import daemons, gpudirect, kernel, mig
-from gpunode.workflow.reboot import resume_unit
 from gpunode.workflow.recovery import MARK, find_backlog, find_lost_record
 from gpunode.workflow.remove import find_remainder, plan_removal
+from gpunode.workflow.setup import resume_unit
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 

@@ -47,7 +47,7 @@ class Node:
         self.table, self.files = table, files
         self.asked: list[Probe] = []
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         self.asked.append(probe)
         if probe.argv:
             return Capture(probe.source, "ok" if self.table else "absent", self.table.encode(), "")
@@ -55,7 +55,7 @@ class Node:
             return Capture(probe.source, "ok", self.files[probe.path], "")
         return Capture(probe.source, "absent", b"", "")
 
-    def distribution(self) -> None:
+    def read_distribution(self) -> None:
         return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:

@@ -11,9 +11,9 @@ import pytest
 from gpunode.change import MigChange, MigLayout
 from gpunode.errors import DrainRequired
 from gpunode.host.local import LocalHost
-from gpunode.workflow import mig_layouts
+from gpunode.workflow import live_state
 from gpunode.workflow.disruption import refuse_gpu_clients
-from gpunode.workflow.pod_devices import find_gpu_pods
+from gpunode.workflow.live_state import find_gpu_pods
 
 POD, GONE = "0c5b1f6e-0000-4000-8000-000000000001", "0c5b1f6e-0000-4000-8000-000000000002"
 GPU = "GPU-5a1b"
@@ -76,7 +76,7 @@ def test_mig_layout_is_not_changed_under_a_pod_that_holds_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML names no process of it."""
-    monkeypatch.setattr(mig_layouts, "_gpus_by_uuid", lambda _: {})
+    monkeypatch.setattr(live_state, "list_gpus", lambda _: {})
     text = json.dumps({"Data": {"PodDeviceEntries": [entry({"0": [GPU]})]}})
     change = MigChange(GPU, MigLayout(enabled=False), MigLayout(enabled=True))
     with pytest.raises(DrainRequired, match="would take the GPU from pods") as refused:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
-from gpunode.workflow.reboot import resume_unit
+from gpunode.workflow.setup import resume_unit
 from tests.needs import lacking
 
 # Anything that a file name may be on a UTF-8 system, but for what the unit cannot hold.

@@ -15,9 +15,16 @@ from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
-from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
-from gpunode.workflow.rollback_preview import preview_rollback
-from gpunode.workflow.standing import explain_undone, find_newest_run, find_run
+from gpunode.workflow.rollback import (
+    RollbackResult,
+    explain_undone,
+    find_newest_run,
+    find_run,
+    mark_undone,
+    plan_rollback,
+    preview_rollback,
+    rollback,
+)
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node
@@ -87,7 +94,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     (tmp_path / "etc").mkdir()
     run = store.begin("setup", version="test")
     ours = FileState(b"ours", uid=os.geteuid(), gid=os.getegid())
-    change = host.realize(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
+    change = host.complete_change(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
     seq = run.intend("runtime", "step", change)
     host.apply([change])
     run.done(seq)
@@ -104,7 +111,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
     run = store.begin("setup", version="test")
     for path in (DAEMON_JSON, "/etc/docker/key.json"):
         ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
-        change = host.realize(FileChange(path, None, ours))
+        change = host.complete_change(FileChange(path, None, ours))
         seq = run.intend("runtime", "step", change)
         host.apply([change])
         run.done(seq)
@@ -120,7 +127,7 @@ def test_folder_in_use_by_others_leaves_nothing_to_undo(store: Store, tmp_path: 
     (tmp_path / "etc").mkdir()
     run = store.begin("setup", version="test")
     ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
-    change = host.realize(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
+    change = host.complete_change(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
     seq = run.intend("runtime", "step", change)
     host.apply([change])
     run.done(seq)
@@ -304,12 +311,12 @@ def test_rollback_works_while_docker_is_down(store: Store, host: Node) -> None:
 
 
 class Unreadable(Node):
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.path == CONTAINERD:
             return Capture(probe.path, "failed", error="Input/output error", ownership=Ownership(0o644, 0, 0))
-        return super().look(probe)
+        return super().run_probe(probe)
 
-    def trigger(self, triggers: object, /) -> tuple[TriggerResult, ...]:
+    def run_triggers(self, triggers: object, /) -> tuple[TriggerResult, ...]:
         raise AssertionError("nothing is restarted")
 
 

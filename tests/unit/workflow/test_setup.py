@@ -40,9 +40,8 @@ from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Notice
 from gpunode.workflow.plan import has_pending_work
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import Backlog, find_backlog
-from gpunode.workflow.setup import SetupOptions, SetupResult, setup
+from gpunode.workflow.setup import Resume, SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import check_configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
@@ -276,7 +275,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
 
 def test_written_config_that_containerd_misreads_is_put_back(store: Store) -> None:
     class Misread(Node):
-        def read_back(self, expectation: RuntimeExpectation, /) -> None:
+        def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
             assert self.bytes_of(expectation.path) != BEFORE
             raise ChangeFailed("containerd does not read its new configuration as intended")
 
@@ -420,7 +419,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
     assert left.owed == (cold,)
     assert has_pending_work((), left)
     assert str(left) == "an earlier run failed and left this pending: initramfs"
-    check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), backlog=left)
     assert (check.status, check.detail) == ("failed", "still to do: initramfs")
     _, (said,) = setup_with_notices(whole, Node(whole), store)
     assert said.startswith(str(left))
@@ -442,7 +441,7 @@ def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> Non
     left = Backlog(unread="only root may read the journal")
     assert not has_pending_work((), left)
     node = converged_node(None)
-    check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), node, Node(node), planned=(), backlog=left)
     assert check.status == "skipped"
     assert left.unread in check.detail
 

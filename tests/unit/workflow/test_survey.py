@@ -21,8 +21,8 @@ LSPCI = "Slot:\t0000:01:00.0\nClass:\tVGA [0300]\nVendor:\tNVIDIA [10de]\nDevice
 
 def survey(seen: Mapping[str, Capture]) -> Evidence:
     class Host(CaptureHost):
-        def look(self, probe: Probe, /) -> Capture:
-            return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().look(probe)
+        def run_probe(self, probe: Probe, /) -> Capture:
+            return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().run_probe(probe)
 
     return probe_with_runtimes(Host({}), list_probes())
 

@@ -14,8 +14,8 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Known
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import ANY_PROVIDER, Action, Simulation
-from gpunode.workflow import transaction
-from gpunode.workflow.transaction import Simulate, Transaction
+from gpunode.workflow import plan
+from gpunode.workflow.plan import Simulate, Transaction
 from tests.ids import by_id, ids, names
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.solver import Depends, Solver
@@ -36,7 +36,7 @@ def resolve(
     locked: Mapping[str, str] | None = None,
 ) -> Transaction:
     facts = replace(machine(), packages=Known(by_id(installed), "dpkg-status"))
-    return transaction.resolve(changes, facts, simulate, by_id(locked or {}))
+    return plan.resolve(changes, facts, simulate, by_id(locked or {}))
 
 
 def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]:

@@ -35,13 +35,12 @@ from gpunode.journal.history import inverse_intents, made_changes
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import Action, Simulation, is_removal
-from gpunode.steps.cuda import PROFILE
-from gpunode.workflow import standing
+from gpunode.packages.simulation import Action, Simulation
+from gpunode.steps.packages import PROFILE
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, failure_of, plan_rollback, rollback
+from gpunode.workflow.rollback import RollbackResult, failure_of, find_newest_run, plan_rollback, rollback
 from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
@@ -73,7 +72,7 @@ class Machine(Node):
         self.owned: frozenset[str] = frozenset()
         self.globs: dict[str, Capture] = {}
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if probe.argv[:2] == ("mokutil", "--test-key") and self.enrolled:
             # mokutil's own words; it exits with 1 when the key is there (mokutil.c, test_key).
             said = b"is already enrolled\n" if probe.argv[2] == self.enrolled else b"is not enrolled\n"
@@ -83,7 +82,7 @@ class Machine(Node):
         if probe.argv[:2] == ("dpkg-query", "--search"):
             owners = "".join(f"nvidia-smi: {path}\n" for path in probe.argv[2:] if path in self.owned)
             return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
-        return super().look(probe)
+        return super().run_probe(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
         super().apply(changes)
@@ -93,7 +92,7 @@ class Machine(Node):
     def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         return {one: self.archives[str(one)] for one in packages if str(one) in self.archives}
 
-    def workloads(self) -> Workloads:
+    def find_workloads(self) -> Workloads:
         return self.busy
 
 
@@ -101,7 +100,7 @@ def _obeys(changes: Sequence[PackageChange]) -> Simulation:
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)
-            if is_removal(change)
+            if not change.is_there_after
             else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )
@@ -261,12 +260,12 @@ class TestWholeRollback:
         run = newest(store)
         plain = plan_rollback(store, host, run)
         rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
-        chosen = standing.find_newest_run(store, whole=True)
+        chosen = find_newest_run(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = plan_rollback(store, host, run, facts_now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
-        assert standing.find_newest_run(store, whole=True).is_undone(whole=True)
+        assert find_newest_run(store, whole=True).is_undone(whole=True)
 
     def test_later_run_on_the_same_package_must_be_rolled_back_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
@@ -430,14 +429,14 @@ class TestWholeRollback:
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
-        run, owed = newest(store), Trigger("restart", "docker.service")
+        run, restart = newest(store), Trigger("restart", "docker.service")
         cut = store.begin("setup", version="test")
-        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({owed}))))
+        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart}))))
         cut.close()
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
             _ = (
-                plan_removal(store, host, facts_now(), owed=(owed,))
+                plan_removal(store, host, facts_now())
                 if verb == "remove"
                 else plan_rollback(store, host, run, facts_now())
             )
@@ -718,11 +717,11 @@ class TestRemove:
     ) -> None:
         host.files[CONTAINERD] = edited = FileState(b"# mine, edited\nnvidia = true\n")
 
-        def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+        def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
             assert (expectation.runtime, [change.path for change in changes]) == ("containerd", [CONTAINERD])
             raise Refused("containerd does not take it")
 
-        monkeypatch.setattr(host, "check", check)
+        monkeypatch.setattr(host, "check_candidates", check_candidates)
         with pytest.raises(Refused, match="does not take it"):
             undo(host, store, plan_removal(store, host, facts_now()))
         assert host.files[CONTAINERD] == edited

@@ -52,7 +52,7 @@ class Answering(RehearsalHost):
         super().__init__({}, {})
         self.answer = answer
 
-    def look(self, probe: Probe, /) -> Capture:
+    def run_probe(self, probe: Probe, /) -> Capture:
         if isinstance(self.answer, Capture):
             return self.answer
         return Capture(probe.source, "ok", json.dumps(self.answer).encode())

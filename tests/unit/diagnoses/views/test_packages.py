@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from gpunode.diagnoses import repositories
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.views import apt_sources, history, loader, packages
+from gpunode.diagnoses.views import cuda, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -84,7 +85,7 @@ def test_unfinished_package_is_read_from_dpkg_status() -> None:
     ],
 )  # fmt: skip
 def test_package_log_formats_are_parsed(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
-    found = {one.name: one for one in history.package_upgrades(snapshot_of((source, text)))}
+    found = {one.name: one for one in packages.package_upgrades(snapshot_of((source, text)))}
     assert found[name].driver == driver
     assert found[name].is_automatic is automatic
 
@@ -92,14 +93,14 @@ def test_package_log_formats_are_parsed(source: str, text: str, name: str, drive
 def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
-    (found,) = apt_sources.conflicting_entries(
+    (found,) = repositories.conflicting_entries(
         snapshot_of(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
     )
     assert [entry.source.file for entry in found] == [
         "/etc/apt/sources.list.d/new.list",
         "/etc/apt/sources.list.d/old.list",
     ]
-    assert not apt_sources.conflicting_entries(snapshot_of(("grep -r nvidia /etc/apt", grepped * 2)))
+    assert not repositories.conflicting_entries(snapshot_of(("grep -r nvidia /etc/apt", grepped * 2)))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +114,11 @@ def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     ],
 )
 def test_library_path_tells_its_origin(path: str, sort: str) -> None:
-    assert loader.sort_of(path) == sort
+    assert cuda.sort_of(path) == sort
 
 
 def test_first_entry_of_the_loader_cache_wins() -> None:
     cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
-    (found,) = snapshot_of(("ldconfig -p", cache)).view(loader.loaded_libraries)
+    (found,) = snapshot_of(("ldconfig -p", cache)).view(cuda.loaded_libraries)
     assert found.sort == "driver"

@@ -66,6 +66,29 @@ def test_unfinished_package_means_dpkg_was_interrupted(status: str) -> None:
     assert dpkg.was_interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
 
 
+@pytest.mark.parametrize(
+    ("status", "updates", "expected"),
+    [
+        ("half-configured", [], ("nvidia-dkms-580",)),
+        ("unpacked", [], ("nvidia-dkms-580",)),
+        ("triggers-pending", [], ()),
+        ("half-installed", [], ()),
+        ("half-configured", ["/var/lib/dpkg/updates/0001"], ()),
+    ],
+)
+def test_only_what_dpkg_can_remove_as_it_is_counts_as_unconfigured(
+    status: str, updates: list[str], expected: tuple[str, ...]
+) -> None:
+    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-dkms-580", f"install ok {status}"))
+    assert dpkg.find_unconfigured(found, updates) == ids(*expected)
+
+
+def test_package_that_lost_files_leaves_nothing_unconfigured() -> None:
+    broken = paragraph("nvidia-smi", "install reinstreq half-installed")
+    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-dkms-580", "install ok half-configured") + broken)
+    assert dpkg.find_unconfigured(found, []) == frozenset()
+
+
 def test_only_numbered_update_files_mean_an_interruption() -> None:
     assert dpkg.was_interrupted((), ["/var/lib/dpkg/updates/0001"])
     assert not dpkg.was_interrupted((), ["/var/lib/dpkg/updates/tmp.i"])

@@ -1,0 +1,300 @@
+"""Diagnose GPUs that are missing, lost or without power, hot, throttled or held below their power limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from gpunode.diagnoses import symptoms
+from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
+from gpunode.diagnoses.consequences import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
+from gpunode.diagnoses.remedies import (
+    always,
+    drain,
+    look_first,
+    manual_step,
+    power_cycle,
+    replace_gpu,
+    run_step,
+    write_nvidia_report,
+)
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.support import undriven_gpus
+from gpunode.diagnoses.views import boards, faults, kernel, pci, smi_query
+from gpunode.facts.patterns import Pattern
+
+
+def _find_missing(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof of more GPUs on the bus than nvidia-smi shows."""
+    # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
+    left = snapshot.view(undriven_gpus)
+    owned = (gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
+    listed = {gpu.address: gpu for gpu in owned} if pci.is_bus_listed(snapshot) and "" not in left else {}
+    shown = max(snapshot.view(boards.smi_inventories), key=lambda one: one.count or 0, default=None)
+    if shown is None or shown.count is None or len(listed) <= shown.count:
+        return
+    buses = {board.bus for board in shown.boards if board.bus}
+    absent = [gpu for address, gpu in listed.items() if address not in buses]
+    is_named = len(absent) == len(listed) - shown.count
+    names = ", ".join(gpu.address for gpu in absent) if is_named else "one"
+    summary = f"{len(listed)} GPUs are on the PCI bus, but nvidia-smi shows {shown.count}: {names} is missing"
+    lines = (*(gpu.citation for gpu in (absent if is_named else listed.values())), shown.citation)
+    yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
+
+
+def _odd_inventories(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield inventories of three, five, six or seven GPUs, which few machines have."""
+    return (one.citation for one in snapshot.view(boards.smi_inventories) if one.count in {3, 5, 6, 7})
+
+
+_BASEBOARD: Final = predicate(
+    lambda snapshot: "baseboard" in snapshot.view(boards.gpu_carriers), "baseboards carry 4 or 8 GPUs"
+)
+# NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
+# names of processes are left away, which anybody chooses.
+_LOST: Final = message_line(
+    r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
+    flags=re.IGNORECASE,
+)
+# Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
+_ALL_ONES: Final = unless(
+    message_line(
+        r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"
+    ),
+    message_line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
+)
+_ASLEEP: Final = message_line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
+_REMOVED: Final = kernel_line(
+    r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
+)
+# In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
+_NO_HANDLE: Final = unless(
+    message_line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
+    any_line(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
+    symptoms.SMI_HANGS,
+)
+
+
+def _contained_ports(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield containment events of the port above, before the GPU was lost."""
+    gone = snapshot.view(faults.first_bus_falls)
+    told = (message.citation for message in kernel.matching_messages(snapshot, _CONTAINED))
+    return (one for one in told if not faults.is_after_fall(one, gone))
+
+
+_CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
+_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
+
+
+_GRAVE: Final = custom_sign(faults.serious_fault_lines)
+_rule = partial(Rule, layer="hardware")
+
+
+# nvml.h, nvmlClocksEventReasons.
+_BRAKE: Final = "HW Power Brake Slowdown", 0x80
+_HARD: Final = "HW Thermal Slowdown", 0x40
+_SOFT: Final = "SW Thermal Slowdown", 0x20
+_CAP: Final = "SW Power Cap", 0x4
+
+
+def _active_reasons(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
+    """Yield the GPUs whose clocks are limited for this reason, by its name or the mask of all."""
+    for gpu in snapshot.view(smi_query.smi_gpus):
+        mask = gpu.find("Clocks Event Reasons", "Active")
+        if mask and re.fullmatch(r"0x[0-9a-f]{1,16}", mask.value) and int(mask.value, 16) & bit:
+            yield gpu, mask.citation
+        elif row := next((row for row in gpu.find_all(reason) if row.value.lower() == "active"), None):
+            yield gpu, row.citation
+
+
+def _gpu_name(gpu: smi_query.SmiGpu) -> str:
+    return f"GPU {gpu.name}" if gpu.name else "the GPU"
+
+
+def _find_braked(snapshot: Snapshot) -> Iterator[Proof]:
+    # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
+    sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
+    for gpu, place in _active_reasons(snapshot, *_BRAKE):
+        summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, limits the clocks"
+        yield Proof(summary, (place,), sure, gpu=gpu.name)
+
+
+def _find_heated(snapshot: Snapshot) -> Iterator[Proof]:
+    for reason in (_HARD, _SOFT):
+        for gpu, place in _active_reasons(snapshot, *reason):
+            heat = (row.citation for row in gpu.find_all("GPU Current Temp"))
+            summary = f"{_gpu_name(gpu)} is too hot and lowers its clocks ({reason[0]})"
+            yield Proof(summary, (place, *heat), gpu=gpu.name)
+
+
+def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the temperatures of GPUs that have reached the highest at which they may run."""
+    for gpu in snapshot.view(smi_query.smi_gpus):
+        now = gpu.number("GPU Current Temp")
+        limits = (gpu.number("GPU Max Operating Temp"), gpu.number("GPU Slowdown Temp"))
+        if now is not None and any(now >= limit - 1 for limit in limits if limit):
+            yield from (row.citation for row in gpu.find_all("GPU Current Temp"))
+
+
+_SLOWED: Final = message_line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
+_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _active_reasons(snapshot, *_CAP)))
+_LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
+# Less than this share of the default is a limit that somebody set.
+_SHARE: Final = 0.95
+
+
+def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
+    capped = snapshot.view(_CAPPED)
+    for gpu in snapshot.view(smi_query.smi_gpus):
+        limits = (gpu.number(name) for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit"))
+        now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
+        if now is None or usual is None or now >= usual * _SHARE:
+            continue
+        summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
+        severity: Severity = "warning" if capped or snapshot.view(_LIMITS_ASKED) else "info"
+        lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
+        limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
+        remedy = (run_step("configure", "restore the default limit", limit), _FIND)
+        yield Proof(summary, lines, severity=severity, gpu=gpu.name, remedy=remedy)
+
+
+_FIND: Final = run_step(
+    "inspect",
+    "find what sets it at boot; the power policy of the BMC can set it too",
+    Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
+)
+_power_rule = partial(Rule, layer="power-thermal")
+
+RULES: Final = (
+    _rule(
+        cause="gpu-missing-from-inventory",
+        disruption="power-cycle",
+        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
+        check=_find_missing,
+        typical=unless(
+            all_of(custom_sign(_odd_inventories), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
+        ),
+        context=custom_sign(_odd_inventories),
+        remedy=always(
+            run_step(
+                "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
+            ),
+            drain(),
+            power_cycle(),
+            manual_step("hardware", "reseat the GPU, and have it replaced if it stays missing"),
+        ),
+        explains=UNHEALTHY_IN_CLUSTER,
+    ),
+    _rule(
+        cause="gpu-fallen-off-bus",
+        disruption="power-cycle",
+        share=3.5,
+        symptoms=(
+            symptoms.GPU_LOST,
+            symptoms.ANY_XID,
+            symptoms.NVML_UNKNOWN,
+            symptoms.CUDA_FAULT,
+            symptoms.NO_DEVICES,
+            symptoms.CUDA_UNKNOWN,
+            symptoms.CUDA_NO_DEVICE,
+            symptoms.NOT_STARTED,
+        ),
+        look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
+        check=faults.incident_check(79, 167),
+        against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),
+        decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
+        typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
+        remedy=always(
+            drain(),
+            power_cycle(),
+            manual_step("hardware", "check power supply, power cables and risers; reseat the GPU", "it comes back"),
+            write_nvidia_report(),
+            replace_gpu(when="it falls off again in another slot or machine"),
+        ),
+        explains=GPU_LOST
+        | {
+            *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+            *("pcie-uncorrectable-completion-timeout", "pcie-aer-correctable-storm", "pcie-link-degraded"),
+            "gpu-missing-from-inventory",
+        },
+    ),
+    _rule(
+        cause="xid-54-aux-power",
+        layer="power-thermal",
+        disruption="power-cycle",
+        symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
+        check=faults.incident_check(54),
+        context=message_line(r"Power Brake Slowdown\s*: Active"),
+        decisive=message_line(
+            r"does not have the necessary power cables connected"
+            r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
+            r"|connect the PCIe? (?:auxiliary )?power cable",
+            flags=re.IGNORECASE,
+        ),
+        remedy=look_first(
+            manual_step("hardware", "power the node off and connect every power cable of the GPU"),
+            manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
+        ),
+        explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
+    ),
+    _power_rule(
+        cause="thermal-slowdown",
+        severity="warning",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
+        check=_find_heated,
+        typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
+        may_be_normal=True,
+        context=unless(_SLOWED, symptoms.ALL_WELL),
+        remedy=always(
+            manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
+            drain("move the work away until the GPU is cool again"),
+            run_step("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
+        ),
+    ),
+    _power_rule(
+        cause="power-brake-slowdown",
+        severity="warning",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
+        check=_find_braked,
+        typical=message_line(
+            r"\bPSU?\d* Status\s+Fail"
+            r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
+            flags=re.IGNORECASE,
+        ),
+        context=unless(_SLOWED, symptoms.ALL_WELL),
+        remedy=always(
+            manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
+            manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
+            run_step("inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")),
+        ),
+    ),
+    _power_rule(
+        cause="power-limit-set-low",
+        layer="config",
+        shows_in="gpu",
+        severity="warning",
+        symptoms=(symptoms.SLOW,),
+        look_at=(Shell("nvidia-smi -q -d POWER"),),
+        check=_find_limited,
+        context=unless(_CAPPED, symptoms.ALL_WELL),
+        remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
+    ),
+)

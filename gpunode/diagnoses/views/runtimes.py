@@ -1,0 +1,150 @@
+"""View the container runtime of the node: which it is, and the effective configuration of dockerd and containerd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
+from gpunode.errors import Refused
+from gpunode.facts import patterns
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
+from gpunode.runtimes import docker
+from gpunode.runtimes.containerd_files import CONFIG
+from gpunode.runtimes.model import DOCKER_CONFIG
+
+# The ids of gpunode's own rows of runtimes.
+Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
+
+# The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
+_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+    ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
+    (
+        "docker",
+        Pattern(r"Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker(?:: Error| (?:run|info|compose|ps)\b)"),
+    ),
+    ("podman", Pattern(r"\bpodman\b")),
+    ("containerd", Pattern(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
+    ("docker", Pattern(r"\bdocker\b")),
+)
+
+
+def container_engine(snapshot: Snapshot) -> Engine:
+    """Return the runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None:
+        return "crio" if "crio" in kubelet.value.socket else "containerd"
+    for found, pattern in _WORDS:
+        if any(pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.is_seen):
+            return found
+    return "docker"
+
+
+UNIT: Final = "docker.service"
+# What stands in a paste for what was left out, and the numbers of lines.
+_EDITED: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
+
+
+def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
+    for item in snapshot.files("*daemon.json"):
+        is_part = item.source.only or item.source.is_part or _EDITED.search(item.text)
+        if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
+            continue
+        path = item.subject if "/" in item.subject else DOCKER_CONFIG
+        try:
+            docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
+        except Refused as refused:
+            yield f"{refused.what}: {refused.why.split('. ')[0]}" if refused.why else refused.what, cite(item, 1)
+
+
+_VERSION: Final = Pattern(
+    r"(?:Docker version|Server Version:|^[ \t]*Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE
+)
+
+
+def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
+    """Docker's version; empty if unknown."""
+    shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
+    match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
+    return patterns.parse_version(match["version"]) if match else ()
+
+
+Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
+
+_PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
+    # Its containerd has its socket in /run/k3s, too.
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    (
+        "k3s",
+        Pattern(r"/rancher/k3s|[+-]k3s\d|\bk3s\.service\b|ctl [\w -]{0,30}\bk3s\b|\bk3s-(?:agent|server)\b|/run/k3s/"),
+    ),
+    ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
+    ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
+)
+# systemd is asked for units of every product; what it said of them is among the facts.
+_NAMELESS: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
+
+
+def kubernetes_product(snapshot: Snapshot) -> Product:
+    """Return the product whose containerd the kubelet uses."""
+    return snapshot.view(_find_product)[0]
+
+
+def product_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of that product."""
+    return snapshot.view(_find_product)[1]
+
+
+def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None:
+        kind = kubelet.value.kind
+        return "containerd" if kind == "kubelet" else kind, (cite_fact("the kubelet", f"of {kind}", kubelet.probe),)
+    items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
+    for name, pattern in _PRODUCTS:
+        for item in items:
+            if item.text.strip() and pattern.search(item.written):
+                return name, (cite(item),)
+            if match := find_first(item, pattern):
+                return name, (cite(item, item.number_at(match.start())),)
+    return "containerd", ()
+
+
+_SHOWN: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
+_ROOTS: Final[Mapping[Product, str]] = {
+    "containerd": CONFIG,
+    "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "microk8s": "/var/snap/microk8s/current/args/containerd.toml",
+}
+
+
+def config_items(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the configuration that the daemon printed, else the files that it reads."""
+    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _SHOWN))[
+        :1
+    ] or _config_files(snapshot)
+
+
+def _config_files(snapshot: Snapshot) -> tuple[Item, ...]:
+    path = _ROOTS.get(kubernetes_product(snapshot), CONFIG)
+    shown = (item for item in snapshot.items_of("file", "listing") if item.where == "host" and item.outcome == "ok")
+    items = {item.subject: item for item in shown if item.text.strip()}
+    if (root := items.get(path)) is None:
+        return ()
+    folder = path.rpartition("/")[0]
+    others = (items[one] for one in sorted(items) if one != path and one.startswith(folder) and one.endswith(".toml"))
+    return (root, *(others if "imports" in root.text else ()))
+
+
+def complete_config(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the configuration if it is complete, so that a missing handler does not exist."""
+    shown = snapshot.view(config_items)
+    is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.only for item in shown)
+    return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

@@ -1,0 +1,105 @@
+"""Detect vGPU guests: virtual machines with a share of a GPU, which only NVIDIA's guest driver drives.
+
+The share shows the device id of the whole GPU; its subsystem, profile name, nvidia-smi mode or licence daemon reveal
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.catalog.gpus import is_vgpu_profile, vgpu_profile
+from gpunode.diagnoses.snapshot import Snapshot, find_all
+from gpunode.diagnoses.views import boards, pci, smi_query, system
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
+
+_SUBSYSTEM: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+# "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
+_NUMBER_ALONE: Final = Pattern(
+    r"Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$", re.IGNORECASE
+)
+_GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE)
+
+
+def is_vgpu(snapshot: Snapshot) -> bool:
+    """Return whether a GPU of this node is a share of one, or is driven by the driver for those."""
+    return snapshot.view(_is_vgpu)
+
+
+def _is_vgpu(snapshot: Snapshot) -> bool:
+    if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_names))):
+        return True
+    modes = [row.value.strip().upper() for _, row in smi_query.find_rows(snapshot, "Virtualization Mode")]
+    # A licence for a whole GPU is fetched by the same daemon.
+    return "VGPU" in modes or (_has_guest_driver(snapshot) and not modes and not _shows_subsystems(snapshot))
+
+
+def _has_guest_driver(snapshot: Snapshot) -> bool:
+    """Return whether nvidia-gridd runs or is there: of NVIDIA drivers only the one for guests has it."""
+    told = snapshot.items_of("unit-status", "unit-log", "journal", "listing", "which", "text")
+    seen = (item for item in told if item.where == "host" and item.outcome == "ok")
+    return any(True for item in seen for _ in find_all(item, _GRIDD))
+
+
+def _shows_subsystems(snapshot: Snapshot) -> bool:
+    """Return whether the subsystems of all GPUs are shown, so that a share would be known by its own."""
+    gpus = snapshot.view(pci.pci_gpus)
+    return bool(gpus) and all(any(_subsystem_ids(gpu)) for gpu in gpus)
+
+
+def vgpu_addresses(snapshot: Snapshot) -> frozenset[str]:
+    """Return the addresses of those whose subsystem names a profile."""
+    return frozenset(_find_addresses(snapshot))
+
+
+def _find_addresses(snapshot: Snapshot) -> Iterator[str]:
+    devices = snapshot.facts.devices
+    if isinstance(devices, Known):
+        for one in devices.value:
+            if one.vendor == "10de" and vgpu_profile(one.device, one.subsystem):
+                yield one.address
+    for gpu in snapshot.view(pci.pci_gpus):
+        if gpu.device and any(vgpu_profile(gpu.device, board) for board in _subsystem_ids(gpu)):
+            yield gpu.address
+
+
+def _subsystem_ids(gpu: pci.PciFunction) -> Iterator[tuple[str, str]]:
+    for line in gpu.detail:
+        if match := _SUBSYSTEM.search(line):
+            yield match["vendor"], match["device"]
+        elif match := _NUMBER_ALONE.search(line):
+            yield "10de", match["device"]
+
+
+PASSTHROUGH_DRIVERS: Final = frozenset(
+    {"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
+)
+"""Drivers that do nothing but hand a device to a virtual machine."""
+
+_RUNS: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
+_LISTS: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
+_HYPERVISOR: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion)\b|/etc/pve/|/etc/libvirt/")
+
+
+def passed_through_gpus(snapshot: Snapshot) -> tuple[pci.PciFunction, ...]:
+    """Return the GPUs that the host has given away."""
+    return tuple(gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in PASSTHROUGH_DRIVERS)
+
+
+def guest_lists(snapshot: Snapshot) -> Iterator[Item]:
+    """Yield the lists of the host's virtual machines."""
+    return (item for item in snapshot.items if item.where == "host" and _LISTS.search(item.written))
+
+
+def has_running_guests(snapshot: Snapshot) -> bool:
+    """Return whether a virtual machine is shown to run."""
+    return any(_RUNS.search(item.text) for item in guest_lists(snapshot))
+
+
+def is_hypervisor(snapshot: Snapshot) -> bool:
+    """Return whether the host is seen to run virtual machines."""
+    return system.is_proxmox(snapshot) or any(_HYPERVISOR.search(item.written) for item in snapshot.items)
