@@ -24,7 +24,7 @@ UNSUPPORTED_NOTE: Final = (
     "the NVSwitches of DGX-2 and HGX-2 are of a generation that current drivers do not bind: no fabric manager is "
     "installed for them"
 )
-# The modules through which the fabric manager reaches switches behind a ConnectX bridge.
+# The module through which the fabric manager reaches switches behind a ConnectX bridge.
 BRIDGE_MODULE: Final = "ib_umad"
 # NVIDIA dropped the branch from these names at 580, on all distributions.
 _UNSUFFIXED_FROM: Final = 580

@@ -305,7 +305,11 @@ _PURGE: Final = message_line(
 )
 _TRACE: Final = any_of(
     custom_sign(uninstaller_lines),
-    message_line(r"driver installation has been altered since it was|nvidia-installer-cleanup"),
+    message_line(
+        r"driver installation has been altered since it was"
+        # Debian's own driver brings this package, which fails where it meets one of the installer's.
+        r"|error processing package nvidia-installer-cleanup|nvidia-installer-cleanup package \S+ script"
+    ),
 )
 _UNOWNED: Final = message_line(
     r"no path found matching pattern /\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)"

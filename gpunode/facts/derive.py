@@ -91,6 +91,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         layout=_read_layout(reader, image=image),
         mig=_read_mig(evidence),
         module_key=_read_module_key(evidence),
+        switch_bridges=_read_bridges(evidence),
         observed_on=_read_clock(reader, image=image),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
@@ -316,6 +317,14 @@ def _read_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
     from gpunode.facts import module_key  # only where Secure Boot is on
 
     return module_key.derive_module_key(evidence)
+
+
+def _read_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
+    if "switch-bridges" not in evidence:
+        return None
+    from gpunode.facts.bridges import derive_bridges  # only beside GPUs of Blackwell or newer
+
+    return derive_bridges(evidence)
 
 
 def _read_device_nodes(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:

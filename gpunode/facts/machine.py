@@ -24,6 +24,7 @@ from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, Provid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import explain_missing
 
+MELLANOX = "15b3"
 _ADDRESS = Pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ID = Pattern(r"\[([0-9a-f]{4})\]\Z")
 

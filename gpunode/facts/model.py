@@ -414,6 +414,8 @@ class Facts:
             DKMS: packages bring such, and so do installers that no package database knows.
         secure_boot: whether the firmware lets the kernel load signed modules alone.
         module_key: what signs the modules that DKMS builds; None where Secure Boot is not on, as it was not asked.
+        switch_bridges: the PCI addresses of the ConnectX bridges to NVSwitches that are not on the bus; None where they
+            were not looked for, as no GPU here is on such a board.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
@@ -451,6 +453,7 @@ class Facts:
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
     module_key: Fact[ModuleKey] | None = None
+    switch_bridges: Fact[tuple[str, ...]] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     unconfigured: frozenset[PackageId] = frozenset()

@@ -26,6 +26,7 @@ from gpunode.steps.installed_driver import (
     set_manual,
     why_manual,
 )
+from gpunode.steps.leftovers import find_run_toolkits
 from gpunode.steps.packages import PROFILE, refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
@@ -63,6 +64,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     version = _choose_release(recipe, facts, driver)
     if isinstance(version, Refusal):
         return version
+    if refused := _refuse_run_toolkit(version, facts):
+        return refused
     packages = need(facts.packages, "which packages are installed")
     names = tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
@@ -115,6 +118,19 @@ def find_installed_toolkit(facts: Facts) -> CudaToolkit:
         if parts := tuple(complete):
             return CudaToolkit(show_version(version), parts)
     return CudaToolkit()
+
+
+def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
+    """Refuse a release that is there already and belongs to no package: its files would be lost to a rollback."""
+    release = show_version(version)
+    if (removal := find_run_toolkits(facts).get(release)) is None:
+        return None
+    return Refusal(
+        what=f"CUDA toolkit {release} in /usr/local/cuda-{release} belongs to no package",
+        why="NVIDIA's packages of this release have their files in the same folder: they would overwrite those there, "
+        "and no rollback could bring them back",
+        hint=f"{removal}; then run the same command again\nor name another release: version under [cuda]",
+    )
 
 
 def _refuse_jetson(facts: Facts) -> Refusal | None:

@@ -5,7 +5,7 @@ Without it CUDA answers error 802 (system not yet initialized) on these machines
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,8 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
 )
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.machine import MELLANOX
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
@@ -44,9 +45,8 @@ from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_st
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
+_NOT_LOOKED_FOR: Final = Unknown("not captured", "switch-bridges")
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
-# The maker of the bridge, by PCI vendor.
-_MELLANOX: Final = "15b3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Fabric:
 def find_fabric(facts: Facts) -> Fabric | None:
     """Return what joins this machine's GPUs; None for GPUs without switches.
 
-    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind a ConnectX bridge, so that the GPU's board
-    tells: its modules are sold on such boards alone.
+    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which say so. The GPU
+    tells as well: its modules are sold on such boards alone.
     """
     devices = known(facts.devices, ())
     switches = [
@@ -81,16 +81,34 @@ def find_fabric(facts: Facts) -> Fabric | None:
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
     models = {model.name: model for model in (lookup(one.device) for one in find_own_gpus(devices))}
+    if models and (bridges := _find_bridges(facts, devices)):
+        found = f"ConnectX bridge{'s' if bridges[1:] else ''} {', '.join(bridges)} (SW_MNG in the vital product data)"
+        return Fabric("nvlink5", f"{', '.join(sorted(models))} with NVSwitches behind {found}")
     blackwell = [model for model in models.values() if model.architecture == "Blackwell"]
     on_board = sorted(model.name for model in blackwell if model.nvswitch_board == "possible")
-    # A virtual machine that gets a GPU without the bridge leaves the switches to its host.
-    is_guest = isinstance(facts.platform, Known) and facts.platform.value.kind == "vm"
-    if on_board and not (is_guest and all(one.vendor != _MELLANOX for one in devices)):
+    if on_board and not _leaves_switches_to_host(facts, devices):
         return Fabric(
             "nvlink5", f"{', '.join(on_board)} on an HGX board, whose NVSwitches are not visible on the PCI bus"
         )
     in_rack = sorted(model.name for model in blackwell if model.nvswitch_board == "external")
     return Fabric("rack", f"{', '.join(in_rack)}, whose NVSwitches are in other trays") if in_rack else None
+
+
+def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
+    """Return the addresses of the bridges to this machine's switches, but for those that a virtual machine has."""
+    found = known(facts.switch_bridges or _NOT_LOOKED_FOR, ())
+    if facts.devices.probe == GPU_OPTION:
+        return []
+    return [one.address for one in devices if one.address in found and one.driver != PASSED_THROUGH]
+
+
+def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool:
+    """Return whether this is a virtual machine that got a GPU without the bridge."""
+    if not isinstance(facts.platform, Known) or facts.platform.value.kind != "vm":
+        return False
+    if isinstance(facts.switch_bridges, Known):
+        return True  # no card of the machine is a bridge, else its fabric was found by that
+    return all(one.vendor != MELLANOX for one in devices)
 
 
 def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:

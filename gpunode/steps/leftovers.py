@@ -47,9 +47,19 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
 
 
 def _note_toolkits(facts: Facts) -> Iterator[str]:
+    for release, removal in find_run_toolkits(facts).items():
+        yield (
+            f"CUDA toolkit {release} in /usr/local/cuda-{release} belongs to no package: no upgrade reaches it, and a "
+            f"package of release {release} would overwrite its files; {removal}"
+        )
+
+
+def find_run_toolkits(facts: Facts) -> dict[str, str]:
+    """Return the toolkits that belong to no package, by release (``12.6``), with what removes each."""
     installed = known(facts.packages, {})
     paths = known(facts.leftovers, frozenset[str]())
     owners = {package.name for package, state in installed.items() if not state.config_files_only}
+    found = {}
     for path in sorted(paths):
         if not (match := _COMPILER.fullmatch(path)):
             continue
@@ -59,15 +69,12 @@ def _note_toolkits(facts: Facts) -> Iterator[str]:
             continue
         folder = f"/usr/local/cuda-{release}"
         uninstallers = sorted(one for one in paths if one.startswith(f"{folder}/bin/") and "uninstall" in one)
-        removal = (
+        found[release] = (
             f"`sudo {uninstallers[0]}` removes it"
             if uninstallers
             else f"its uninstaller is gone: remove {folder} and /etc/ld.so.conf.d/cuda-{dashed}.conf by hand"
         )
-        yield (
-            f"CUDA toolkit {release} in {folder} belongs to no package: no upgrade reaches it, and a package of "
-            f"release {release} would overwrite its files; {removal}"
-        )
+    return found
 
 
 def _note_dkms(facts: Facts) -> Iterator[str]:

@@ -83,6 +83,8 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return found
     if isinstance(chosen, Refusal):
         return chosen
+    if refused := _refuse_mixture(found, chosen, facts):
+        return refused
     if awaits_enrolment(recipe, facts):
         return Planned((), WAITS, later=True)
     if chosen.source == "nvidia":
@@ -93,6 +95,44 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         found, chosen, known(facts.kernels, Kernels(None, ())), known(facts.packages, {})
     )
     return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
+
+
+def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
+    """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
+
+    Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
+    nvidia-alternative then goes on replacing and removing the links of NVIDIA's libraries (535.309.01 of both).
+    """
+    if family.signs_modules:  # Ubuntu's own have other names
+        return None
+    packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
+    there = [one for one in _NAMED_ALIKE if matches(packages.get(one), f"{chosen.branch}.")]
+    # Of a planned package the branch alone is known.
+    revisions = {one: packages[one].version.partition("-")[2] for one in there}
+    others = [one for one, revision in revisions.items() if revision and (revision == _NVIDIAS_REVISION) == wants_own]
+    if not others:
+        return None
+    ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
+    named = ", ".join(f"{one} {packages[one].version}" for one in others)
+    purge = system(facts).purge(tuple(str(one) for one in sorted(driver_packages(packages))))
+    return Refusal(
+        what=f"{named} of {theirs}'s driver {'is' if len(others) == 1 else 'are'} installed, and {ours}'s driver of "
+        f"the same branch {chosen.branch} is wanted",
+        why="the packages of both have the same names, so they would be mixed, and Debian's nvidia-alternative removes "
+        "links of the libraries that NVIDIA's packages bring",
+        hint=f"take another branch ({gpunode('gpus')} lists those that fit), or the driver of the other source "
+        f"(--driver-source {'nvidia' if wants_own else 'distro'}); or purge the driver first: `sudo {purge}`",
+    )
+
+
+_NAMED_ALIKE = tuple(
+    map(
+        PackageId,
+        ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
+    )
+)
+# Of all of NVIDIA's packages for Debian; Debian's own of these branches have others (-0+deb12u1, -2).
+_NVIDIAS_REVISION = "1"
 
 
 def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:

@@ -13,7 +13,7 @@ from gpunode.change import Change, FileChange, PackageChange, Trigger, ordered, 
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
-from gpunode.facts.machine import read_secure_boot
+from gpunode.facts.machine import MELLANOX, read_secure_boot
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
 from gpunode.facts.probes import LSPCI, kubelet_command_probe, list_probes
 from gpunode.facts.project import PLAN, project_changes
@@ -131,8 +131,16 @@ def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool 
             evidence[probe.key] = _run_probe(host, probe)
         return evidence[probe.key]
 
-    if not image and not isinstance(derive_devices(evidence), Known):
+    devices = derive_devices(evidence)
+    if not image and not isinstance(devices, Known):
         ask(LSPCI)
+        devices = derive_devices(evidence)
+    listed: tuple[PciDevice, ...] = () if image else known(devices, ())
+    if any(one.vendor == MELLANOX for one in listed):
+        from gpunode.facts.bridges import bridge_probe
+
+        if probe := bridge_probe(listed):
+            ask(probe)
     if not image and known(read_secure_boot(evidence), False):
         from gpunode.facts.module_key import probe_module_key
 

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
 import pytest
 
 from tests.e2e.chroot.scenario import Lab, as_machine, ask, called, setup_ok
+from tests.e2e.chroot.states import make_toolkit
 from tests.e2e.lab.bases import Bases
-from tests.e2e.lab.debs import Package
 from tests.e2e.lab.pci import GTX_1080
 from tests.e2e.lab.snapshot import snapshot
 
 pytestmark = pytest.mark.e2e
-
-_NVCC: Final = "#!/bin/sh\necho 'Cuda compilation tools, release @RELEASE@'\n"
-
-
-def make_toolkit(release: str, version: str) -> Iterator[Package]:
-    """The packages of a toolkit with the names and relations of NVIDIA's, and the metapackage that brings a driver."""
-    dashed = release.replace(".", "-")
-    yield Package(
-        f"cuda-nvcc-{dashed}",
-        version,
-        files={f"/usr/local/cuda-{release}/bin/nvcc": _NVCC.replace("@RELEASE@", release)},
-    )
-    yield Package(f"libcublas-{dashed}", version)
-    yield Package(f"cuda-toolkit-{dashed}", version, depends=(f"cuda-nvcc-{dashed}", f"libcublas-{dashed}"))
-    yield Package(f"cuda-{dashed}", version, depends=(f"cuda-toolkit-{dashed}", "cuda-drivers"))
 
 
 @pytest.mark.long

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
 from tests.e2e.chroot.killing import DPKG_LOG, Victims, start_setup
 from tests.e2e.chroot.scenario import Lab, as_machine, ask, called, setup, setup_ok
+from tests.e2e.chroot.states import make_fabric
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.debs import Package
 from tests.e2e.lab.pci import A100, A100_NVSWITCH, B200, GB200, H100, H200, NVSWITCH
 from tests.e2e.lab.snapshot import snapshot
 
 pytestmark = pytest.mark.e2e
-
-_UNIT: Final = """\
-[Unit]
-Description=NVIDIA fabric manager service
-[Service]
-ExecStart=/bin/sleep infinity
-[Install]
-WantedBy=multi-user.target
-"""
-
 
 _MANAGED: Final = ("nvidia-fabricmanager", "libnvidia-nscq")
 _FREE: Final = {"nvlsm": "2025.10.11-1", "infiniband-diags": "44.0-2"}
@@ -40,14 +30,6 @@ _GENERATIONS: Final = {
 # As in dpkg's log.
 _BOTH: Final = ("libcuda1", "nvidia-fabricmanager")
 _SLOW: Final = "#!/bin/sh\nsleep 3\n"
-
-
-def make_fabric(version: str, **scripts: str) -> Iterator[Package]:
-    """The packages of every fabric, without relations to the driver, as NVIDIA's have none that names its version."""
-    for name in ("nvidia-fabricmanager", "nvidia-imex"):
-        yield Package(name, version, files={f"/lib/systemd/system/{name}.service": _UNIT}, scripts=scripts)
-    yield Package("libnvidia-nscq", version)
-    yield Package("libnvsdm", version)
 
 
 @pytest.mark.long
@@ -111,19 +93,3 @@ def test_kill_between_driver_and_fabric_manager_is_finished(
         assert {node.installed()[name] for name in _BOTH} == {"595.91.07-1"}
         assert node.run("/usr/bin/dpkg", "--audit").stdout == ""
         assert not [change for change in setup(node, "--driver", "595").changes if change["kind"] == "package"]
-
-
-def test_run_without_a_fitting_fabric_manager_touches_no_package(bases: dict[str, Bases], chroots: Lab) -> None:
-    added = [*make_fabric("595.91.08-1")]
-    folder = chroots.repositories.variant("debian12", chroots.folder / "fabric-newer", added=added)
-    with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
-        as_machine(node)
-        node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
-        chroots.recipe(node, "debian12", "bare-metal")
-        packages = node.installed()
-
-        refused = setup(node)
-
-        assert refused.exit_code == 3
-        assert "in version 595.91.07, that of the driver" in refused.error
-        assert node.installed() == packages

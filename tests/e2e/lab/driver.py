@@ -133,11 +133,13 @@ class Driver:
 
     Attributes:
         nvml: its libnvidia-ml, compiled.
+        cuda: its libcuda, compiled; ldconfig makes links of the names that libraries have in them.
         revision: what follows the driver's version in that of the packages.
     """
 
     version: str
     nvml: Path
+    cuda: Path
     revision: str = "1"
 
     @property
@@ -163,9 +165,12 @@ class Driver:
 
 def make_driver(version: str, folder: Path) -> Driver:
     """Return driver ``version`` with its library compiled in ``folder``."""
-    target = folder / version / "libnvidia-ml.so.1"
-    target.parent.mkdir(parents=True)
-    return Driver(version, compile_library(NATIVE / "nvml.c", target, f'VERSION="{version}"'))
+    place, define = folder / version, f'VERSION="{version}"'
+    place.mkdir(parents=True)
+    nvml, cuda = (
+        compile_library(NATIVE / "nvml.c", place / f"lib{name}.so.1", define) for name in ("nvidia-ml", "cuda")
+    )
+    return Driver(version, nvml, cuda)
 
 
 def debian_packages(driver: Driver) -> Iterator[Package]:
@@ -307,7 +312,7 @@ def _with_libcuda(driver: Driver, package: Package) -> Package:
     real = f"libcuda.so.{driver.version}"
     return replace(
         package,
-        files={**package.files, f"{LIBRARIES}/{real}": driver.nvml},
+        files={**package.files, f"{LIBRARIES}/{real}": driver.cuda},
         links={**package.links, f"{LIBRARIES}/libcuda.so.1": real},
         scripts={**package.scripts, "triggers": LDCONFIG},
     )

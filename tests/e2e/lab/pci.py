@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 NVIDIA = 0x10DE
@@ -17,6 +17,7 @@ class Device:
     Attributes:
         device_class: class, subclass and programming interface (0x030200: 3D controller).
         driver: the kernel driver bound to it; empty for none.
+        vpd: its vital product data; empty for none.
     """
 
     address: str
@@ -26,6 +27,7 @@ class Device:
     subsystem: tuple[int, int] = (NVIDIA, 0x0001)
     revision: int = 0xA1
     driver: str = ""
+    vpd: bytes = field(default=b"", repr=False)
 
     @property
     def modalias(self) -> str:
@@ -87,6 +89,8 @@ def write_bus(bus: Path, devices: Iterable[Device]) -> Path:
         (folder / "config").write_bytes(device.config)
         for name, text in device.attributes().items():
             (folder / name).write_text(f"{text}\n")
+        if device.vpd:
+            (folder / "vpd").write_bytes(device.vpd)
         if device.driver:
             driver = bus / "drivers" / device.driver
             driver.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chroot.test_fabric import make_fabric
+from tests.e2e.chroot.states import make_fabric
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from tests.e2e.chroot.scenario import NONINTERACTIVE
-from tests.e2e.chroot.test_fabric import make_fabric
+from tests.e2e.chroot.states import make_fabric
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine

@@ -59,3 +59,52 @@ def test_installer_driver_of_unknown_origin_is_replaced() -> None:
 def test_filtered_package_list_proves_no_missing_module(pattern: str) -> None:
     finding = root((f"dpkg -l | grep -E '{pattern}'", LIBRARY), UNINSTALLER)
     assert commands(finding)[:2] == ["sudo nvidia-installer --uninstall --silent", "sudo gpunode setup"]
+
+
+MAKE_LOG = "/var/lib/dkms/nvidia-current/535.309.01/build/make.log"
+ERROR = '/usr/src/linux-headers-6.1.0-50-common/include/linux/pci.h:1:2: error: #error "broken on purpose"'
+BROKEN_BUILD: list[Row] = [
+    ("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'),
+    ("uname -r", "6.1.0-50-amd64"),
+    (
+        "dpkg -l | grep nvidia",
+        "iF  nvidia-kernel-dkms  535.309.01-0+deb12u1  amd64  NVIDIA binary kernel module DKMS source",
+    ),
+    (
+        "cat /var/log/apt/history.log",
+        (
+            "Start-Date: 2026-11-28  22:00:14\n"
+            "Commandline: apt-get -y install nvidia-kernel-dkms\n"
+            "Install: nvidia-installer-cleanup:amd64 (20220217+3~deb12u1, automatic), "
+            "nvidia-kernel-dkms:amd64 (535.309.01-0+deb12u1)\n"
+            "Error: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+        ),
+    ),
+    (
+        f"cat {MAKE_LOG}",
+        (
+            "DKMS make.log for nvidia-current-535.309.01 for kernel 6.1.0-50-amd64 (x86_64)\n"
+            "  CC [M]  /var/lib/dkms/nvidia-current/535.309.01/build/nvidia/nv.o\n"
+            f"{ERROR}\n"
+            "make[3]: *** [scripts/Makefile.build:255: nvidia/nv-pci.o] Error 1\n"
+        ),
+    ),
+]
+
+
+def test_debians_cleanup_package_is_no_trace_of_an_installer() -> None:
+    """It comes with every driver of Debian's own; what broke is the build, whose first error is quoted."""
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces(BROKEN_BUILD))).roots
+    assert found.cause == "dkms-build-kernel-api"
+    assert ERROR in found.citations[0].text
+
+
+def test_cleanup_that_met_an_installers_driver_is_a_trace() -> None:
+    failed = (
+        "apt-get install nvidia-driver",
+        (
+            "dpkg: error processing package nvidia-installer-cleanup (--configure):\n"
+            " installed nvidia-installer-cleanup package post-installation script subprocess returned error exit"
+        ),
+    )
+    assert root(DKMS, failed).cause == "runfile-leftover"

@@ -198,3 +198,13 @@ def test_a_refusal_without_a_driver_does_not_advise_to_drop_it(distro: Distro) -
     refused = refusal(CUDA_REPOSITORY.plan(_recipe(version="none"), replace(_machine(), distro=Known(distro, "x"))))
     assert 'driver.version = "none"' not in refused.hint
     assert "cuda.version" in refused.hint
+
+
+def test_release_of_a_run_installer_is_not_overwritten() -> None:
+    paths = frozenset({"/usr/local/cuda-12.9/bin/nvcc", "/usr/local/cuda-12.9/bin/cuda-uninstaller"})
+    refused = refusal(CUDA_TOOLKIT.plan(_recipe("12.9"), _machine(leftovers=paths)))
+    assert refused.what == "CUDA toolkit 12.9 in /usr/local/cuda-12.9 belongs to no package"
+    assert "`sudo /usr/local/cuda-12.9/bin/cuda-uninstaller`" in refused.hint
+    assert _installed(planned(CUDA_TOOLKIT.plan(_recipe("12.8"), _machine(leftovers=paths)))) == ["cuda-toolkit-12-8"]
+    ours = _machine(leftovers=paths, packages={"cuda-toolkit-12-9": "12.9.1-1", "cuda-nvcc-12-9": "12.9.86-1"})
+    assert not _installed(planned(CUDA_TOOLKIT.plan(_recipe("12.9"), ours)))

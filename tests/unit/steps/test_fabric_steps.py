@@ -8,6 +8,7 @@ import pytest
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.fabric import IMEX_NODES, FabricKind, find_packages
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
+from gpunode.facts.bridges import bridge_probe
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Platform, Unknown
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
@@ -195,6 +196,36 @@ def test_a_virtual_machine_without_the_bridge_needs_no_manager() -> None:
     with_bridge = find_fabric(machine(gpus=(gpu(B200), bridge), platform=Platform("vm", "kvm")))
     assert with_bridge is not None
     assert with_bridge.kind == "nvlink5"
+
+
+BRIDGES = tuple(PciDevice(f"0000:0{number}:00.0", "15b3", "1021", "0207") for number in (7, 8))
+UNLISTED = "297f"
+
+
+@pytest.mark.parametrize("device", [B200, "3182", UNLISTED])
+def test_board_is_told_by_its_bridges_and_plan_names_them(device: str) -> None:
+    """/sys/class/infiniband is empty before mlx5_ib is loaded; the data of the card itself is not."""
+    node = machine(gpus=(gpu(device), *BRIDGES), switch_bridges=("0000:08:00.0",))
+    outcome = planned(FABRIC.plan(recipe(), node))
+    assert "nvlsm" in [change.id.name for change in outcome.changes if isinstance(change, PackageChange)]
+    assert "behind ConnectX bridge 0000:08:00.0 (SW_MNG in the vital product data)" in outcome.reason
+    assert planned(FABRIC_BRIDGE.plan(recipe(), node)).changes
+
+
+def test_cards_that_are_no_bridges_make_no_board() -> None:
+    guest = machine(gpus=(gpu(B200), *BRIDGES), switch_bridges=(), platform=Platform("vm", "kvm"))
+    assert find_fabric(guest) is None, "a network card of the virtual machine's own"
+    assert find_fabric(machine(gpus=(gpu(UNLISTED), *BRIDGES), switch_bridges=())) is None
+    passed = replace(BRIDGES[0], driver="vfio-pci")
+    assert find_fabric(machine(gpus=(gpu(UNLISTED), passed), switch_bridges=(passed.address,))) is None
+
+
+def test_bridges_are_looked_for_beside_blackwell_alone() -> None:
+    assert bridge_probe((gpu(H100), *BRIDGES)) is None
+    assert bridge_probe((gpu(B200),)) is None
+    probe = bridge_probe((gpu(UNLISTED), *BRIDGES))
+    assert probe is not None
+    assert probe.argv[-2:] == tuple(f"/sys/bus/pci/devices/{one.address}/vpd" for one in BRIDGES)
 
 
 def test_unread_imex_nodes_are_not_called_missing() -> None:

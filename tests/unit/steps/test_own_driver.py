@@ -206,16 +206,33 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
     assert brought <= set(names(planned(DRIVER.plan(NO_OPTION, facts)).changes))
 
 
-def test_same_branch_of_nvidias_is_replaced_whole() -> None:
-    packages = dict.fromkeys(("nvidia-driver-cuda", "nvidia-kernel-dkms", "libcuda1"), "535.288.01-1")
-    facts = machine(packages=packages)
-    assert names(planned(CONFLICTS.plan(NO_OPTION, facts)).changes) == ["nvidia-driver-cuda"]
-    brought = {
-        str(change.id): change.after
-        for change in planned(DRIVER.plan(NO_OPTION, facts)).changes
-        if isinstance(change, PackageChange)
-    }
-    assert brought["libcuda1"] == brought["nvidia-kernel-dkms"] == KnownAfter("535.", "driver")
+@pytest.mark.parametrize(
+    ("source", "packages", "named"),
+    [
+        ("nvidia", dict.fromkeys(("libcuda1", "nvidia-kernel-dkms", "nvidia-smi"), OWN), f"nvidia-kernel-dkms {OWN}"),
+        ("distro", {"nvidia-kernel-dkms": OWN, "nvidia-smi": "535.309.01-1"}, "nvidia-smi 535.309.01-1 of NVIDIA's"),
+        (
+            "distro",
+            dict.fromkeys(("nvidia-driver-cuda", "nvidia-kernel-dkms", "libcuda1"), "535.288.01-1"),
+            "libcuda1 535.288.01-1 of NVIDIA's",
+        ),
+    ],
+)
+def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, str], named: str) -> None:
+    facts = machine(gpus=(gpu(GTX_1080),), packages=packages)
+    for step in (DRIVER, CONFLICTS, MODULE_BUILD):
+        refused = refusal(step.plan(recipe(source=source, version="535"), facts))
+        assert named in refused.what
+        assert f"--driver-source {'distro' if source == 'nvidia' else 'nvidia'}" in refused.hint
+        assert "nvidia-kernel-dkms" in refused.hint
+    assert planned(CONFLICTS.plan(recipe(version="580"), facts)).changes, "another branch leaves"
+
+
+def test_planned_driver_is_no_mixture() -> None:
+    """Of its packages a plan knows the branch alone."""
+    facts = machine(gpus=(gpu(GTX_1080),), packages=dict.fromkeys(("nvidia-kernel-dkms", "libcuda1"), "580."))
+    for source, version in (("nvidia", "580"), ("distro", "535")):
+        planned(MODULE_BUILD.plan(recipe(source=source, version=version), facts))
 
 
 def test_cuda_toolkit_comes_from_nvidia_beside_the_own_driver() -> None:

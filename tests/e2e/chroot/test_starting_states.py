@@ -1,0 +1,217 @@
+"""Starting states, before the real apt: setup ends as it must, as plan said, once; and a rollback takes it back.
+
+With GPUNODE_STATES set, each state that passes writes its row into the table of docs/verification.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.chroot.scenario import NONINTERACTIVE, RECIPE, Answer, Lab, as_machine, ask, by_kind, setup
+from tests.e2e.chroot.states import DIRECTORIES, STATES, Offer, State, System, list_offers
+from tests.e2e.chroot.states_page import PAGE, make_row, missing_states, write_row
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.distro import UBUNTUS, become
+from tests.e2e.lab.snapshot import Snapshot, snapshot
+from tests.e2e.lab.tree import Base
+
+# The real one takes longer than all else together, and is in test_first_setup.py.
+_QUICK_INITRAMFS: Final = "#!/bin/sh\nexit 0\n"
+# What is behind the labels of Ubuntu.
+_DEBIAN: Final = "bookworm"
+_FOREIGN: Final = ("/usr", "/opt", "/srv", "/boot")
+# Caches and lists that programs write anew, each time they are called, and what DKMS builds for packages.
+_MADE_BY_TOOLS: Final = re.compile(
+    r".*/__pycache__/.*|/usr/lib/modules/[^/]+/(modules\..*|updates/dkms/.*)|/usr/share/(mime|info)/.*"
+)
+_MERGED: Final = re.compile(r"/(bin|sbin|lib\w*)/")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes that have nothing yet but a name and a recipe, from one prepared disk a system."""
+
+    lab: Lab
+    bases: Mapping[str, Bases]
+    disks: dict[System, Base]
+    offers: dict[tuple[Offer, str], Path]
+
+    def node(self, state: State) -> Chroot:
+        """Return the state's node, as it was before what happened to it."""
+        if state.system not in self.disks:
+            self.disks[state.system] = self._prepare(state.system)
+        return self.lab.node(self.disks[state.system], state.devices)
+
+    def offer(self, offer: Offer, directory: str) -> Path:
+        """Return a variant of NVIDIA's repository."""
+        if (offer, directory) not in self.offers:
+            folder = self.lab.folder / f"offer-{offer}-{directory}"
+            added = list_offers(offer, directory, self.lab.folder / f"native-{offer}-{directory}")
+            self.offers[offer, directory] = self.lab.repositories.variant(directory, folder, added=added)
+        return self.offers[offer, directory]
+
+    def _prepare(self, system: System) -> Base:
+        ubuntu = next((one for one in UBUNTUS if one.codename == system), None)
+        base = ubuntu.base(self.bases[_DEBIAN].plain) if ubuntu else self.bases[system].runtime
+        disk = self.lab.folder / f"disk-{system}"
+        with self.lab.node(base) as node:
+            if ubuntu:
+                become(node, ubuntu)
+                # Behind the headers of Ubuntu's name are these, which take longer than all else together.
+                behind = f"linux-headers-{self.bases[_DEBIAN].plain.kernel}"
+                node.run("apt-get", "-y", "install", behind, env=NONINTERACTIVE)
+            as_machine(node)
+            node.write("/usr/local/sbin/update-initramfs", _QUICK_INITRAMFS, 0o755)
+            node.run("apt-get", "update")
+            node.halt()
+            node.upper.rename(disk)
+        return replace(base, layers=(disk, *base.layers))
+
+
+@pytest.fixture(scope="module")
+def nodes(bases: dict[str, Bases], chroots: Lab) -> Nodes:
+    return Nodes(chroots, bases, {}, {})
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "state", [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in STATES]
+)
+def test_setup_ends_as_planned_and_is_taken_back(state: State, nodes: Nodes) -> None:
+    with nodes.node(state) as node:
+        directory = DIRECTORIES[state.system]
+        nodes.lab.recipe(node, directory, state.recipe, state.more)
+        if state.offered:
+            node.server.mount(nodes.lab.repositories.cuda_path(directory), nodes.offer(state.offered, directory))
+        for prepare in state.prepare:
+            prepare(node, nodes.lab)
+        before, owners = observe(node), find_owners(node)
+        planned = ask(node, "plan", RECIPE, *_plannable(state.options))
+
+        done = setup(node, *state.options)
+
+        after = observe(node)
+        if state.end in {"refused", "stopped"}:
+            assert_stopped(state, done, before, after)
+        else:
+            assert done.exit_code in ({10} if state.end == "waits" else {0, 10}), f"{done.envelope}\n{done.stderr}"
+            assert state.says in str(planned.envelope), planned.envelope["notes"]
+            assert_as_planned(state, planned, done, before, after, owners)
+            installed = node.installed()
+            assert {name: installed.get(name, "") for name in state.installed} == state.installed
+            assert node.run("/usr/bin/dpkg", "--audit").stdout == ""
+            if state.end == "converged":
+                again = setup(node, *state.options)
+                assert again.envelope["changed"] is False, again.changes
+            if done.envelope["changed"]:
+                assert_taken_back(node, state, before)
+        if os.environ.get("GPUNODE_STATES"):
+            today = datetime.now(timezone.utc).date()
+            write_row(PAGE, make_row(state, done.exit_code, len(find_purged(before, after)), today.isoformat()))
+
+
+def test_page_has_a_row_for_each_state() -> None:
+    assert missing_states(PAGE.read_text()) == []
+
+
+def _plannable(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options of setup that plan has, too."""
+    return () if "--mok-password-file" in options else options
+
+
+def find_owners(node: Chroot) -> dict[str, str]:
+    """Return the package that has brought each file, by the file's place since /usr was merged."""
+    lists = node.path("/var/lib/dpkg/info").glob("*.list")
+    return {
+        f"/usr{line}" if _MERGED.match(line) else line: path.stem.partition(":")[0]
+        for path in lists
+        for line in path.read_text().splitlines()
+    }
+
+
+def observe(node: Chroot) -> Snapshot:
+    """Return packages, configuration, and every file below _FOREIGN that no package has brought."""
+    return Snapshot({**snapshot(node).rows, **dict(_list_unowned(node, find_owners(node)))})
+
+
+def _list_unowned(node: Chroot, owners: Mapping[str, str]) -> Iterator[tuple[str, tuple[object, ...]]]:
+    for top in _FOREIGN:
+        root = node.path(top)
+        for folder, _, names in os.walk(root):
+            for name in names:
+                path = f"{top}{folder.removeprefix(str(root))}/{name}"
+                if path not in owners and not _MADE_BY_TOOLS.fullmatch(path):
+                    yield path, _describe(Path(folder, name))
+
+
+def _describe(path: Path) -> tuple[object, ...]:
+    if path.is_symlink():
+        return ("link", os.readlink(path))
+    return ("file", path.stat().st_mode, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def find_installed(found: Snapshot) -> dict[str, str]:
+    """Return the version by name of what is installed, whole or in part."""
+    packages = ((name, row) for name, row in found.rows.items() if name.startswith("package "))
+    return {
+        name.removeprefix("package ").removesuffix(":amd64"): str(row[0])
+        for name, row in packages
+        if str(row[1])[1] not in "nc"
+    }
+
+
+def find_purged(before: Snapshot, after: Snapshot) -> set[str]:
+    """Return the packages that were installed and are not."""
+    return find_installed(before).keys() - find_installed(after).keys()
+
+
+def assert_stopped(state: State, done: Answer, before: Snapshot, after: Snapshot) -> None:
+    """Assert that nothing was changed, or no package, and that the reason is the state's."""
+    assert done.exit_code not in {0, 10}, done.envelope
+    assert state.says in done.error, done.error
+    changed = before.differences(after).splitlines()
+    assert [line for line in changed if state.end == "refused" or line.startswith("package ")] == []
+
+
+def assert_as_planned(
+    state: State, planned: Answer, done: Answer, before: Snapshot, after: Snapshot, owners: Mapping[str, str]
+) -> None:
+    """Assert that packages and files went that plan names, and no others; and that each of them did.
+
+    A plan before the index is read names every package of the former driver: some then only get another version.
+    """
+    there, left = find_installed(before), find_installed(after)
+    purged = there.keys() - left.keys()
+    named, told = (
+        {name for name, change in by_kind(answer.changes, "package").items() if change["action"] == "purge"}
+        for answer in (planned, done)
+    )
+    assert purged == told & there.keys()
+    assert purged <= named
+    assert {name for name in named & left.keys() if left[name] == there.get(name)} == set()
+    files = by_kind(planned.changes, "file").keys()
+    assert files == by_kind(done.changes, "file").keys()
+    gone = {name for name in before.rows.keys() - after.rows.keys() if name.startswith("/")}
+    uninstalled = re.compile(state.lost or "nothing")
+    assert {name for name in gone if owners.get(name) not in purged and not uninstalled.fullmatch(name)} <= files
+    changed = (name for name in before.rows.keys() & after.rows.keys() if before.rows[name] != after.rows[name])
+    assert {name for name in changed if name.startswith("/") and name not in owners} <= files
+
+
+def assert_taken_back(node: Chroot, state: State, before: Snapshot) -> None:
+    """Assert that a rollback brings packages and files back, but for what the state says."""
+    back = ask(node, "rollback", "--packages", "--yes")
+    assert back.exit_code in {0, 10} or state.lost, back.error
+    left = before.differences(observe(node)).splitlines()
+    assert [line for line in left if not state.lost or not re.match(f"({state.lost}): ", line)] == []
+    assert bool(left) == bool(state.lost), left
