@@ -152,7 +152,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         facts,
         packages=_map_fact(facts.packages, changed),
         driver_libraries=Unknown("known after packages are installed", PLAN),
-        leftovers=Unknown("known after packages are installed", PLAN),
+        leftovers=_project_leftovers(facts.leftovers, change),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
     if kernel or system(facts).builds_driver(change.id):
@@ -175,6 +175,13 @@ def _project_package(before: PackageState | None, after: PackageState | KnownAft
         return after
     held = before is not None and before.held
     return PackageState(after.prefix or VERSION_AFTER_INDEX, auto=after.auto, held=held)
+
+
+def _project_leftovers(fact: Fact[frozenset[str]], change: PackageChange) -> Fact[frozenset[str]]:
+    """Keep the toolkits in /usr/local, unless a package of CUDA leaves: of the rest only a look tells afterwards."""
+    if not isinstance(fact, Known) or (change.after is None and change.id.name.startswith("cuda-")):
+        return Unknown("known after packages are installed", PLAN)
+    return Known(frozenset(one for one in fact.value if one.startswith("/usr/local/")), PLAN)
 
 
 def _project_headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:

@@ -109,7 +109,7 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     there = [one for one in _NAMED_ALIKE if matches(packages.get(one), f"{chosen.branch}.")]
     # Of a planned package the branch alone is known.
     revisions = {one: packages[one].version.partition("-")[2] for one in there}
-    others = [one for one, revision in revisions.items() if revision and (revision == _NVIDIAS_REVISION) == wants_own]
+    others = [one for one, revision in revisions.items() if revision and _is_nvidias(revision) == wants_own]
     if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
@@ -131,8 +131,11 @@ _NAMED_ALIKE = tuple(
         ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
     )
 )
-# Of all of NVIDIA's packages for Debian; Debian's own of these branches have others (-0+deb12u1, -2).
-_NVIDIAS_REVISION = "1"
+
+
+def _is_nvidias(revision: str) -> bool:
+    """Return whether NVIDIA's packages have it: 1 those for Debian, whose own have -0+deb12u1 or -2; or for Ubuntu."""
+    return revision == "1" or _UBUNTU in revision
 
 
 def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:

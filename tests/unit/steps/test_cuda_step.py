@@ -10,6 +10,7 @@ from gpunode.change import FileChange, FileState, PackageChange, PackageState
 from gpunode.facts.model import Distro, Facts, Known, LoadedDriver, Platform
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.recipe import CudaToolkit, Recipe, VersionLock
 from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT, PROFILE
 from gpunode.workflow.converge import plan_stage
@@ -206,5 +207,8 @@ def test_release_of_a_run_installer_is_not_overwritten() -> None:
     assert refused.what == "CUDA toolkit 12.9 in /usr/local/cuda-12.9 belongs to no package"
     assert "`sudo /usr/local/cuda-12.9/bin/cuda-uninstaller`" in refused.hint
     assert _installed(planned(CUDA_TOOLKIT.plan(_recipe("12.8"), _machine(leftovers=paths)))) == ["cuda-toolkit-12-8"]
+    installs = (PackageChange(PackageId("libcuda1"), None, PackageState("595.91.07-1")),)
+    projected = project_changes(_machine(leftovers=paths), installs)
+    assert refusal(CUDA_TOOLKIT.plan(_recipe("12.9"), projected)).what == refused.what, "with a driver before it"
     ours = _machine(leftovers=paths, packages={"cuda-toolkit-12-9": "12.9.1-1", "cuda-nvcc-12-9": "12.9.86-1"})
     assert not _installed(planned(CUDA_TOOLKIT.plan(_recipe("12.9"), ours)))

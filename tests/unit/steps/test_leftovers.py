@@ -136,13 +136,14 @@ def test_unreadable_keyring_is_left_to_apt() -> None:
     assert not [*find_leftovers(machine(files={COMMON_KEYRING: b"no keys"}))]
 
 
-def test_leftovers_are_notes_of_the_state_and_unknown_after_a_transaction() -> None:
-    facts = machine(leftovers=frozenset({NVCC}))
+def test_toolkits_of_no_package_alone_are_known_after_a_transaction() -> None:
+    facts = machine(leftovers=frozenset({NVCC, SOURCE}))
     assert planned(CONFLICTS.plan(recipe(), facts)).notes == tuple(find_leftovers(facts))
     brought = PackageChange(PackageId("libcuda1"), None, PackageState("580.95.05-1"))
     after = project_changes(facts, [brought])
-    assert isinstance(after.leftovers, Unknown)
-    assert not [*find_leftovers(after)]
+    assert "CUDA toolkit 12.6" in only_note(after)
+    purged = PackageChange(PackageId("cuda-nvcc-12-6"), PackageState("12.6.85-1"), None)
+    assert isinstance(project_changes(facts, [purged]).leftovers, Unknown)
 
 
 @pytest.mark.parametrize(
