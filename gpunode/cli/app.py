@@ -9,16 +9,69 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 import copy
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from gpunode.cli import completion
-
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
 
+
+# Values for shell completion; called on Tab only.
+
+
+def recipe_names() -> list[str]:
+    """Return the shipped recipes; the shell completes files."""
+    from gpunode import builtin
+
+    return list(builtin.names())
+
+
+def runtime_names() -> list[str]:
+    """Return the values of --runtime."""
+    from typing import get_args
+
+    from gpunode.recipe import RuntimeName
+
+    return list(get_args(RuntimeName))
+
+
+def driver_choices() -> list[str]:
+    """Return the values of --driver, branches by number."""
+    from gpunode.catalog import branches
+
+    return [
+        "auto",
+        "production",
+        "lts",
+        "none",
+        *(str(branch.number) for branch in branches.all_branches() if branch.active),
+    ]
+
+
+def step_ids() -> list[str]:
+    """Return the values of --only."""
+    from gpunode.steps.table import STEPS
+
+    return [step.id for step in STEPS]
+
+
+def sample_nodes() -> list[str]:
+    """Return the shipped samples; the shell completes files."""
+    from gpunode.cli.samples import sample_names
+
+    return list(sample_names())
+
+
+def cause_names() -> list[str]:
+    """Return the causes that doctor explains."""
+    from gpunode.diagnoses import rules_by_cause
+
+    return sorted(rules_by_cause())
+
+
+T = TypeVar("T")
 # The headings of ``--help``.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
@@ -99,26 +152,17 @@ class CtkGroup(LazyGroup):
 ctk_app = typer.Typer(cls=CtkGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ctk_app, name="ctk")
 k8s_app = typer.Typer(
-    cls=LazyGroup,
-    help="Offer the GPUs of provisioned nodes to pods.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=LazyGroup, help="Offer the GPUs of provisioned nodes to pods.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(k8s_app, name="k8s")
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=completion.recipe_names
-    ),
+    str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=recipe_names)
 ]
 RuntimeOption = Annotated[
     str,
     typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="containerd, docker, crio, podman or none",
-        autocompletion=completion.runtime_names,
+        "--runtime", metavar="NAME", help="containerd, docker, crio, podman or none", autocompletion=runtime_names
     ),
 ]
 DriverOption = Annotated[
@@ -127,7 +171,7 @@ DriverOption = Annotated[
         "--driver",
         metavar="VERSION",
         help="auto, production, lts, a branch (580), a version, or none",
-        autocompletion=completion.driver_choices,
+        autocompletion=driver_choices,
     ),
 ]
 SourceOption = Annotated[
@@ -158,8 +202,7 @@ PasswordOption = Annotated[
 RunfileOption = Annotated[
     bool,
     typer.Option(
-        "--remove-runfile-driver",
-        help="first remove a driver of NVIDIA's .run installer, with its own uninstaller",
+        "--remove-runfile-driver", help="first remove a driver of NVIDIA's .run installer, with its own uninstaller"
     ),
 ]
 UpgradeOption = Annotated[
@@ -180,7 +223,7 @@ OnlyOption = Annotated[
         "--only",
         metavar="STEP",
         help=f"run only this step; may be repeated. Steps: {STEP_IDS}",
-        autocompletion=completion.step_ids,
+        autocompletion=step_ids,
     ),
 ]
 RootOption = Annotated[
@@ -209,7 +252,7 @@ NodeOption = Annotated[
         "--node",
         metavar="CAPTURE",
         help="a capture of another node, or the shipped sample debian12-gtx1080",
-        autocompletion=completion.sample_nodes,
+        autocompletion=sample_nodes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -223,8 +266,7 @@ LockTimeoutOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing anything")]
 DisruptionOption = Annotated[
-    bool,
-    typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
+    bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
 ]
 LossOption = Annotated[
     bool, typer.Option("--allow-loss", help="purge old driver packages even if a rollback could not reinstall them")
@@ -245,16 +287,21 @@ def output_options(json: bool, verbose: bool = False) -> "OutputOptions":
     return OutputOptions(json=json, verbose=verbose)
 
 
+def pick_options(ctx: Any, kind: type[T]) -> T:
+    """Build the dataclass ``kind`` from the command's options of the same names."""
+    given = {name: ctx.params[name] for name in getattr(kind, "__dataclass_fields__", ()) if name in ctx.params}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
 @app.callback(invoke_without_command=False)
-def main(
-    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
-) -> None:
+def main(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
     """Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it."""
     del version  # __main__ answers it before typer is imported
 
 
 @app.command()
 def setup(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -289,29 +336,12 @@ def setup(
     from gpunode.cli import setup as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    options = cli.SetupFlags(
-        yes,
-        reboot,
-        allow_disruption,
-        allow_loss,
-        lock_timeout,
-        tuple(only),
-        download_only,
-        root,
-        gpu,
-        apply_cluster,
-        resume,
-        mok_password_file,
-    )
-    cli.setup(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
-        output_options(json, verbose),
-        options,
-    )
+    cli.setup(pick_options(ctx, RecipeOptions), output_options(json, verbose), pick_options(ctx, cli.SetupFlags))
 
 
 @app.command()
 def plan(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -341,7 +371,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver, driver_source),
+        pick_options(ctx, RecipeOptions),
         output_options(json, verbose),
         tuple(only),
         node,
@@ -354,6 +384,7 @@ def plan(
 
 @app.command()
 def rehearse(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -371,16 +402,12 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
-        output_options(json, verbose),
-        node,
-        gpu,
-    )
+    cli.rehearse(pick_options(ctx, RecipeOptions), output_options(json, verbose), node, gpu)
 
 
 @app.command()
 def verify(
+    ctx: typer.Context,
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
@@ -397,18 +424,13 @@ def verify(
     from gpunode.cli import verify as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.verify(
-        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit, driver_source=driver_source),
-        output_options(json, verbose),
-        cuda=cuda,
-        container=container,
-    )
+    cli.verify(pick_options(ctx, RecipeOptions), output_options(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()
 def status(node: NodeOption = "", json: JsonOption = False, verbose: DetailOption = False) -> None:
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
-    from gpunode.cli import verify as cli
+    from gpunode.cli import status as cli
 
     cli.status(output_options(json, verbose), node)
 
@@ -437,7 +459,7 @@ def doctor(
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports to diagnose: files or folders",
-            autocompletion=completion.cause_names,
+            autocompletion=cause_names,
         ),
     ] = None,
     html: Annotated[
@@ -454,7 +476,7 @@ def doctor(
             "--recipe",
             metavar="RECIPE",
             help="for a fleet: also show which nodes drifted from this recipe",
-            autocompletion=completion.recipe_names,
+            autocompletion=recipe_names,
         ),
     ] = "",
     lock: Annotated[
@@ -463,7 +485,7 @@ def doctor(
     ] = "",
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completion.sample_nodes),
+        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=sample_nodes),
     ] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="print one line and exit with 0, 1 or 2, as a node-problem-detector plugin")
@@ -513,8 +535,7 @@ def compare(
 @app.command()
 def rollback(
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file"),
+        str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file")
     ] = "",
     packages: Annotated[
         bool, typer.Option("--packages", help="also undo packages, repositories, keys, pins and units")
@@ -545,7 +566,7 @@ def rollback(
         clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), output, yes=yes)
         return
     if list_:
-        from gpunode.cli.runs import show_runs
+        from gpunode.cli.undo import show_runs
 
         show_runs(output, root, run)
         return
@@ -589,7 +610,7 @@ def log(
 
     With RUN: every file, package and command of that run.
     """
-    from gpunode.cli import runs as cli
+    from gpunode.cli import log as cli
 
     cli.show_log(run, output_options(json), root)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.plans import note_line
+from gpunode.cli.screen.text import Line, line, next_line, span
+from gpunode.cli.screen.words import MARKS, count
+from gpunode.command import gpunode, sudo_gpunode
 from gpunode.redaction.secrets import redact_text as redacted
 
 if TYPE_CHECKING:
-    from gpunode.facts.evidence import Capture, Evidence
+    from gpunode.facts.evidence import Capture, ContentKind, Evidence
 
 
 def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -> None:
     """Save the evidence of this node that doctor examines."""
-    from gpunode.cli.screen.results import capture_lines, captured_lines
     from gpunode.host.capture import save_capture
     from gpunode.host.local import LocalHost
     from gpunode.redaction.anonymize import anonymize_evidence
@@ -59,5 +63,35 @@ def _why_missing(seen: Capture, *, is_denied: bool) -> str:
         return "timed out"
     if is_denied or seen.outcome == "denied":
         return "permission denied"
-    said = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
-    return redacted(said[0]) if said else f"exit status {seen.exit_status}"
+    messages = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
+    return redacted(messages[0]) if messages else f"exit status {seen.exit_status}"
+
+
+_HELD: Mapping[ContentKind, str] = {
+    "table": "system tables (/proc, /sys, package database, lspci): as they are",
+    "config": "configuration files: known settings; every other value is masked",
+    "log": "logs, command lines and answers of tools: secrets are masked",
+}
+
+
+def capture_lines(file: str, contents: Mapping[ContentKind, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
+    """Yield the contents of a capture by group, with the number of masked items."""
+    yield line(span(f"{file} will contain", "bold"))
+    for holds, about in _HELD.items():
+        number, changed = contents.get(holds, (0, 0))
+        masked = f" (in {changed} of them)" if changed else ""
+        yield line(f"  {number:>4}  {about}{masked}", hang=8)
+    if anonymized:
+        yield line("        serial numbers, UUIDs, MAC and IP addresses, host and user names are replaced", hang=8)
+    else:
+        yield line("        host names, serial numbers and addresses stay: --anonymize replaces them", hang=8)
+
+
+def captured_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
+    """Yield the capture's file and size, and the unreadable probes by reason."""
+    yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
+    for why in dict.fromkeys(missing.values()):
+        yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
+    if "permission denied" in missing.values():
+        yield note_line(f"root sees more: {sudo_gpunode('capture', file)}")
+    yield next_line(gpunode("doctor", file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,25 +13,18 @@ from typing import TYPE_CHECKING, Final
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
-from gpunode.cli.k8s_render import load_cluster_nodes
+from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reasons
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.cluster import (
-    cluster_lines,
-    done_lines,
-    own_pod_lines,
-    plan_lines,
-    pod_problem_lines,
-    removal_lines,
-    verified_lines,
-)
+from gpunode.cli.screen.checks import check_lines, verdict_line
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
     cluster_render_command,
     cluster_verify_command,
     option_value,
 )
-from gpunode.cli.screen.text import BLANK, line
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.text import BLANK, Line, Style, line, span, warning_line
+from gpunode.cli.screen.words import MARKS, count
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
@@ -39,7 +32,9 @@ from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.journal.chronicle import list_runs
 from gpunode.journal.history import run_label
-from gpunode.kubernetes.labelled import nodes_from_labels
+from gpunode.kubernetes.cluster_nodes import nodes_from_labels
+from gpunode.kubernetes.model import OwnPod, Rendered
+from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.kubernetes.render import render_cluster
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import RunHeader
@@ -49,11 +44,13 @@ from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchang
 
 if TYPE_CHECKING:
     from gpunode.check import Check
-    from gpunode.cli.human import Screen
+    from gpunode.cli.node_screen import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
-    from gpunode.kubernetes.model import ClusterNode, OwnPod, Rendered
+    from gpunode.kubernetes.model import ClusterNode
     from gpunode.recipe import Recipe
+    from gpunode.workflow.verify import VerifyReport
+
 
 _CONSEQUENCE: Final = "changes the cluster"
 # Commands in hints, which are written for the current context,
@@ -83,16 +80,13 @@ class ClusterRef:
 
     def adapt_hint(self, hint: str) -> str:
         """Return the hint with its commands for this cluster, and for the recipe and nodes of the command line."""
-        options = [word for name in ("context", "kubeconfig") if (word := self._option(f"--{name}", name))]
+        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         found = _KUBECTL_COMMAND.sub(lambda _: " ".join(("kubectl", *options)), hint)
         found = _HELM_COMMAND.sub(lambda _: " ".join(("helm", *of_helm)), found)
         found = _CLUSTER_COMMAND.sub(lambda match: " ".join((match[0], *options)), found)
         return _RENDER_COMMAND.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
-
-    def _option(self, option: str, name: str) -> str:
-        value = getattr(self, name)
-        return str(command(option, value)) if value else ""
 
     @contextmanager
     def hints_for_this_cluster(self) -> Iterator[None]:
@@ -361,3 +355,126 @@ def _envelope(
             "example_pods": own_pods,
         },
     )
+
+
+_MAX_DIFF_LINES: Final = 12
+# From the pod's limits to the kernel module, on one page.
+_CONCEPTS_HINT: Final = "docs/explanation/from-pod-to-gpu.md explains device plugin, runtime and RuntimeClass"
+_STATE_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
+    "create": ("+", "add"),
+    "edit": ("~", "warn"),
+    "delete": ("-", "remove"),
+    "unchanged": ("=", "dim"),
+    "foreign": ("=", "dim"),
+}
+
+
+def plan_lines(plan: ClusterPlan, desired: Rendered, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
+    """Yield the cluster, the changes that would be made in it, and their total."""
+    yield from cluster_lines(plan.identity, other_cluster)
+    for edit in desired.nodes:
+        offer = ", ".join(f"{many} × {name}" for name, many in (desired.expected.get(edit.node) or {}).items())
+        about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
+        yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
+    yield from own_pod_reasons(desired)
+    if plan.items and all(item.state != "unchanged" for item in plan.items):  # the first time
+        yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
+    yield BLANK
+    yield from _item_lines(plan, verbose=verbose)
+    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
+    yield from map(warning_line, (*plan.notes, *desired.notes))
+    if plan.skipped or plan.notes or desired.notes:
+        yield BLANK
+    yield _summary_line(plan)
+
+
+def pod_problem_lines(plan: ClusterPlan) -> Iterator[Line]:
+    """Yield what to do about the pods that do not run."""
+    for item in plan.items:
+        if item.trouble is not None:
+            yield from next_lines(item.trouble.hint)
+
+
+def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
+    """Yield the cluster, and what would be removed from it."""
+    yield from cluster_lines(plan.identity, "")
+    yield BLANK
+    yield from _item_lines(plan, verbose=verbose)
+    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
+    yield _summary_line(plan)
+
+
+def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
+    """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
+    if verb == "k8s apply":
+        yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
+        following = cluster_verify_command(argv)
+    else:
+        yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
+        yield from (warning_line(f"{one.title} {one.note}") for one in kept)
+        following = command("gpunode", "rollback", run)
+    yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
+
+
+def verified_lines(report: VerifyReport) -> Iterator[Line]:
+    """Yield the checks of a cluster and their verdict."""
+    yield from check_lines(report.checks)
+    yield BLANK
+    pods = [check for check in report.checks if check.id.startswith("pod/")]
+    is_proven = bool(pods) and all(check.status == "passed" for check in pods)
+    yield verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
+
+
+def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:
+    """Yield which cluster it is, and whether the last run was in another one."""
+    about = [
+        identity.server,
+        f"context {identity.context}" if identity.context else "",
+        f"Kubernetes {identity.version.lstrip('v')}",
+    ]
+    yield line(span("cluster  ", "dim"), span(" · ".join(filter(None, about))), hang=9)
+    if identity.skew:
+        yield warning_line(identity.skew)
+    if other_cluster:
+        yield warning_line("this is not the cluster of your last run")
+
+
+def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
+    for item in plan.items:
+        sign, style = _STATE_SIGNS[item.state]
+        about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
+        yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
+        yield from (_diff_line(text) for text in _shortened_diff(item, verbose=verbose))
+    yield BLANK
+
+
+def _shortened_diff(item: PlanItem, *, verbose: bool) -> Sequence[str]:
+    if verbose or len(item.diff) <= _MAX_DIFF_LINES:
+        return item.diff
+    return (*item.diff[:_MAX_DIFF_LINES], f"… {count(len(item.diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")
+
+
+def _diff_line(text: str) -> Line:
+    style: Style = "add" if text.startswith("+") else "remove" if text.startswith("-") else "dim"
+    return line(span(f"      {text}", style), hang=8)
+
+
+def _summary_line(plan: ClusterPlan) -> Line:
+    states = [item.state for item in plan.items if item.change is not None]
+    troubled = [item.title for item in plan.items if item.trouble is not None]
+    if troubled and not states:
+        return warning_line(f"nothing to change, but {', '.join(troubled)} does not run")
+    if not states:
+        return line(MARKS["done"], "nothing to change", hang=2)
+    parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
+    return line(
+        span("plan: ", "bold"), "; ".join(filter(None, (", ".join(parts), _describe_running_pods(plan)))), hang=6
+    )
+
+
+def _describe_running_pods(plan: ClusterPlan) -> str:
+    """Return what happens to running pods; empty if a chart decides."""
+    if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in plan.items for text in item.diff):
+        return "pods that do not tolerate the taint are evicted"
+    is_of_chart = any(item.change is not None and item.change.runs("helm") for item in plan.items)
+    return "" if is_of_chart else "running pods stay as they are"

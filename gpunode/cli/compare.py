@@ -103,8 +103,8 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
     )
     if not found.has_explanation and not found.is_conclusive:
         missing = join_names(found.missing)
-        told = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
-        return line(told, hang=2)
+        text = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
+        return line(text, hang=2)
     if not found.has_explanation:
         return line(f"no difference explains a fault{more}", hang=2)
     possible = sum(one.weight == "possible" for one in found.differences)

@@ -10,14 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import (
-    DebugOption,
-    JsonOption,
-    LockTimeoutOption,
-    QuietOption,
-    RootOption,
-)
-from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options, pick_options
+from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption, pick_options
+from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options
 
 app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)
@@ -122,10 +116,11 @@ def configure(
 ) -> None:
     """Add the NVIDIA runtime to a runtime's configuration."""
     from gpunode.cli import runtime_config
-    from gpunode.cli.runtime_options import RuntimeOptions
 
     permissions = pick_options(ctx, runtime_config.EditPermissions)
-    runtime_config.configure(pick_options(ctx, RuntimeOptions), ctk_output_options(ctx), root, permissions)
+    runtime_config.configure(
+        pick_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root, permissions
+    )
 
 
 @runtime_app.command("unconfigure", cls=GoCommand)
@@ -151,10 +146,9 @@ def unconfigure(
     Restores the previous default runtime. Edits made since are kept.
     """
     from gpunode.cli import runtime_config
-    from gpunode.cli.runtime_options import RuntimeOptions
 
     runtime_config.unconfigure(
-        pick_options(ctx, RuntimeOptions),
+        pick_options(ctx, runtime_config.RuntimeOptions),
         ctk_output_options(ctx),
         root,
         pick_options(ctx, runtime_config.EditPermissions),
@@ -187,9 +181,8 @@ def check(
     program is missing, 13 if that cannot be determined.
     """
     from gpunode.cli import runtime_config
-    from gpunode.cli.runtime_options import RuntimeOptions
 
-    runtime_config.check_runtime(pick_options(ctx, RuntimeOptions), ctk_output_options(ctx), root)
+    runtime_config.check_runtime(pick_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root)
 
 
 _FILE = "default: $NVIDIA_CTK_CONFIG_FILE_PATH, else nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME or /etc"

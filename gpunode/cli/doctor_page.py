@@ -89,7 +89,7 @@ def _file_mode(file: str) -> int:
 def render_node_page(examined: Examination, report: str) -> str:
     """Return the page about one node."""
     from gpunode.diagnoses.views.system import hostname
-    from gpunode.page.frame import PageOrigin
+    from gpunode.page.markup import PageOrigin
     from gpunode.page.report import node_page
 
     source = {"": "this machine", "-": "a report from standard input"}.get(report, f"report {Path(report).name}")

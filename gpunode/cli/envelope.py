@@ -7,14 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from gpunode.change import (
-    Change,
-    FileChange,
-    FileState,
-    KnownAfter,
-    PackageChange,
-)
-from gpunode.cli.actions import action_of, explain_purge
+from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
+from gpunode.cli.screen.words import action_of, explain_purge
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact

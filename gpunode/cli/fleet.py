@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.output_options import EXIT_KINDS, OutputOptions
+from gpunode.cli.output_options import OutputOptions, verdict_status
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, next_line, pad_right, span
+from gpunode.cli.screen.words import join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
+from gpunode.page.words import (
+    CONDITIONS,
+    DISRUPTIONS,
+    collapse_ranges,
+    condition_of,
+    count,
+    describe_outlier,
+    group_digits,
+    node_name,
+)
 
 if TYPE_CHECKING:
+    from gpunode.page.words import Condition
     from gpunode.recipe import Recipe
-    from gpunode.workflow.fleet import FleetSummary
+    from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, OutlierGroup, SkippedNodes
 
 
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
@@ -38,12 +52,15 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
         census, answers = Census(), []
         for row in fleet_rows(found, census, recipe):
             answers.append(row)
-            screen.show_fleet_row(row, len(answers), [one.name for one in found])
+            if output.verbose:
+                screen.put(row_line(row, [one.name for one in found]))
+            else:
+                screen.show_progress(f"diagnosing: {len(answers)} of {len(found)} reports")
         summary = summarize_fleet(with_outliers(answers, census.group_by_model()))
         if html:
             doctor_page.write_page(html, _render_page(summary, named, recipe))
         if html != doctor_page.STANDARD_OUTPUT:
-            screen.show_fleet(summary, page=html)
+            screen.put_result(*fleet_lines(summary, verbose=output.verbose, page=html))
     output.emit(_fleet_envelope(summary, html, recipe), changed_nothing=True)
 
 
@@ -79,7 +96,7 @@ def _path_exists(name: str) -> bool:
 def _render_page(summary: FleetSummary, named: Sequence[str], recipe: Recipe | None) -> str:
     from gpunode.cli.doctor_page import current_time
     from gpunode.page.fleet import fleet_page
-    from gpunode.page.frame import PageOrigin
+    from gpunode.page.markup import PageOrigin
 
     source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
     return fleet_page(
@@ -97,7 +114,7 @@ def _reference_label(recipe: Recipe | None) -> str:
 def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
     from gpunode.workflow.fleet import overall_verdict
 
-    kind = EXIT_KINDS[overall_verdict(summary.rows)]
+    status, exit_code = verdict_status(overall_verdict(summary.rows))
     result: dict[str, object] = {
         "reports": summary.rows,
         "causes": summary.causes,
@@ -111,7 +128,110 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
         result |= {"recipe": _reference_label(recipe), "drift": summary.drift, "not_compared": summary.not_compared}
     return Envelope(
         "doctor",
-        status=kind.status if kind else "ok",
-        exit_code=kind.exit_code if kind else 0,
+        status,
+        exit_code,
         result={**result, **({"page": page} if page else {})},
     )
+
+
+_WIDEST = 48
+_MARKS: Final[dict[Condition, tuple[str, Style]]] = {
+    "healthy": ("✓", "good"),
+    "broken": ("✗", "bad"),
+    "at risk": ("!", "warn"),
+    "undetermined": ("?", "warn"),
+    "unread": ("!", "warn"),
+}
+_NAMES = 6
+# Beyond so many of a kind, the page and --json have them.
+_MOST = 12
+
+
+def row_line(row: FleetRow, names: Sequence[str]) -> Line:
+    """Return ``✗ node17.tar.gz  cause  title``."""
+    width = min(max(map(cell_width, names)), _WIDEST)
+    mark, style = _MARKS[condition_of(row)]
+    name = span(pad_right(row.report, width))
+    return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
+
+
+def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
+    if row.error:
+        return (span("not read: ", style), row.error)
+    if row.cause:
+        likely = "" if row.confidence == "certain" else " (likely)"
+        more = f"; also {join_names(row.other_causes)}" if row.other_causes else ""
+        more += f"; not explained by this, perhaps {join_names(row.unexplained)}" if row.unexplained else ""
+        return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
+    if row.unknown:
+        return (row.unknown[0],)
+    return ("no fault detected, but nothing shows that the driver works",) if row.status == "unknown" else ("healthy",)
+
+
+def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") -> Iterator[Line]:
+    """Yield the nodes by condition and cause, the most frequent first, with the first step for each.
+
+    ``page`` is the file that it was also written to.
+    """
+    if verbose:
+        yield BLANK
+    counts = Counter(map(condition_of, seen.rows))
+    parts = [f"{group_digits(counts[one])} {one}" for one in CONDITIONS if counts[one]]
+    yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
+    kinds = (
+        *(_cause_lines(one) for one in seen.causes),
+        *(_outlier_lines(one) for one in seen.differences),
+        *(_skipped_lines("undetermined", one) for one in seen.unknown),
+        *(_skipped_lines("unread", one) for one in seen.unreadable),
+    )
+    yield from _block_lines(kinds, verbose=verbose)
+    if seen.drift or seen.not_compared:
+        yield BLANK
+        yield line(span("drifted from the recipe", "bold"))
+        drift = [_counted_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
+        left = [_skipped_lines("not compared with the recipe", each) for each in seen.not_compared]
+        yield from _block_lines((*drift, *left), verbose=verbose, blank=False)
+    if seen.causes:
+        first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
+        yield BLANK
+        yield next_line(gpunode("doctor", first.path))
+    if page:
+        yield line("page: ", span(page, "command"), hang=6)
+
+
+_CountedLines = tuple[int, tuple[Line, ...]]
+
+
+def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
+    where = join_names(tuple(collapse_ranges(map(node_name, reports))), _NAMES)
+    head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
+    return len(reports), (head,)
+
+
+def _cause_lines(one: CauseTally) -> _CountedLines:
+    number, lines = _counted_lines(one.reports, one.cause, one.title)
+    what = span(one.command, "command") if one.command else span(one.advice)
+    words = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
+    return number, (*lines, line("next: ", what, span(words, "dim")))
+
+
+def _outlier_lines(one: OutlierGroup) -> _CountedLines:
+    more = f", and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
+    return _counted_lines(one.reports, "differs from its group", describe_outlier(one.difference) + more, style="warn")
+
+
+def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:
+    return _counted_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
+
+
+def _block_lines(kinds: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
+    found = list(kinds)
+    digits = max((len(group_digits(number)) for number, _ in found), default=0)
+    if found and blank:
+        yield BLANK
+    for number, (head, *rest) in found if verbose else found[:_MOST]:
+        yield Line((Span(f"  {group_digits(number):>{digits}} × "), *head.spans), digits + 5)
+        for one in rest:
+            yield Line((Span(" " * (digits + 5)), *one.spans), digits + 11)
+    if len(found) > _MOST and not verbose:
+        yield line(f"  and {count(len(found) - _MOST, 'other')}; -v, --html and --json have all")

@@ -6,8 +6,8 @@ Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its comm
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -16,7 +16,6 @@ from gpunode.errors import UsageError
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
 
-T = TypeVar("T")
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
@@ -44,12 +43,6 @@ def ctk_output_options(ctx: Any) -> OutputOptions:
     own, group = ctx.params, ctx.obj or {}
     verbose = own["verbose"] or own["debug"] or group.get("debug", False)
     return OutputOptions(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
-
-
-def pick_options(ctx: Any, kind: type[T]) -> T:
-    """Build the dataclass ``kind`` from the command's options of the same names."""
-    names = (field.name for field in fields(kind))  # type: ignore[arg-type]  # typing has no name for dataclasses
-    return kind(**{name: ctx.params[name] for name in names if name in ctx.params})
 
 
 def flag_aliases(params: Iterable[object]) -> dict[str, str]:
@@ -94,7 +87,7 @@ def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Coll
         _refuse_single_dash(word, (*flags, *valued))
         name, is_assigned, value = word.partition("=")
         if name in valued and not is_assigned:
-            kept.append((word, *_take_value(left)))
+            kept.append((word, *islice(left, 1)))
         elif name in flags:
             kept = [one for one in kept if len(one) > 1 or flags.get(one[0]) != flags[name]]
             kept += [(name,)] if not is_assigned or parse_bool(name, value) else []
@@ -102,10 +95,6 @@ def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Coll
             _refuse_detached(kept, word, flags)
             kept.append((word,))
     return [word for words in kept for word in words]
-
-
-def _take_value(left: Iterator[str]) -> tuple[str, ...]:
-    return tuple(word for word in [next(left, None)] if word is not None)
 
 
 def parse_bool(name: str, value: str) -> bool:

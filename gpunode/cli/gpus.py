@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel, all_by_name, lookup, other_device, search_models
@@ -13,7 +14,9 @@ from gpunode.catalog.tables import rows
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.gpus import gpu_lines
+from gpunode.cli.screen.node import label_rows, short_model_name
+from gpunode.cli.screen.text import Line, line, span
+from gpunode.cli.screen.words import MARKS, join_names, join_with_and
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need
@@ -143,3 +146,66 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
         "end_of_life": support.end_of_life or None,
         "packages": support.packages,
     }
+
+
+_KINDS = {"lts": "long-term support", "production": "production", "new-feature": "new feature", "legacy": "legacy"}
+_ENDED_SHOWN = 3
+_NAMES_SHOWN = 4
+
+
+def gpu_lines(reports: Sequence[GpuReport]) -> Iterator[Line]:
+    """Yield for each model its name, driver, branches, modules, CUDA and packages."""
+    for number, report in enumerate(reports):
+        if number:
+            yield Line()
+        yield _title_line(report)
+        yield from _support_lines(report.support)
+
+
+def _title_line(report: GpuReport) -> Line:
+    model = report.support.model
+    names = join_names((short_model_name(name) for name in report.names), _NAMES_SHOWN)
+    count = f"{len(report.addresses)} × " if len(report.addresses) > 1 else ""
+    about = f"  {model.architecture}" if model.listed else ""
+    about += f", compute capability {model.compute_capability}" if model.compute_capability else ""
+    ids = join_names((f"10de:{one}" for one in report.device_ids), _NAMES_SHOWN)
+    where = f" at {join_names(report.addresses)}" if report.addresses else ""
+    return line(span(f"{count}{names}", "bold"), about, span(f"  {ids}{where}", "dim"), hang=2)
+
+
+def _support_lines(support: GpuSupport) -> Iterator[Line]:
+    model = support.model
+    if support.assumption:
+        yield from label_rows("assumed", (line(MARKS["waits"], span(support.assumption, "warn"), hang=2),))
+    if isinstance(support.choice, Choice):
+        yield from label_rows("driver", (line(support.reason, hang=2),))
+    else:
+        ended = f", and its fixes ended in {support.end_of_life}" if support.end_of_life else ""
+        why = f"none in NVIDIA's current repositories: {model.last_branch} is the last branch that supports it{ended}"
+        yield from label_rows("driver", (line(MARKS["refused"], why, hang=2),))
+    yield from label_rows("branches", _branch_lines(support))
+    only = " only" if len(support.flavours) == 1 else ""
+    yield from label_rows("modules", (line(f"{join_with_and(support.flavours)} kernel modules{only}"),))
+    if support.cuda:
+        limit = f"; {support.cuda_limit}" if support.cuda_limit else ""
+        yield from label_rows("CUDA", (line(f"up to {'.'.join(map(str, support.cuda))}{limit}", hang=2),))
+    yield from label_rows("also", (line(text, hang=2) for text in support.packages))
+
+
+def _branch_lines(support: GpuSupport) -> Iterator[Line]:
+    """Yield the maintained branches with their ends, then the newest of those that ended."""
+    maintained = [branch for branch in support.branches if branch.active]
+    ended = [branch for branch in support.branches if not branch.active]
+    for branch in maintained:
+        yield line(_branch_text(branch))
+    if ended:
+        names = join_names((str(branch.number) for branch in ended), _ENDED_SHOWN)
+        yield line(span(f"{names}: not maintained any more", "dim"))
+    if support.model.last_branch is not None and support.branches:
+        end = f"; fixes end {support.end_of_life}" if support.end_of_life else ""
+        yield line(span(f"no later branch drives it{end}", "warn"))
+
+
+def _branch_text(branch: Branch) -> str:
+    end = f", until {branch.eol}" if branch.eol else ""
+    return f"{branch.number}  {_KINDS[branch.kind]}{end}"

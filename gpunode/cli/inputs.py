@@ -115,9 +115,16 @@ def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
     try:
         return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
     except RecipeError as error:
-        why = f"it takes: {', '.join(error.allowed)}"
-        hint = f"name one of these: {option} {error.allowed[0]}"
-        raise UsageError(f"{option} cannot be {json.dumps(value)}", why=why, hint=hint) from error
+        raise unknown_value(option, value, error.allowed) from error
+
+
+def unknown_value(option: str, value: str, allowed: Sequence[str]) -> UsageError:
+    """Return the refusal of a value that ``option`` does not take."""
+    return UsageError(
+        f"{option} cannot be {json.dumps(value)}",
+        why=f"it takes: {', '.join(allowed)}",
+        hint=f"name one of these: {option} {allowed[0]}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +262,7 @@ def validate_root(root: str) -> str:
     return str(_resolve_root(root))
 
 
-def require_root(
-    command: str,
-    why: str = "it writes under /etc and changes packages",
-    instead: str = "",
-) -> None:
+def require_root(command: str, why: str = "it writes under /etc and changes packages", instead: str = "") -> None:
     """Refuse to run as another user than root.
 
     Raises:
@@ -331,9 +334,9 @@ def validate_steps(only: Sequence[str]) -> None:
 
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
-        near = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
+        similar = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
         raise UsageError(
             f"there is no step {', '.join(wrong)}",
             why=f"steps: {', '.join(ids)}",
-            hint=f"did you mean --only {near}?" if near else "`gpunode plan -v` shows what each of them does",
+            hint=f"did you mean --only {similar}?" if similar else "`gpunode plan -v` shows what each of them does",
         )

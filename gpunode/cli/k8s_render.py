@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import load_recipe, view_node
+from gpunode.cli.inputs import load_recipe, unknown_value, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
+from gpunode.cli.screen.text import BLANK, Line, Span, line, span, warning_line
+from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
 from gpunode.host.capture import INDEX
-from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files
-from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
+from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode, NodeEdit, OwnPod, Rendered
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
@@ -28,11 +30,7 @@ _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 def render_recipe(place: str, captures: Sequence[str], out: str, form: str, output: OutputOptions) -> None:
     """Render the recipe for the nodes."""
     if form not in FORMS:
-        raise UsageError(
-            f"--format cannot be {form!r}",
-            why=f"it takes: {', '.join(FORMS)}",
-            hint=f"name one of these: --format {FORMS[0]}",
-        )
+        raise unknown_value("--format", form, FORMS)
     recipe = load_recipe(place)
     found = render_cluster(recipe, list(load_cluster_nodes(captures)), form)
     made = make_files(found, form)
@@ -40,11 +38,10 @@ def render_recipe(place: str, captures: Sequence[str], out: str, form: str, outp
     if not output.json and not out:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
-        yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
+        for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG)
+        yaml = (f"# file: {path}\n{made[path]}" for path in for_kubectl)
         standard_output().raw(notes + "---\n".join(yaml))
     elif out:
-        from gpunode.cli.screen.cluster import rendered_lines
-
         output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
     result = {
         "format": form,
@@ -82,10 +79,6 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
             yield derive_cluster_node(
                 view.facts, derive_node_name(view.facts, view.evidence, _strip_capture_suffix(one))
             )
-
-
-def _is_for_kubectl(path: str) -> bool:
-    return path.endswith(".yaml") and path != KIND_CONFIG
 
 
 def _list_captures(place: str) -> Iterator[str]:
@@ -166,3 +159,57 @@ def _is_rendered(path: str, content: bytes) -> bool:
 
 def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "replace")
+
+
+_OWN_POD_PAGE: Final = "docs/how-to/your-own-pod.md"
+
+
+def own_pod_reasons(desired: Rendered) -> Iterator[Line]:
+    """Yield for which GPUs each example of a user's own pod is."""
+    for own in desired.own_pods:
+        yield line(span("your pod ", "dim"), span(own.why), hang=9)
+
+
+def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
+    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown."""
+    for own in pods:
+        head = f"in your own pod (see {_OWN_POD_PAGE}):" if own is pods[0] else "or:"
+        yield line(span(head, "dim"), hang=2)
+        yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
+
+
+def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_for_git: bool) -> Iterator[Line]:
+    """Yield the nodes, the objects and releases with their reasons, the notes, and how to apply them."""
+    for edit in rendered.nodes:
+        yield line(span("  Node ", "dim"), span(edit.node, "bold"), span(f"  {edit.why}"), hang=4)
+        yield line(span(f"    {_describe_node_edit(rendered, edit)}", "dim"), hang=6)
+    yield BLANK
+    for one in rendered.objects:
+        place = f"{one.namespace}/{one.name}" if one.namespace else one.name
+        yield line(span("  + ", "add"), span(f"{one.kind} {place}"), span(f"  {one.why}", "dim"), hang=6)
+    for release in rendered.releases:
+        name = f"Helm release {release.namespace}/{release.name} {release.version}"
+        yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
+    for path in removed:
+        left = "; if it was applied, its objects are still in the cluster" if may_leave_objects(path, rendered) else ""
+        yield line(span("  - ", "remove"), span(f"{path}  from an earlier render{left}"), hang=6)
+    yield BLANK
+    for note in rendered.notes:
+        yield warning_line(note)
+    yield from own_pod_reasons(rendered)
+    yield from own_pod_lines(rendered.own_pods)
+    yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
+    if is_for_git:
+        yield line(span(f"{out.rstrip('/')}/README.md says how to hand it over; or apply it yourself:"), hang=2)
+    script = out if out.startswith("/") else f"./{out}"
+    yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
+
+
+def _describe_node_edit(rendered: Rendered, edit: NodeEdit) -> str:
+    """Return the node's labels and taint, and the resources that it will offer."""
+    labels = ", ".join(f"{key}={value}" for key, value in edit.labels.items())
+    offer = rendered.expected.get(edit.node) or {}
+    parts = [f"labels {labels}"] if labels else []
+    parts += [f"taint {edit.taint}"] if edit.taint else []
+    parts += ["offers " + ", ".join(f"{count} × {name}" for name, count in offer.items())] if offer else []
+    return "; ".join(parts) or "the Node itself is not changed"

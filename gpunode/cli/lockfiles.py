@@ -10,17 +10,13 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
-from gpunode.cli.screen.text import BLANK, Line, line, span
+from gpunode.cli.screen.text import BLANK, Line, line, next_line
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import Moved, parse, render, version_differences
 from gpunode.recipe import LIMIT_BYTES, VersionLock
-
-
-def _write_hint(file: str) -> str:
-    return f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}"
 
 
 def lock_exists(file: str) -> bool:
@@ -37,7 +33,11 @@ def read_lock(file: str) -> VersionLock:
     found = files.read_file(str(Path(file).absolute()), LIMIT_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
-        raise UsageError(f"{what} {file}", why=found.error, hint=_write_hint(file))
+        raise UsageError(
+            f"{what} {file}",
+            why=found.error,
+            hint=f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}",
+        )
     try:
         return parse(found.data.decode(), file)
     except UnicodeDecodeError as error:
@@ -106,4 +106,4 @@ def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str],
     yield line(MARKS["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
     for one in changed if renewed else ():
         yield line(f"    {one.name} {one.before or 'new'} → {one.after or 'gone'}", hang=6)
-    yield line("next: ", span(str(setup_command(argv)), "command"), "  (on every node of this kind)", hang=6)
+    yield next_line(setup_command(argv), "  (on every node of this kind)")

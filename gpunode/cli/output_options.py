@@ -1,27 +1,103 @@
-"""Options that decide how every command answers."""
+"""Options that decide how every command answers, and the screen that it answers on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.cli import CommandExit
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.report_screen import ReportScreen
-from gpunode.cli.screen.printer import write_answer
-from gpunode.errors import ProblemFound, Undetermined
+from gpunode.cli.screen.printer import LiveLine, standard_output, write_answer
+from gpunode.cli.screen.text import BLANK, Line, line
+from gpunode.errors import GpunodeError, ProblemFound, Undetermined
 
 if TYPE_CHECKING:
-    from gpunode.cli.human import Screen
+    from types import TracebackType
+
+    from gpunode.cli.node_screen import Screen
     from gpunode.workflow.doctor import Verdict
 
+
+class ReportScreen:
+    """The terminal; silent if it must not be written to."""
+
+    def __init__(self, *, verbose: bool, silent: bool) -> None:
+        self.verbose, self._silent = verbose, silent
+        self._printer = standard_output()
+        self._live = LiveLine(self._printer)
+        self._has_output = False
+
+    def __enter__(self) -> ReportScreen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, GpunodeError):
+            self._mark_stopped()
+            if self._has_output:
+                self.put(BLANK)
+        self._live.close()
+
+    def raw(self, text: str) -> None:
+        """Print ``text`` byte for byte."""
+        if not self._silent:
+            self._printer.raw(text)
+
+    def put(self, *lines: Line) -> None:
+        """Print ``lines``."""
+        if not self._silent:
+            self._has_output = True
+            self._printer.put(lines)
+
+    def put_after(self, *lines: Line) -> None:
+        """Print ``lines`` after ending the progress line."""
+        self._mark_stopped()
+        self.put(*lines)
+
+    def _mark_stopped(self) -> None:
+        """End the progress line."""
+        self._live.end()
+
+    def show_progress(self, title: str) -> None:
+        """Show on a terminal that ``title`` is in progress."""
+        if not self._silent and self._printer.is_terminal:
+            self._live.begin(title)
+
+    def put_result(self, *lines: Line) -> None:
+        """Print ``lines`` in place of the progress line."""
+        self._live.close()
+        self.put(*lines)
+
+    @property
+    def width(self) -> int:
+        """The column to wrap lines at; 0 for no wrapping."""
+        return self._printer.width
+
+    def show_bugs(self, tracebacks: Sequence[str]) -> str:
+        """Show where tracebacks of crashed rules are kept, with --verbose the tracebacks; return the file."""
+        from gpunode.host.bugs import save_rule_tracebacks
+
+        place = save_rule_tracebacks(tracebacks)
+        if tracebacks:
+            advice = f"the traceback is in {place}; please report it with that file" if place else "please report it"
+            self.put(line("bug:   ", f"a rule failed; {advice}", hang=7))
+            if self.verbose or not place:
+                self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
+        return place
+
+
 # The error class of each verdict of doctor; it has the exit code.
-EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
+_EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
     "healthy": None,
     "problem": ProblemFound,
     "unknown": Undetermined,
 }
+
+
+def verdict_status(verdict: Verdict) -> tuple[str, int]:
+    """Return the status and the exit code of a verdict."""
+    kind = _EXIT_KINDS[verdict]
+    return (kind.status, kind.exit_code) if kind else ("ok", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +110,7 @@ class OutputOptions:
 
     def open_screen(self) -> Screen:
         """Return the screen for people; silent with --json and --quiet."""
-        from gpunode.cli.human import Screen
+        from gpunode.cli.node_screen import Screen
 
         return Screen(verbose=self.verbose, silent=self.json or self.quiet)
 

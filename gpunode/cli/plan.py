@@ -27,7 +27,7 @@ from gpunode.workflow.events import Notice
 from gpunode.workflow.plan import archive_lookup, loss_note, lost_packages, refuse_loss
 
 if TYPE_CHECKING:
-    from gpunode.cli.human import Screen
+    from gpunode.cli.node_screen import Screen
     from gpunode.host.port import HostView
     from gpunode.recipe import Recipe
     from gpunode.workflow.recovery import Backlog

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpunode import builtin
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.results import recipes_lines
-from gpunode.cli.screen.text import BLANK, Line, line, span
+from gpunode.cli.screen.text import BLANK, Line, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
@@ -60,7 +60,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
     """Return the lines that ``file`` is valid, with the next command."""
-    return line(MARKS["done"], what, hang=2), line("next: ", span(str(gpunode("plan", file)), "command"))
+    return line(MARKS["done"], what, hang=2), next_line(gpunode("plan", file))
 
 
 def _write_new_file(path: Path, text: str) -> None:
@@ -79,3 +79,11 @@ def _write_new_file(path: Path, text: str) -> None:
             why=error.strerror or str(error),
             hint="name a file that does not exist yet with -o",
         ) from error
+
+
+def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
+    """Yield the shipped recipes with their descriptions."""
+    width = max(map(len, found), default=0)
+    for name, description in found.items():
+        yield line(span(pad_right(name, width), "bold"), f"  {description}", hang=width + 2)
+    yield next_line("gpunode plan RECIPE")

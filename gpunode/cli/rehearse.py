@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
@@ -11,10 +13,21 @@ from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import hash_recipe
 from gpunode.cli.samples import DEFAULT_SAMPLE, default_sample
+from gpunode.cli.screen.checks import check_lines
+from gpunode.cli.screen.commands import setup_command
+from gpunode.cli.screen.events import RESTORED, trigger_line
+from gpunode.cli.screen.plans import stage_lines
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
+from gpunode.cli.screen.words import MARKS
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
 from gpunode.workflow.rehearse import rehearse as make
 from gpunode.workflow.setup import SetupOptions
+
+if TYPE_CHECKING:
+    from gpunode.cli.node_screen import Screen
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.rehearse import Rehearsal
 
 
 def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gpu_ids: str) -> None:
@@ -23,10 +36,10 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
     view = view_node(node or str(default_sample()), "/", gpu_ids)
     screen = output.open_screen()
     with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
-        screen.begin_rehearsal(recipe, node or DEFAULT_SAMPLE)
+        screen.begin_rehearsal(rehearsal_header_lines(recipe, node or DEFAULT_SAMPLE))
         options = SetupOptions(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=hash_recipe(recipe))
         rehearsal = make(recipe, view.facts, view.evidence, Store(folder), options=options, on_event=screen.show_event)
-        screen.show_rehearsal(recipe, rehearsal)
+        screen.put(*rehearsal_lines(recipe, rehearsal, node or DEFAULT_SAMPLE, screen))
     output.emit(
         Envelope(
             "rehearse",
@@ -42,3 +55,41 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
             },
         )
     )
+
+
+def rehearsal_header_lines(recipe: Recipe, node: str) -> Iterator[Line]:
+    """Yield the header of a rehearsal: nothing is really changed."""
+    yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
+    yield line(span("Everything below happens in memory: this machine is not touched, no package is downloaded, no "
+                    "driver is loaded.", "dim"))  # fmt: skip
+    yield BLANK
+
+
+def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) -> Iterator[Line]:
+    """Yield the checks, the rollback with each file compared, and the footer; ``screen`` showed the setup."""
+    if not done.setup.changed:
+        yield from stage_lines(done.setup.preview, verbose=screen.verbose)
+        yield BLANK
+        yield line(f"nothing to do: this node matches recipe {recipe.name}")
+    yield BLANK
+    yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
+    yield from indent_lines(check_lines(done.checks), 2)
+    if done.rollback is not None:
+        yield BLANK
+        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.plan.undone_run}", "dim"))
+        yield from indent_lines(_restore_lines(done.restored), 2)
+        yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
+    yield BLANK
+    ends = f" ends: this machine was not touched and no driver was loaded; the node was the capture {node}"
+    yield line(span("REHEARSAL", "warn"), ends, hang=10)
+    yield next_line(setup_command(screen.argv), "  (on the node itself: this makes the changes)")
+
+
+def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:
+    if not restored:
+        yield line(MARKS["nothing"], span("no configuration file to restore", "dim"))
+    for path, same in restored.items():
+        mark = MARKS["passed" if same else "failed"]
+        yield line(
+            mark, f"{path} ", span(RESTORED if same else "DIFFERS from what was captured", "" if same else "bad")
+        )

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import posixpath
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpunode import __version__
 from gpunode.change import Change, bare_unit
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import require_root, validate_root
+from gpunode.cli.inputs import require_root, unknown_value, validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_options import RuntimeOptions, RuntimeRequest, parse_options
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_command
-from gpunode.cli.screen.events import downtime_text
+from gpunode.cli.screen.events import downtime_text, fact_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.cli.screen.results import fact_line
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
 from gpunode.cli.screen.words import MARKS, join_with_and
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
@@ -29,13 +29,181 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import made_changes
 from gpunode.journal.store import Store
-from gpunode.runtimes import runtime
-from gpunode.runtimes.model import BARE, INSTALLED
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
+from gpunode.runtimes.model import BARE, INSTALLED, Mode
 from gpunode.steps.runtime import refuse_default
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.recovery import describe_interrupted_run
+
+_MODES = ("auto", "in-place", "drop-in")
+_SOURCES = ("file", "command")
+_HOOK_MODES = frozenset({"hook", "oci-hook"})
+_FILE_MODES = frozenset({"", "config", "config-file"})
+# Commands that print the configuration of each runtime; the first available one counts.
+_DUMPS = {
+    "containerd": (("containerd", "config", "dump"),),
+    "crio": (("crio", "status", "config"), ("crio-status", "config")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """The options of configure, unconfigure and check.
+
+    Attributes:
+        drop_in: None if not given; empty to edit the configuration itself.
+    """
+
+    runtime: str = "docker"
+    config: str = ""
+    drop_in: str | None = None
+    mode: str = "auto"
+    name: str = "nvidia"
+    path: str = "nvidia-container-runtime"
+    default: bool = False
+    cdi: bool = False
+    enable_cri: bool = False
+    source: str = "file"
+    executable: str = ""
+    config_mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeRequest:
+    """The parsed request.
+
+    Attributes:
+        dumps: commands to print the current configuration, the first available one counts; none to read the file.
+        notes: warnings about the options.
+    """
+
+    row: Runtime
+    desired: DesiredConfig
+    dumps: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
+    """Parse ``options`` for the system at ``root``.
+
+    Raises:
+        UsageError: if a value is not allowed, or two options contradict each other.
+    """
+    _refuse_unknown("--runtime", options.runtime, [row.id for row in RUNTIMES])
+    row = runtime(options.runtime)
+    if not options.name:
+        raise UsageError(
+            "--nvidia-runtime-name is empty",
+            why="containers ask for a runtime by its name",
+            hint="leave it out for nvidia",
+        )
+    _refuse_unknown("--mode", options.mode, _MODES)
+    _refuse_unknown("--config-source", options.source, _SOURCES)
+    if options.config_mode in _HOOK_MODES:
+        raise UsageError(
+            f"--config-mode={options.config_mode} is not supported: gpunode writes no OCI hooks",
+            why="NVIDIA has deprecated them; CDI and the NVIDIA runtime have taken their place",
+            hint="leave --config-mode out; podman and CRI-O use CDI: gpunode ctk runtime configure --runtime=podman",
+        )
+    mode, drop_in = _choose_mode(options, row)
+    if not options.path:
+        raise UsageError(
+            "--nvidia-runtime-path is empty",
+            why="a runtime without a program prevents docker from starting",
+            hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
+        )
+    notes = tuple(_option_notes(options, row))
+    desired = DesiredConfig(
+        handler=options.name,
+        binary=options.path,
+        default=options.default,
+        cdi=options.cdi and row.cdi == "switch",
+        mode=mode,
+        config=absolute_path("--config", options.config, root),
+        drop_in=drop_in,
+        enable_cri=options.enable_cri,
+        exact=True,
+    )
+    return RuntimeRequest(row, desired, _dump_commands(options), notes)
+
+
+def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise unknown_value(option, value, allowed)
+
+
+def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[Mode, str]:
+    """Return the mode and the drop-in file."""
+    if not options.drop_in:
+        return ("in-place" if options.drop_in == "" else options.mode), ""  # type: ignore[return-value]  # checked before
+    if options.mode == "in-place":
+        raise UsageError(
+            f"--mode in-place and --drop-in-config={options.drop_in} contradict each other",
+            why="the first edits the configuration itself, the second writes another file",
+            hint="leave one of them out",
+        )
+    if not row.drop_in:
+        raise UsageError(
+            f"{row.id} reads no drop-ins",
+            why=f"{row.config} is the only configuration that it reads, so --drop-in-config has no meaning for it",
+            hint="leave --drop-in-config out",
+        )
+    if not options.drop_in.startswith("/"):
+        raise UsageError(
+            f"--drop-in-config={options.drop_in} is not an absolute path",
+            why=f"the daemon that reads it has another working folder; {row.id}'s usual one is {row.drop_in}",
+            hint=f"give the whole path: --drop-in-config={row.drop_in}",
+        )
+    return "drop-in", options.drop_in
+
+
+def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
+    """Yield a note for each option that has no effect."""
+    if options.drop_in == "" and options.mode == "drop-in":
+        yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
+    if options.config_mode not in _FILE_MODES:
+        yield f"--config-mode={options.config_mode} is unknown and ignored; {options.runtime} is configured by its file"
+    if options.cdi and row.cdi != "switch":
+        yield f"--cdi.enabled is ignored: {options.runtime} already has CDI enabled"
+    if options.enable_cri and not row.has_cri_plugin:
+        yield f"--enable-cri is ignored: {options.runtime} has no CRI plugin"
+    if row.cdi == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
+        yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
+    if options.executable and (options.runtime not in _DUMPS or options.source == "file"):
+        yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
+    if options.source == "command" and options.runtime not in _DUMPS:
+        yield f"--config-source=command is ignored: {options.runtime} has no such command, so its file is read"
+
+
+def _dump_commands(options: RuntimeOptions) -> tuple[tuple[str, ...], ...]:
+    if options.source == "file":
+        return ()
+    found = _DUMPS.get(options.runtime, ())
+    return tuple((options.executable, *words[1:]) for words in found[:1]) if options.executable else found
+
+
+def absolute_path(option: str, path: str, root: str) -> str:
+    """Return the absolute path; empty stays empty.
+
+    Raises:
+        UsageError: if it is relative under another ``root``, or names a folder.
+    """
+    if path and not path.startswith("/") and root != "/":
+        raise UsageError(
+            f"{option}={path} is not an absolute path",
+            why=f"with --root every path is inside {root}",
+            hint=f"give it as it is in there: {option}=/etc/…",
+        )
+    if path.endswith("/"):
+        raise UsageError(
+            f"{option}={path} names a folder",
+            why="it takes a file",
+            hint=f"name the file: {option}={path}99-nvidia.toml",
+        )
+    # POSIX gives two leading slashes a meaning of their own.
+    return "/" + posixpath.normpath(Path.cwd() / path).lstrip("/") if path else ""
 
 
 def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]:
@@ -51,7 +219,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     else:
         yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
         for change in plan.changed_files:
-            yield from indent_lines(tuple(diff_lines(change, whole=verbose)), 4)
+            yield from indent_lines(diff_lines(change, whole=verbose), 4)
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 
@@ -123,18 +291,18 @@ def verdict_lines(
     """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
     if verdict.pending:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
-        yield line("next: ", span(str(configure_command(plan, argv)), "command"), hang=6)
+        yield next_line(configure_command(plan, argv))
         return
     if plan.missing_program:
         yield line(MARKS["failed"], f"{plan.main} names {plan.missing_program.program}, which is not installed", hang=2)
-        yield line("next: ", span(str(plan.missing_program.install), "command"), hang=6)
+        yield next_line(plan.missing_program.install)
         return
     is_told = not takes_only_cdi(plan.about) or not verdict.unverified
     yield line(MARKS["passed" if is_told else "skipped"], _already_configured("configure", plan), hang=2)
     if verdict.difference:
         yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
-            yield line("next: ", span(next_step, "command"), hang=6)
+            yield next_line(next_step)
     elif verdict.unverified:
         yield line(MARKS["skipped"], f"{_reader_name(plan)} was not checked: {verdict.unverified}", hang=2)
     else:
@@ -311,7 +479,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
-        standard_output().raw("\n".join(_text(content) for content in edits.preview_files(plan)))
+        standard_output().raw(b"\n".join(edits.preview_files(plan)).decode("utf-8", "surrogateescape"))
         if not output.quiet:
             standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
     answer = _edit_envelope(command, plan, plan.files)
@@ -328,10 +496,6 @@ def _read_footprint(store: Store) -> tuple[Footprint, str]:
         return store.footprint(), ""
     except UsageError as error:
         return Footprint(), f"{error.what}, so this was planned without it; run it with sudo for the exact plan"
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")
 
 
 def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.human import Screen, interruptible_wait
 from gpunode.cli.inputs import create_announcer
+from gpunode.cli.node_screen import Screen, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import program_risk
 from gpunode.errors import GpunodeError, Interrupted, Terminated

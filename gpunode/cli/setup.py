@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.change import CommandChange
+from gpunode.change import CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -31,14 +31,19 @@ from gpunode.cli.resume import (
     resume_command,
     resume_request,
 )
-from gpunode.cli.screen.results import setup_lines
+from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, state_note_lines, verdict_line
+from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
+from gpunode.cli.screen.events import downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.words import MARKS, count, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import gpunode, sudo_gpunode
-from gpunode.errors import GpunodeError, UsageError, assert_never
+from gpunode.container_runtimes import takes_only_cdi
+from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
-from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
+from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
     from gpunode.cli.session import Session
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
+
 
 _REBOOT = "systemctl reboot, then run the same command again"
 _CONSOLE = """\
@@ -64,8 +70,8 @@ class SetupFlags:
     """The options of setup that do not choose the desired state.
 
     Attributes:
-        lock_timeout_s: how long to wait for other programs at work on the node.
-        resumes: the run to continue after its reboot; empty for a new request.
+        lock_timeout: how many seconds to wait for other programs at work on the node.
+        resume: the run to continue after its reboot; empty for a new request.
         mok_password_file: the file with the password of a Secure Boot enrolment; empty for a new one.
     """
 
@@ -73,23 +79,21 @@ class SetupFlags:
     reboot: bool = False
     allow_disruption: bool = False
     allow_loss: bool = False
-    lock_timeout_s: float = LOCK_TIMEOUT_S
+    lock_timeout: float = LOCK_TIMEOUT_S
     only: tuple[str, ...] = ()
     download_only: bool = False
     root: str = "/"
     gpu: str = ""
     apply_cluster: bool = False
-    resumes: str = ""
+    resume: str = ""
     mok_password_file: str = ""
 
 
 def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlags) -> None:
     """Run setup, a download or a resumed setup, after refusing contradictory options."""
-    if flags.resumes:
-        refuse_other_options(flags.resumes, (*astuple(recipe_options), flags.reboot, flags.gpu))
+    if flags.resume:
+        refuse_other_options(flags.resume, (*astuple(recipe_options), flags.reboot, flags.gpu))
     if flags.download_only:
-        from gpunode.cli.download import download
-
         download(recipe_options, output, flags)
         return
     if flags.apply_cluster:
@@ -108,14 +112,14 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image = validate_root(flags.root), is_image(flags.root)
-    recipe = resume_request(Store(place), flags.resumes) if flags.resumes else recipe_options.load()
+    recipe = resume_request(Store(place), flags.resume) if flags.resume else recipe_options.load()
     named = parse_setup_gpus(flags.gpu, image=image)
-    with exclusive_session("setup", output, place, flags.lock_timeout_s, yes=flags.yes) as node:
+    with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_interrupted_run()
         node.host.mok_password_file = flags.mok_password_file
-        if not flags.resumes:
+        if not flags.resume:
             node.notify(explain_default_recipe(recipe_options))
-        risks = () if flags.resumes else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))
+        risks = () if flags.resume else tuple(find_input_risks(recipe_options.recipe, recipe_options.lock))
         for risk in risks:
             node.notify(risk)
         facts = survey(node.host, image=image, gpus=named, recipe=recipe)
@@ -142,8 +146,8 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
         node.screen.conclude(ending, failure)
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    told = filter(None, [str(lost or ""), node.log.problem])
-    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *told]
+    warnings = filter(None, [str(lost or ""), node.log.problem])
+    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
     output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 
 
@@ -211,7 +215,7 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     words = [word for step in flags.only for word in ("--only", step)]
     words += ["--allow-disruption"] if flags.allow_disruption else []
     words += ["--allow-loss"] if flags.allow_loss else []
-    words += ["--lock-timeout", f"{flags.lock_timeout_s:.0f}"]
+    words += ["--lock-timeout", f"{flags.lock_timeout:.0f}"]
     return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
@@ -251,3 +255,124 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, not
             "gpus": report.gpus,
         },
     )
+
+
+def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> Line:
+    """Return the line of a setup with nothing to do."""
+    parts = [inventory_text(report.inventory)] if report.inventory else []
+    passed = {check.id for check in report.checks if check.status == "passed"}
+    if takes_only_cdi(recipe.runtime.name) and "cdi" in passed:
+        parts.append(f"containers of {recipe.runtime.name} see the GPUs")
+    elif "runtime" in passed:
+        parts.append(f"{recipe.runtime.name} has the runtime nvidia")
+    seen = f"; {', '.join(parts)}" if parts else ""
+    found = match_text(recipe, selected_step_ids(recipe, done.preview), _subject_text(done))
+    return line(
+        MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({format_seconds(done.seconds)})", "dim"), hang=2
+    )
+
+
+def _subject_text(done: SetupResult) -> str:
+    return "the image" if done.facts.is_image else "this node"
+
+
+def setup_lines(
+    recipe: Recipe,
+    done: SetupResult,
+    report: VerifyReport,
+    failure: GpunodeError | None,
+    log: str,
+    argv: Sequence[str],
+    notes: Sequence[str] = (),
+) -> Iterator[Line]:
+    """Yield the result of setup: checks, duration, log, next command, undo command.
+
+    ``notes``: those on the node's state that the preview did not show.
+    """
+    if not done.changed and failure is None:
+        yield from state_note_lines(notes)
+        yield converged_line(recipe, done, report)
+        return
+    if report.checks and (done.changed or report.failed):
+        yield BLANK
+        yield line(span("checks", "bold"))
+        yield from indent_lines(check_lines(report.checks), 2)
+    yield BLANK
+    yield from state_note_lines(notes)
+    if isinstance(failure, RebootRequired):
+        yield from reboot_lines(failure)
+    elif failure is None:
+        scope = selected_step_ids(recipe, done.preview)
+        works_too = report.checks and not scope
+        good = match_text(recipe, scope, "this node works and" if works_too else _subject_text(done))
+        yield verdict_line(report, good)
+    if done.changed:
+        yield from _closing_lines(recipe, done, failure, log, argv)
+
+
+def _closing_lines(
+    recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
+) -> Iterator[Line]:
+    down = downtime_text(done.settled)
+    yield fact_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield fact_line("log", log)
+    if failure is None and root_option(argv):
+        yield fact_line("next", "boot the image on its machine, then run gpunode verify there")
+    elif failure is None:
+        yield fact_line("next", verify_command(argv))
+        if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
+            yield fact_line("then", cluster_apply_command(argv))
+    yield fact_line("undo", rollback_command(argv, done.run))
+
+
+def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
+    """Yield the number of downloaded packages."""
+    if not packages:
+        yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
+        return
+    yield line(MARKS["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
+
+
+# Options that contradict --download-only, with the reason.
+_CONFLICTS: Final[Mapping[str, str]] = {
+    "--root": "packages are downloaded for a running system, not for an image",
+    "--gpu": "--gpu is for an image, and packages are downloaded for a running system",
+    "--reboot": "a download needs no reboot",
+    "--apply-cluster": "a download changes nothing, neither here nor in a cluster",
+    "--resume": "--resume continues a setup",
+}
+
+
+def _refuse_conflicting_options(options: SetupFlags) -> None:
+    """Refuse options that contradict a download.
+
+    Raises:
+        UsageError: if one was given.
+    """
+    given = {
+        "--root": is_image(options.root),
+        "--reboot": options.reboot,
+        "--gpu": options.gpu,
+        "--apply-cluster": options.apply_cluster,
+        "--resume": options.resume,
+    }
+    for option in (one for one, value in given.items() if value):
+        raise UsageError(f"--download-only cannot be used with {option}", why=_CONFLICTS[option], hint="leave one out")
+
+
+def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
+    """Refresh the package index and download what setup would install into the package manager's cache."""
+    from gpunode.workflow.download import packages_to_download
+
+    _refuse_conflicting_options(options)
+    validate_steps(options.only)
+    require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
+    recipe = recipe_options.load()
+    with exclusive_session("download", output, "/", options.lock_timeout) as node:
+        node.host.run_triggers((Trigger("index-refresh"),))
+        changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
+        node.host.packages.download(changes)
+        packages = [str(change.id) for change in changes if change.is_there_after]
+        node.screen.conclude(downloaded_lines(packages))
+    output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

@@ -10,8 +10,7 @@ from pathlib import Path
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_config import EditPermissions, run_edit
-from gpunode.cli.runtime_options import absolute_path
+from gpunode.cli.runtime_config import EditPermissions, absolute_path, run_edit
 from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.session import LOCK_TIMEOUT_S
 from gpunode.errors import UsageError

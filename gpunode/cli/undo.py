@@ -1,34 +1,41 @@
-"""The commands rollback and remove."""
+"""rollback, ``rollback --list`` and remove: undo runs, and show which can be undone."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import is_image, require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runs import explain_lost_record, list_leftovers
-from gpunode.cli.screen.results import (
-    already_undone_lines,
-    leftover_lines,
-    rollback_lines,
-    undo_plan_lines,
-)
+from gpunode.cli.screen.changes import change_lines
+from gpunode.cli.screen.commands import rollback_command
+from gpunode.cli.screen.events import RESTORED, downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.plans import note_line
+from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
+from gpunode.cli.screen.words import MARKS, count, join_names
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import ChangeFailed, GpunodeError, UsageError
+from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.journal.history import made_changes, run_number, steps_by_change
+from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run
 from gpunode.workflow.rollback import NothingToUndo
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from gpunode.change import PackageChange
+    from gpunode.errors import GpunodeError
+    from gpunode.host.port import HostView
     from gpunode.journal.history import RunSummary
     from gpunode.workflow.remove import Remainder
+    from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.undo import UndoPlan
+
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
 _NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
@@ -245,3 +252,181 @@ def _plan_without_repair(
     names = ", ".join(map(str, sorted(facts.unconfigured)))
     node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")
     return plan
+
+
+_SHOWN = 6
+_RUN_MARKS = (
+    ("done", "done"),
+    ("skipped", "undone since"),
+    ("waits", "waits for a reboot"),
+    ("failed", "did not finish"),
+)
+
+
+def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+    """Yield the plan of a rollback or removal: diffs, packages, units, and what it leaves.
+
+    ``is_lost``: a record was lost, which an error reports.
+    """
+    if not back.steps and back.owed:
+        yield line(span("nothing left to restore", "bold"), ", but an interrupted run left these actions:")
+        yield from (line(f"    {trigger}") for trigger in back.owed)
+    elif not back.steps:
+        if not is_lost:
+            what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
+            yield line(MARKS["nothing"], f"nothing to remove: {what}")
+    else:
+        what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"
+        yield line(span(what, "bold"))
+        yield from indent_lines(change_lines(back.changes, verbose=verbose), 4)
+    yield from (note_line(text) for text in back.remarks)
+    if back.reboot:
+        yield note_line(f"a reboot is needed afterwards: {back.reboot}")
+    if back.left:
+        yield note_line(f"not undone: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
+
+
+def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
+    """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
+    run = found.run
+    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    yield from (note_line(text) for text in found.notes)
+    if found.standing is None:
+        yield line("  ", "no other run is left to roll back", hang=2)
+        return
+    older = found.standing
+    yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
+    if found.command:
+        yield next_line(f"sudo {found.command}")
+
+
+def describe_run(run: RunSummary) -> str:
+    """Return the command of a run and what it changed: ``setup docker: /etc/docker/daemon.json``."""
+    return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _SHOWN) or 'nothing'}"
+
+
+def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
+    """Yield what was restored, the downtime, what remains, and the undo command."""
+    yield BLANK
+    if done.whole:
+        files = [count(len(done.plan.files), "file")] if done.plan.files else []
+        parts = [*files, *_package_counts(done.plan.packages)]
+        what = f": {', '.join(parts)}" if parts else ""
+        former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
+        but = ", but for what follows" if done.plan.kept else ""
+        if not isinstance(failure, VerifyFailed):
+            yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
+        yield from (note_line(str(kept)) for kept in done.plan.kept)
+    else:
+        for change in done.plan.files:
+            yield line(MARKS["done"], f"{change.path} {'removed' if change.after is None else RESTORED}", hang=2)
+    if isinstance(failure, RebootRequired):
+        yield from reboot_lines(failure)
+    if down := downtime_text(done.settled):
+        yield fact_line("took", down)
+    yield fact_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
+
+
+def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
+    if restored := sum(change.after is not None for change in packages):
+        yield f"{count(restored, 'package')} as before"
+    if gone := sum(change.after is None for change in packages):
+        yield f"{count(gone, 'package')} purged"
+
+
+def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
+    """Yield a note about old versions that others left beside a file."""
+    if found:
+        yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
+
+
+def runs_lines(
+    runs: Sequence[RunSummary], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
+) -> Iterator[Line]:
+    """Yield the recorded runs, the newest last: id, time, verb, result, changes.
+
+    Args:
+        runs: oldest first.
+        previews: by run id, whether it can be undone now.
+        folder: of records and backups.
+        file: list only runs that changed it; empty for all.
+        zone: of the times; this machine's when None.
+    """
+    if not runs:
+        about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
+        yield line(span(about, "dim"))
+        return
+    from datetime import datetime
+
+    width = max(len(run.run) for run in runs)
+    for run in runs:
+        mark, result = _run_result(run)
+        when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
+        verb = f"rollback of {run.begin.undoes}" if run.begin.undoes else f"{run.verb} {run.begin.recipe}".strip()
+        yield line(
+            mark, span(pad_right(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4
+        )
+        what = join_names(run.subjects, 6) or "nothing"
+        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
+    yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
+    yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
+    yield line("undo a run: ", span("sudo gpunode rollback RUN", "command"))
+
+
+def _run_result(run: RunSummary) -> tuple[Span, str]:
+    if run.commit is None:
+        return MARKS["failed"], ", cut short"
+    if run.commit.result == "done":
+        return (MARKS["skipped"] if run.undone_by else MARKS["done"]), ""
+    mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
+    why = f": {run.commit.reason}" if run.commit.reason else ""
+    return mark, f", {run.commit.result}{why}"
+
+
+_OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
+
+
+def show_runs(output: OutputOptions, root: str, file: str) -> None:
+    """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
+    from gpunode.cli.log import undo_record
+    from gpunode.cli.screen.plans import note_line
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.rollback import preview_rollback
+
+    place = validate_root(root)
+    store, host = Store(place), LocalHost(place)
+    found = [run for run in store.runs() if not file or file in run.subjects]
+    left = list_leftovers(host, file) if file else ()
+    notes = () if found or file else explain_lost_record(host, store)
+    previews = {run.run: preview_rollback(store, host, run) for run in found}
+    screen = output.open_screen()
+    screen.put(
+        *runs_lines(found, previews, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
+    )
+    newest, is_locked = store.ids()[-1:], store.at_work() is not None
+    rows = [undo_record(run, previews[run.run], is_running=is_locked and run.run in newest) for run in found]
+    output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
+
+
+def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
+    """Return a sentence about a lost record of this node; none if nothing indicates one."""
+    from gpunode.facts.evidence import Probe
+
+    # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
+    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+        return ()
+    from gpunode.workflow.converge import survey
+    from gpunode.workflow.recovery import find_lost_record
+
+    lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
+    return (str(lost),) if lost else ()
+
+
+def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
+    """Return old versions of ``path`` beside it that other tools or people left."""
+    from gpunode.facts.evidence import Probe, decode_found
+    from gpunode.workflow.undo import find_leftovers
+
+    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
+    return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, list_unread_backlog, load_backlog, view_node
+from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, list_unread_backlog, load_backlog
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.checks import check_lines, state_note_lines, verdict_line
+from gpunode.cli.screen.text import BLANK, Line
+
+if TYPE_CHECKING:
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.verify import VerifyReport
 
 
 def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, container: bool) -> None:
     """Check that the node works."""
-    from gpunode.cli.screen.checks import report_lines
     from gpunode.cli.screen.commands import setup_command
     from gpunode.cli.screen.plans import note_line
     from gpunode.host.local import LocalHost
@@ -38,16 +44,9 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     output.emit(answer.with_failure(report.failure()))
 
 
-def status(output: OutputOptions, node: str) -> None:
-    """Show the node on one screen."""
-    from gpunode.cli.screen.node import status_lines
-    from gpunode.cli.screen.plans import note_line
-    from gpunode.workflow.status import status as look
-
-    view = view_node(node, "/", "")
-    backlog = load_backlog(node, "/", view.facts)
-    found = look(view.facts, view.host, backlog)
-    output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
-    notes = (*found.notes, *backlog.notes)
-    answer = Envelope("status", notes=notes, unknown=[*list_unknown_facts(view.facts), *list_unread_backlog(backlog)])
-    output.emit(replace(answer, result={"status": found}))
+def report_lines(recipe: Recipe, report: VerifyReport) -> Iterator[Line]:
+    """Yield the checks, then the verdict."""
+    yield from check_lines(report.checks)
+    yield BLANK
+    yield from state_note_lines(report.notes)
+    yield verdict_line(report, f"this node works and matches recipe {recipe.name}")

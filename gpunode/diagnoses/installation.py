@@ -18,8 +18,7 @@ from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtua
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
-from gpunode.facts.numbers import parse_int
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import Kind
 
 _NO_LIBRARY: Final = Pattern(

@@ -39,8 +39,7 @@ from gpunode.diagnoses.views.system import (
     package_manager,
     running_kernel,
 )
-from gpunode.facts.numbers import parse_int
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]

@@ -39,8 +39,7 @@ from gpunode.diagnoses.signs import (
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, gpu_models, kernel, modules, packages, virtualization
 from gpunode.diagnoses.views.driver import VERSION
-from gpunode.facts.numbers import parse_int
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.recipe import Driver
 
 LEGACY: Final = "gpu-legacy-unsupported-by-branch"

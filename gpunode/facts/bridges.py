@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpunode.facts.evidence import Evidence, Probe
+from gpunode.facts.machine import MELLANOX
 from gpunode.facts.model import Fact, PciDevice
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.pci import MELLANOX
 from gpunode.facts.reader import EvidenceMissing, derive_fact, explain_missing
 
 KEY: Final = "switch-bridges"

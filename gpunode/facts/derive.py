@@ -8,7 +8,7 @@ from datetime import date, datetime, timezone
 from typing import Final, TypeVar
 
 from gpunode.change import FileState
-from gpunode.facts import kernels, kubelet, layout, os_release, pci, platform, systemd
+from gpunode.facts import kernels, kubelet, layout, machine, systemd
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
@@ -31,7 +31,7 @@ from gpunode.facts.model import (
     Unknown,
     known,
 )
-from gpunode.facts.numbers import parse_int
+from gpunode.facts.patterns import parse_int
 from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, RUN_INSTALLER, UNITS
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
@@ -87,7 +87,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         ),
         driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARIES, links=False)),
         leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
-        secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),
+        secure_boot=Unknown("an image is not booted", _IMAGE) if image else machine.read_secure_boot(evidence),
         layout=_read_layout(reader, image=image),
         mig=_read_mig(evidence),
         module_key=_read_module_key(evidence),
@@ -125,7 +125,7 @@ def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]
 def _find_provider(reader: EvidenceReader, distro: Fact[Distro], *, image: bool) -> Fact[Provider | None]:
     if image:
         return Known(None, _IMAGE)
-    return platform.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), distro)
+    return machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), distro)
 
 
 def derive_runtime_facts(evidence: Evidence, *, image: bool = False) -> Facts:
@@ -157,10 +157,10 @@ def _is_read(capture: Capture | None) -> bool:
 
 
 def _read_distro(reader: EvidenceReader, known: Distro | None) -> Fact[Distro]:
-    first = derive_fact("os-release", lambda: known or os_release.parse_distro(reader.text("os-release")))
+    first = derive_fact("os-release", lambda: known or machine.parse_distro(reader.text("os-release")))
     if isinstance(first, Known):
         return first
-    vendor = derive_fact("os-release-vendor", lambda: os_release.parse_distro(reader.text("os-release-vendor")))
+    vendor = derive_fact("os-release-vendor", lambda: machine.parse_distro(reader.text("os-release-vendor")))
     return vendor if isinstance(vendor, Known) else first
 
 
@@ -187,7 +187,7 @@ def _read_platform(reader: EvidenceReader, *, image: bool) -> Fact[Platform]:
         return Known(Platform("image"), _IMAGE)
 
     def read() -> Platform:
-        found = platform.detect_platform(
+        found = machine.detect_platform(
             _read_virtualization(reader),
             kernel=reader.capture("kernel-release").text.strip(),
             dxg=bool(reader.found("dev-dxg")),
@@ -244,7 +244,7 @@ def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
 def _read_devices(reader: EvidenceReader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
     if image:
         return Unknown("an image has no PCI bus; name its GPUs with --gpu", _IMAGE)
-    first = derive_fact("lspci", lambda: pci.parse_lspci(reader.text("lspci")))
+    first = derive_fact("lspci", lambda: machine.parse_lspci(reader.text("lspci")))
     if isinstance(first, Known):
         return first
     second = derive_fact("pci-modalias", lambda: _read_sysfs_devices(reader))
@@ -252,7 +252,7 @@ def _read_devices(reader: EvidenceReader, *, image: bool) -> Fact[tuple[PciDevic
 
 
 def _read_sysfs_devices(reader: EvidenceReader) -> tuple[PciDevice, ...]:
-    devices = pci.read_sysfs_devices(reader.found("pci-modalias"), reader.found("pci-driver"))
+    devices = machine.read_sysfs_devices(reader.found("pci-modalias"), reader.found("pci-driver"))
     if not devices:
         raise EvidenceMissing("pci-modalias", "/sys/bus/pci/devices lists nothing")
     return devices

@@ -67,14 +67,14 @@ def _creates_device_files(evidence: Evidence) -> bool:
     """Return True if a GPU lacks its device file and the module lets a client create it."""
     if _DEVICE_FILES_OFF.search(_read_text(evidence, "file:/proc/driver/nvidia/params")):
         return False
-    there = {
+    existing = {
         int(match["minor"]) for path in _read_paths(evidence, "dev-nvidia") if (match := _GPU_NODE.fullmatch(path))
     }
     gpus = _read_matches(evidence, "nvidia-gpus")
     try:
-        return not read_layout(gpus, ()).minors <= there
+        return not read_layout(gpus, ()).minors <= existing
     except ValueError:
-        return len(there) < len(gpus)
+        return len(existing) < len(gpus)
 
 
 def _driver_probes(evidence: Evidence) -> Iterator[Probe]:
@@ -261,7 +261,7 @@ def _driver_is_off(evidence: Evidence) -> bool:
     return not version or nouveau or (bool(on_disk) and version not in on_disk)
 
 
-# By the name that whoever makes them gives them, and with which program they are listed.
+# Images by the name that their generator gives them, with the program that lists them.
 _LISTERS: Final = ("lsinitramfs", "lsinitrd", "lsinitcpio")  # each of the first two reads what the other's maker made
 _IMAGE: Final = Pattern(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
 _SPARE_IMAGE: Final = Pattern(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
@@ -270,8 +270,8 @@ _MAX_OTHER_IMAGES: Final = 2
 
 def _initramfs_probes(evidence: Evidence, kernel: str) -> Iterator[Probe]:
     """Yield listings of the running kernel's initramfs, and of the newest others: one of them may boot next."""
-    there = {path.rpartition("/")[2] for path in _read_paths(evidence, "initramfs-tools")}
-    tool = next((name for name in _LISTERS if name in there), "")
+    existing = {path.rpartition("/")[2] for path in _read_paths(evidence, "initramfs-tools")}
+    tool = next((name for name in _LISTERS if name in existing), "")
     named = [
         (match["kernel"], path) for path in _read_paths(evidence, "initramfs-images") if (match := _IMAGE.search(path))
     ]

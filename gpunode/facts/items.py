@@ -142,13 +142,13 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[Item]:
     ):
         yield from _items_of_glob(key, capture, found)
         return
-    said = _answer_text(capture)
-    sources = (Source("nvml"),) if key == nvml.KEY else identify_sources(capture.source, said)
-    for source, part in _assign_parts(sources, said):
+    answer = _answer_text(capture)
+    sources = (Source("nvml"),) if key == nvml.KEY else identify_sources(capture.source, answer)
+    for source, part in _assign_parts(sources, answer):
         own = _own_text(source, part)
         outcome: Outcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
         if len(sources) > 1 and outcome == "absent" and not reports_absence(own):
-            outcome = "ok"  # another of the commands said that
+            outcome = "ok"  # another of the commands gave that answer
         yield Item(
             key, capture.source, _without_zero_count(source, own), own, outcome, capture.error, capture.exit_status
         )
@@ -204,9 +204,9 @@ def _assign_parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Sour
     lines = text.split("\n")
     own: dict[int, int] = {}
     for form in (_VERSION, _RELEASE, _NUMBER):
-        asked = [place for place, source in enumerate(sources) if _answer_form(source) is form]
-        said = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
-        own |= dict(zip(asked, said, strict=True)) if len(asked) == len(said) else {}
+        asking = [place for place, source in enumerate(sources) if _answer_form(source) is form]
+        starts = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
+        own |= dict(zip(asking, starts, strict=True)) if len(asking) == len(starts) else {}
     taken = set(own.values())
     rest = "\n".join("" if number in taken else line for number, line in enumerate(lines))
     for place, source in enumerate(sources):

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from string import Template
 from typing import Final
 
-from gpunode.facts import units
+from gpunode.facts import systemd
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 from gpunode.facts.patterns import Pattern
 
@@ -88,7 +88,7 @@ _CGROUP_DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgr
 _KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(?:[ \t#-].*)?)*)""")
 _POLICY = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
 _NODE_NAME = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
-# What a kubelet does that is told nothing; kubeadm tells it systemd (1.22 and later).
+# The default of a kubelet without that option; kubeadm sets systemd (1.22 and later).
 _DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
 _CPU_MANAGER: Final = "cpu-manager-policy"
 _FLAGS: Final = frozenset(
@@ -255,12 +255,12 @@ def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
     folders = tuple(folder for folder in _UNIT_FOLDERS.values() if not (image and folder.startswith("/run/")))
     files: dict[str, bytes] = {}
     seen: set[str] = set()
-    while new := [place for place in units.unit_file_patterns(files, _KUBELET, folders) if place not in seen]:
+    while new := [place for place in systemd.unit_file_patterns(files, _KUBELET, folders) if place not in seen]:
         seen.update(new)
         for path in (path for place in new for path in _match_files(facts, place)):
             content = _read_content(facts, path)
             files.update({} if content is None else {path: content})
-    command = units.find_start_command(files, _KUBELET, folders)
+    command = systemd.find_start_command(files, _KUBELET, folders)
     if command is None:
         raise _Unreadable(Unknown("no unit file in the usual places says how it is started", f"file:{folders[0]}"))
     return command.argv
@@ -301,7 +301,7 @@ def _unit_command(facts: Facts, unit: str) -> Sequence[str]:
     if state is None or state.content is None:
         return ()
     place = f"/etc/systemd/system/{unit}"
-    command = units.find_start_command({place: state.content}, unit, ("/etc/systemd/system",))
+    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",))
     return command.argv if command else ()
 
 
@@ -329,7 +329,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
     driver = _parse_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
-    told = Kubelet(
+    default = Kubelet(
         kind,
         _choose_unit(facts, kind),
         socket_path(endpoint),
@@ -337,7 +337,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
         node_name=flags.get("hostname-override", ""),
         static_cpus=flags.get(_CPU_MANAGER) == "static",
     )
-    return Known(told, f"file:{_MICROK8S}")
+    return Known(default, f"file:{_MICROK8S}")
 
 
 def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:

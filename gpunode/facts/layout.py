@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpunode.facts.evidence import Found
-from gpunode.facts.numbers import parse_int
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_int
 
 _UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INSTANCE = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")

@@ -16,8 +16,8 @@ from typing import Final
 
 from gpunode.facts import kernels
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe
+from gpunode.facts.machine import parse_distro
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
-from gpunode.facts.os_release import parse_distro
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_KEYS
 from gpunode.facts.reader import EvidenceReader, derive_fact

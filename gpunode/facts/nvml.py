@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpunode.change import MigInstance, MigLayout
-from gpunode.facts import numbers
+from gpunode.facts import patterns
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
 from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern
@@ -321,8 +321,8 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
     if not capture.data.strip():
         lines = capture.error.strip().splitlines()
         ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
-        said = f": {lines[-1]}" if lines else ""
-        return NoAnswer("crashed", f"the {library} child process ended{ended} without an answer{said}")
+        detail = f": {lines[-1]}" if lines else ""
+        return NoAnswer("crashed", f"the {library} child process ended{ended} without an answer{detail}")
     try:
         return parse(capture.data)
     except ValueError as error:
@@ -421,7 +421,7 @@ def _describe_mismatch(what: str, version: str, other: str, other_version: str, 
 
 
 def _version_key(version: str) -> tuple[int, ...]:
-    return numbers.parse_version(version)
+    return patterns.parse_version(version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""Regular expressions that are compiled on first use.
+"""Regular expressions that are compiled on first use, and numbers of any length.
 
 doctor has a thousand. With one node's evidence most are never searched, since a word that they cannot match without is
 nowhere in it: compiling and searching them all took four times as long.
+
+Python parses no integer of thousands of digits. Nothing in evidence counts that high, so it is not a number here.
 """
 
 from __future__ import annotations
@@ -154,3 +156,21 @@ class Pattern:
     def split(self, text: str, maxsplit: int = 0) -> list[str | Any]:
         """Split ``text`` at the matches."""
         return (self._compiled or self.compiled).split(text, maxsplit)
+
+
+# What 64 bits hold, almost: more bytes, links or restarts than these are nowhere.
+_MAX_DIGITS: Final = 18
+
+
+def parse_int(text: str) -> int | None:
+    """Parse a whole number; return None for other text or an absurdly long number."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Parse a version of digits and dots; overlong numbers are shortened.
+
+    Raises:
+        ValueError: if it has other parts.
+    """
+    return tuple(int(part[:_MAX_DIGITS]) for part in text.split("."))

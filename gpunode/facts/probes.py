@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gpunode.change import GPU_SERVICES
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.facts import kernels, kubelet, platform, systemd
+from gpunode.facts import kernels, kubelet, machine, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.packages import SYSTEMS
 
@@ -37,14 +37,11 @@ LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
-# What every runtime is told to run.
+# The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
-SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = (
-    "/sys/module/module/parameters/sig_enforce",
-    "/sys/kernel/security/lockdown",
-)
+SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
 STEP_FILES: Final = (
     "/etc/profile.d/gpunode-cuda.sh",
@@ -173,8 +170,8 @@ _COMMON_PROBES: Final = (
     *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
     *(_list_glob(key, place) for key, place in LEFTOVERS.items()),
     _list_glob("initramfs-images", "/boot/init*"),
-    _table_probe(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
-    _table_probe(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
+    _table_probe(machine.SECURE_BOOT_KEY, path=machine.SECURE_BOOT_VARIABLE),
+    _table_probe(machine.SHIM_KEY, path=machine.SHIM_VARIABLE),
     _list_glob("toolkit-program", TOOLKIT_PROGRAM),
     Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, content_kind="log"),
     _list_glob("dkms-installed", "/var/lib/dkms/*/kernel-*"),
@@ -196,7 +193,7 @@ _COMMON_PROBES: Final = (
     _table_probe("container-manager", path="/run/systemd/container"),
     _list_glob("dockerenv", "/.dockerenv"),
     _list_glob("docker-rootless", "/run/user/*/docker.sock"),
-    *(_list_glob(key, place) for key, (_, place) in platform.PROVIDER_MARKS.items()),
+    *(_list_glob(key, place) for key, (_, place) in machine.PROVIDER_MARKS.items()),
     _list_glob("unit-wants", "/etc/systemd/system/*.wants/*"),
     _list_glob("unit-files-etc", "/etc/systemd/system/*.service"),
     _list_glob("unit-files-lib", "/lib/systemd/system/*.service"),
@@ -225,8 +222,8 @@ def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
     """Return the probes that identify the kubelet and its settings."""
     units = {unit for units in kubelet.UNITS.values() for unit in units}
     keys = {"unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS, *(f"file:{at}" for at in kubelet.FILES)}
-    asked = () if image else (unit_probe(*sorted(units)),)
-    return (*asked, *(probe for probe in list_probes(image=image) if probe.key in keys))
+    unit_probes = () if image else (unit_probe(*sorted(units)),)
+    return (*unit_probes, *(probe for probe in list_probes(image=image) if probe.key in keys))
 
 
 def kubelet_command_probe(units: Capture | None) -> Probe | None:

@@ -64,8 +64,8 @@ def explain_missing(capture: Capture) -> str:
         return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED}"
     word = {"absent": "does not exist", "denied": "is not readable", "timeout": "did not answer in time"}
     status = "" if capture.exit_status is None else f" (exit status {capture.exit_status})"
-    said = capture.error.strip().split("\n")[0][:200]
-    return f"{capture.source} {word.get(capture.outcome, 'failed')}{status}" + (f": {said}" if said else "")
+    message = capture.error.strip().split("\n")[0][:200]
+    return f"{capture.source} {word.get(capture.outcome, 'failed')}{status}" + (f": {message}" if message else "")
 
 
 def derive_fact(key: str, read: Callable[[], T]) -> Fact[T]:

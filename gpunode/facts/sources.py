@@ -317,11 +317,7 @@ _ROWS: Final = (
         looks=r"^[-lcd][rwx-]{9}[.+]? +\d+ \w+ +\w+ |^ls: cannot access '(?P<of>[^'\n]+)'",
     ),
     _KindRow("environment", r"env|printenv"),
-    _KindRow(
-        "shell-history",
-        r"(?:(?:shell|bash|zsh) )?history|fc",
-        r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$",
-    ),
+    _KindRow("shell-history", r"(?:(?:shell|bash|zsh) )?history|fc", r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$"),
     _KindRow(
         "file",
         looks=r'^\{\s*"(?:default-runtime|runtimes|exec-opts|log-driver|data-root|features|hosts)":',

@@ -1,16 +1,28 @@
-"""Systemd units: from systemctl, or from systemd's folders if it does not run."""
+"""Systemd units: from systemctl, or from systemd's folders if it does not run; and the command that starts one. Pure.
+
+The command is read from files and not from `systemctl show`: an image has no systemd to ask, and of a command line it
+prints neither the quotes nor what its variables hold.
+
+Quotes are read by shlex, as systemd reads them in all that packages and administrators write. A quote that does not end
+makes its line void, for systemd 252 too (systemd-analyze verify), and an environment file has one value a line.
+
+Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile=".
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import fnmatch
 import re
-from collections.abc import Collection, Iterable, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from gpunode.change import ServiceState
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import Unit
-from gpunode.facts.numbers import parse_int
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_int
 
 _NO_SYSTEMD_ERRORS = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _ACTIVE_STATES = frozenset({"active", "reloading", "activating"})
@@ -111,3 +123,162 @@ def _make_offline_unit(name: str, wanted: Collection[str], own: Mapping[str, Fou
 
 def _name_of(found: Found) -> str:
     return found.path.rpartition("/")[2]
+
+
+# The first folder that has a file wins.
+UNIT_FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCommand:
+    """A command line that systemd starts.
+
+    Attributes:
+        argv: with its variables filled in.
+        sources: the files that it comes from, the one with ExecStart first.
+    """
+
+    argv: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def unit_file_patterns(
+    files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = UNIT_FOLDERS
+) -> tuple[str, ...]:
+    """Return the paths and patterns of all files that define the start of ``unit``, as known from ``files``."""
+    own = tuple(f"{folder}/{unit}" for folder in folders)
+    if not any(path in files for path in own):
+        return own  # drop-ins of what is not there say nothing
+    dropped_in = (f"{folder}/{unit}.d/*.conf" for folder in folders)
+    return (*own, *dropped_in, *_environment_files(_service_settings(files, unit, folders)))
+
+
+def is_unit_file(path: str) -> bool:
+    """Return True if ``path`` is a systemd unit or drop-in."""
+    return any(f"/systemd/{whose}/" in path for whose in ("system", "user"))
+
+
+def find_start_command(
+    files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = UNIT_FOLDERS
+) -> UnitCommand | None:
+    """Return the command that starts ``unit``; None if no file has one, or its quotes do not match."""
+    settings = _service_settings(files, unit, folders)
+    lines = ((path, split_words(line.lstrip("@-:+!|"))) for path, line in _effective_values(settings, "ExecStart"))
+    starts = [(path, words) for path, words in lines if words]
+    if not starts:
+        return None
+    origin, words = starts[0]
+    variables, of_variables = _read_environment(files, settings)
+    return UnitCommand(tuple(_expand_words(words, variables)), tuple(dict.fromkeys((origin, *of_variables))))
+
+
+def _service_settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Return path, key and value of every [Service] line, in the order in which systemd reads them."""
+    main = next((path for folder in folders if (path := f"{folder}/{unit}") in files), None)
+    if main is None or not files[main]:  # an empty file masks the unit, drop-ins and all
+        return []
+    dropped_in: dict[str, str] = {}
+    for folder in reversed(folders):
+        place = f"{folder}/{unit}.d/"
+        dropped_in |= {
+            path.removeprefix(place): path
+            for path in files
+            if path.startswith(place) and path.endswith(".conf") and "/" not in path.removeprefix(place)
+        }
+    order = (main, *(path for _, path in sorted(dropped_in.items())))
+    return [(path, key, value) for path in order for key, value in _parse_service_section(files[path])]
+
+
+@lru_cache(maxsize=64)  # a run asks some units thirty times
+def _parse_service_section(data: bytes) -> tuple[tuple[str, str], ...]:
+    section, found = "", []
+    for line in _join_lines(data):
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and "=" in line:
+            key, _, value = line.partition("=")
+            found.append((key.strip(), value.strip().replace("%%", "%")))
+    return tuple(found)
+
+
+def _join_lines(data: bytes) -> Iterator[str]:
+    """Yield the lines without comments, continued ones joined."""
+    begun = ""
+    for raw in data.decode("utf-8", "replace").splitlines():
+        line = raw.strip()
+        if not line.startswith(("#", ";")):
+            begun += line.removesuffix("\\")
+            if not line.endswith("\\"):
+                yield begun
+                begun = ""
+            else:
+                begun += " "
+    if begun:
+        yield begun.strip()
+
+
+def _effective_values(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[str, str]]:
+    """Return path and value of each effective line of a key; an empty one resets the list."""
+    found: list[tuple[str, str]] = []
+    for path, key, value in settings:
+        if key == wanted:
+            found = [*found, (path, value)] if value else []
+    return found
+
+
+def _environment_files(settings: list[tuple[str, str, str]]) -> list[str]:
+    """Return the paths and patterns of the environment files."""
+    named = (value.removeprefix("-").strip() for _, value in _effective_values(settings, "EnvironmentFile"))
+    return [value for value in named if value.startswith("/")]
+
+
+def _read_environment(
+    files: Mapping[str, bytes], settings: list[tuple[str, str, str]]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the service's variables, and the files that set them."""
+    found: dict[str, str] = {}
+    sources: list[str] = []
+    for path, value in _effective_values(settings, "Environment"):
+        found |= {name: text for name, mark, text in (word.partition("=") for word in split_words(value)) if mark}
+        sources.append(path)
+    for pattern in _environment_files(settings):
+        for path in sorted(fnmatch.filter(files, pattern)):
+            found |= dict(_parse_environment_file(files[path]))
+            sources.append(path)
+    return found, tuple(sources)
+
+
+def _parse_environment_file(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the assignments of an environment file, quoted values unquoted."""
+    for line in _join_lines(data):
+        name, mark, value = (part.strip() for part in line.partition("="))
+        if mark:
+            words = split_words(value) if value.startswith(("'", '"')) else []
+            yield name, words[0] if len(words) == 1 else value
+
+
+_VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
+
+
+def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Expand the variables in the command's words; ``$NAME`` alone becomes as many words as its value has."""
+    for word in words:
+        if word.startswith("$") and word[1:2] not in ("{", "$"):
+            value = variables.get(word[1:], "")
+            yield from split_words(value) or value.split()
+        else:
+            yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
+
+
+def split_words(text: str) -> list[str]:
+    """Split ``text`` as a shell does; return nothing if a quote does not end."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return []

@@ -222,7 +222,7 @@ def _load_file(file: IO[bytes], path: Path) -> Evidence:
 
 
 def _unrecognised_error(path: Path, start: bytes) -> UsageError:
-    from gpunode.facts.bug_report import is_bug_report  # with the readers of pasted text
+    from gpunode.facts.pasted import is_bug_report  # with the readers of pasted text
 
     if is_bug_report(start.decode("utf-8", "replace")):
         kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"

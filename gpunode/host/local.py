@@ -28,7 +28,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
-from gpunode.facts import os_release
+from gpunode.facts import machine
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
@@ -429,7 +429,7 @@ def read_distribution(root: str = "/") -> Distro | None:
     """
     import distro
 
-    for path in os_release.PATHS:
+    for path in machine.PATHS:
         try:
             with places.open_place(path, root) as place:
                 if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
@@ -438,7 +438,7 @@ def read_distribution(root: str = "/") -> Distro | None:
                 found = distro.LinuxDistribution(
                     os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
                 ).os_release_info()
-            return os_release.make_distro({key.upper(): value for key, value in found.items()})
+            return machine.make_distro({key.upper(): value for key, value in found.items()})
         except (OSError, ValueError):  # no such file, or one with a quote that is never closed
             continue
     return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts import bug_report, pasted
+from gpunode.facts import pasted
 from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
 from gpunode.host.capture import INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
 
@@ -264,8 +264,8 @@ def _parse_bytes(data: bytes, place: str) -> Evidence:
 
 
 def _parse_text(text: str, place: str) -> Evidence:
-    if bug_report.is_bug_report(text):
-        return bug_report.parse_bug_report(text)
+    if pasted.is_bug_report(text):
+        return pasted.parse_bug_report(text)
     if _is_json_list(text):
         return pasted.parse_json_report(text, place)
     return pasted.parse_text_report(text, place)

@@ -324,10 +324,10 @@ def read_effective(runner: Runner, name: str) -> ObservedConfig | None:
 
 
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
-    from gpunode.runtimes import containerd, containerd_unit
+    from gpunode.runtimes import containerd, containerd_files
 
     usual = runtime("containerd")
-    unit = replace(usual, reads=lambda found, _: containerd_unit.reads(found))
+    unit = replace(usual, reads=lambda found, _: containerd_files.unit_patterns(found))
     row = usual.located(
         usual, contents(by_looking(partial(_run_probe, runner), unit, DesiredConfig())), DesiredConfig()
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
-from gpunode.kubernetes.argocd import is_elsewhere
+from gpunode.kubernetes.gitops import is_elsewhere
 from gpunode.kubernetes.sharing import refuse_bad_configs
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels

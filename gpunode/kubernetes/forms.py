@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.command import command
-from gpunode.kubernetes import argocd, flux
+from gpunode.kubernetes import gitops
 from gpunode.kubernetes.model import (
     HEADER,
     KIND_CONFIG,
@@ -23,14 +23,13 @@ from gpunode.kubernetes.model import (
     Rendered,
     RenderedObject,
 )
-from gpunode.kubernetes.node_rule import can_label
-from gpunode.kubernetes.objects import EXTRAS_WAVE
+from gpunode.kubernetes.objects import EXTRAS_WAVE, can_label
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
 # Below the output folder, which also holds files.
-OUTPUT_FOLDERS: Final = ("manifests", "helm", "applications", flux.RELEASES, flux.RULES)
+OUTPUT_FOLDERS: Final = ("manifests", "helm", "applications", gitops.RELEASES, gitops.RULES)
 # The paths of rendered files.
 _RENDERED_PATHS: Final = re.compile(
     r"(?:manifests|rules)/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|(?:applications|releases)/[a-z-]+\.yaml"
@@ -72,7 +71,7 @@ def is_rendered_file(path: str, text: str) -> bool:
 def may_leave_objects(path: str, rendered: Rendered) -> bool:
     """Return whether an old file, if it was applied, made objects that are not among the ``rendered`` ones."""
     folder, _, name = path.rpartition("/")
-    if folder in {flux.BASE, flux.RULES}:
+    if folder in {gitops.BASE, gitops.RULES}:
         return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_file_stem, rendered.objects))
     if folder == "helm":
         return name.removesuffix(".values.yaml") not in {one.name for one in rendered.releases}
@@ -83,7 +82,7 @@ def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
     """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
     objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
-        folder = flux.RULES if form == "flux" and one.wave > EXTRAS_WAVE else flux.BASE
+        folder = gitops.RULES if form == "flux" and one.wave > EXTRAS_WAVE else gitops.BASE
         yield f"{folder}/{number:02d}-{_file_stem(one)}.yaml", _join_objects([one], form)
 
 
@@ -93,7 +92,7 @@ def _file_stem(one: RenderedObject) -> str:
 
 
 def _join_objects(objects: Sequence[RenderedObject], form: Form) -> str:
-    bodies = (argocd.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
+    bodies = (gitops.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
     texts = [yaml.document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
 
@@ -116,31 +115,31 @@ def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]
         is_oci = one.repository.startswith("oci://")
         note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
         about = f"{HEADER}\n{one.why}{note}"
-        contents[f"applications/{one.name}.yaml"] = yaml.document(argocd.chart_application(one, options), about)
-    if plain and argocd.is_elsewhere(options):
+        contents[f"applications/{one.name}.yaml"] = yaml.document(gitops.chart_application(one, options), about)
+    if plain and gitops.is_elsewhere(options):
         about = f"{HEADER}\nApplies the objects in manifests/ to the cluster that has the GPUs."
-        contents[f"applications/{argocd.PLAIN_OBJECTS}.yaml"] = yaml.document(
-            argocd.objects_application(options), about
+        contents[f"applications/{gitops.PLAIN_OBJECTS}.yaml"] = yaml.document(
+            gitops.objects_application(options), about
         )
         plain = ()
     body = make_kustomization((*plain, *sorted(contents)))
     contents["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD applies from this folder.")
     if options.repository:
         about = f"{HEADER}\nThe Application of this folder: apply it once, where Argo CD runs."
-        contents["argocd.yaml"] = yaml.document(argocd.folder_application(options), about)
+        contents["argocd.yaml"] = yaml.document(gitops.folder_application(options), about)
     return contents
 
 
 def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
     """Return the releases, and the Kustomizations by which Flux applies the folders in turn."""
     contents = {
-        f"{flux.RELEASES}/{one.name}.yaml": _join_documents(flux.release_objects(one), f"{HEADER}\n{one.why}")
+        f"{gitops.RELEASES}/{one.name}.yaml": _join_documents(gitops.release_objects(one), f"{HEADER}\n{one.why}")
         for one in rendered.releases
     }
     present = {path.partition("/")[0] for path in (*plain, *contents)}
-    folders = [folder for folder in (flux.BASE, flux.RELEASES, flux.RULES) if folder in present]
+    folders = [folder for folder in (gitops.BASE, gitops.RELEASES, gitops.RULES) if folder in present]
     contents["flux.yaml"] = _join_documents(
-        tuple(flux.kustomizations(rendered.flux, folders, rendered.releases)), HEADER
+        tuple(gitops.kustomizations(rendered.flux, folders, rendered.releases)), HEADER
     )
     # Keeps the test pod out if Flux applies the parent folder as a whole.
     contents["kustomization.yaml"] = yaml.document(make_kustomization(["flux.yaml"]), HEADER)
@@ -202,7 +201,7 @@ def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Ite
             yield "apply || { sleep 10; apply; }"
         case "kustomize":
             yield command(*apply, "-k", ".")
-        case "argocd" if argocd.is_elsewhere(rendered.argocd):
+        case "argocd" if gitops.is_elsewhere(rendered.argocd):
             yield ': "${ARGOCD_CONTEXT:?set it to the context of the cluster in which Argo CD runs}"'
             for path in paths:
                 if path.startswith("applications/"):
@@ -247,7 +246,7 @@ def make_kustomization(
 
 def _config_map_generator(one: RenderedObject) -> Mapping[str, Any]:
     """Return the generator of the ConfigMap: kustomize adds a hash to its name, and renames references."""
-    metadata = argocd.add_sync_wave(one)["metadata"]
+    metadata = gitops.add_sync_wave(one)["metadata"]
     return {
         "name": one.name,
         "namespace": one.namespace,

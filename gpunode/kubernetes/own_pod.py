@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpunode import yaml
-from gpunode.kubernetes.managed import is_gke
+from gpunode.kubernetes.cluster_nodes import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.sharing import MIG_RESOURCE_PREFIX

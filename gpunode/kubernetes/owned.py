@@ -58,11 +58,11 @@ def fields_by_manager(live: Body) -> Mapping[str, frozenset[Path]]:
 def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the field managers that also set fields of ``ours``, with these fields; metadata does not count."""
     fields = fields_by_manager(live)
-    mine = {path for manager in ours for path in fields.get(manager, ()) if path[0] != "f:metadata"}
+    own_paths = {path for manager in ours for path in fields.get(manager, ()) if path[0] != "f:metadata"}
     return {
-        manager: tuple(map(format_field, sorted(theirs & mine)))
-        for manager, theirs in fields.items()
-        if manager not in ours and theirs & mine
+        manager: tuple(map(format_field, sorted(paths & own_paths)))
+        for manager, paths in fields.items()
+        if manager not in ours and paths & own_paths
     }
 
 
@@ -169,9 +169,14 @@ def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) 
 def _conflict_lines_of(message: str, applied: Body, live: Body | None) -> Iterator[str]:
     for manager, fields in fields_by_manager(live).items() if live else ():
         for path in sorted(fields):
-            ours, theirs, name = _value_at(applied, path), _value_at(live, path), format_field(path)
-            if ours is not _MISSING and ours != theirs and f'"{manager}"' in message and f".{name}\n" in f"{message}\n":
-                values = f"{manager} has {_shorten(theirs)}, gpunode would set {_shorten(ours)}"
+            desired, present, name = _value_at(applied, path), _value_at(live, path), format_field(path)
+            if (
+                desired is not _MISSING
+                and desired != present
+                and f'"{manager}"' in message
+                and f".{name}\n" in f"{message}\n"
+            ):
+                values = f"{manager} has {_shorten(present)}, gpunode would set {_shorten(desired)}"
                 yield f"{_object_title(applied)}, {name}: {values}"
 
 

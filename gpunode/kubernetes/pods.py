@@ -215,8 +215,8 @@ def _event_problems(event: Body, node: str) -> Iterator[PodProblem]:
         return
     for pattern, cause, why, hint in _SANDBOX_MESSAGES:
         if match := pattern.search(message):
-            told = (why.format(*match.groups(), node=node), hint.format(node=node))
-            yield PodProblem(cause, *told)
+            formatted = (why.format(*match.groups(), node=node), hint.format(node=node))
+            yield PodProblem(cause, *formatted)
             return
     if event.get("reason") == "FailedCreatePodSandBox":
         yield PodProblem("", message.partition("\n")[0], _DOCTOR_HINT.format(node=node))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpunode import yaml
 from gpunode.catalog.charts import chart
-from gpunode.kubernetes.managed import GKE_DRIVER, is_gke
+from gpunode.kubernetes.cluster_nodes import GKE_DRIVER, is_gke
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, ClusterNode
 from gpunode.kubernetes.objects import (
     EXTRAS_WAVE,

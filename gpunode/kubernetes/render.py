@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.errors import Refused
-from gpunode.kubernetes import node_rule, objects, releases
+from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import refuse_bad_tables
-from gpunode.kubernetes.managed import is_gke, refuse_managed
+from gpunode.kubernetes.cluster_nodes import is_gke, refuse_managed
 from gpunode.kubernetes.model import (
     MIG_CONFIG,
     PLUGIN_CONFIG,
@@ -78,11 +78,11 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     namespace = desired.namespace or _DEFAULT_NAMESPACES.get(desired.stack, "gpu-system")
     plain, charts = _render_stack(recipe, desired, members, by_node, namespace, form)
     edits = tuple(_node_edits(recipe, desired, members, by_node))
-    if form in GITOPS_FORMS and any(node_rule.installs_discovery(one) for one in charts):
-        if rule := node_rule.make_feature_rule(edits, desired.taint):
+    if form in GITOPS_FORMS and any(objects.installs_discovery(one) for one in charts):
+        if rule := objects.make_feature_rule(edits, desired.taint):
             plain.append(rule)
-        if node_rule.can_taint(desired.taint):
-            charts = [node_rule.allow_tainting(one) for one in charts]
+        if objects.can_taint(desired.taint):
+            charts = [objects.allow_tainting(one) for one in charts]
     resources = {
         node.name: ("",) if desired.stack == "dra" else resources_of(node, by_node[node.name]) for node in members
     }

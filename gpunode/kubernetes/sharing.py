@@ -99,7 +99,10 @@ def refuse_bad_configs(desired: Kubernetes) -> None:
 
 
 def _named_configs(desired: Kubernetes) -> list[tuple[NamedConfig, SharingConfig]]:
-    return [(one, _sharing_config(name, one)) for name, one in desired.configs.items()]
+    return [
+        (one, SharingConfig(name, one.mode, one.replicas, one.rename, one.strategy, one.layout))
+        for name, one in desired.configs.items()
+    ]
 
 
 def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterator[str]:
@@ -111,10 +114,6 @@ def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterat
         for node, found in matches.items():
             if any(found) and not all(found):
                 yield f"{node} has other GPUs beside {one.model!r}, so it does not get the configuration {name}."
-
-
-def _sharing_config(name: str, one: NamedConfig) -> SharingConfig:
-    return SharingConfig(name, one.mode, one.replicas, one.rename, one.strategy, one.layout)
 
 
 def _choose_config(

@@ -1,15 +1,19 @@
-"""Test pods that try a node's GPUs. Pure."""
+"""Test pods that try a node's GPUs, and the checks of what they said. Pure."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
+from gpunode.check import Check
+from gpunode.command import Command, command, sudo_gpunode
+from gpunode.kubernetes.live_checks import read_resource
 from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, RenderedObject
-from gpunode.kubernetes.node_checks import read_resource
+from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 
 Body: TypeAlias = Mapping[str, Any]
@@ -241,3 +245,220 @@ def _pod_title(pod: Body) -> str:
 def _count_allocated(pod: Body, resource: str) -> int:
     counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
     return sum(int(one) for one in counts if str(one).isdigit())
+
+
+PASSED_TEXT: Final = "Test PASSED"
+_NOT_PERMITTED: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
+# CUDA's words in a container without libcuda, and with one that sees no GPU.
+_NO_DRIVER: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
+_UUID_TEXT: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTestPodResult:
+    """The result of a test pod.
+
+    Attributes:
+        pod: its last state; None if it was not created.
+        seconds: from its creation to its end, or to the end of the wait.
+        error: why it was not created, in the API server's words.
+        log: what it printed; None if that cannot be read.
+        diagnosis: doctor's finding for its log, in a sentence.
+        users: the pods that use up the resource on its node, if it waits for some.
+    """
+
+    test_pod: GpuTestPod
+    pod: Body | None
+    seconds: float
+    error: str = ""
+    log: str | None = ""
+    events: Sequence[Body] = ()
+    diagnosis: str = ""
+    users: Sequence[str] = ()
+
+
+def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Check:
+    """Return the check of a node from its test pod's result.
+
+    Args:
+        result: the test pod's.
+        node: the Node that it was for.
+        apply: the command that applies the recipe.
+    """
+    trial = result.test_pod
+    id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
+    title = f"pod {trial.name}"
+    on = f"on {trial.node} with {_describe_needs(trial, node)}"
+    if result.pod is None:
+        if match := _NOT_PERMITTED.search(result.error):
+            what = f"{match[1] or match[2]} in {trial.namespace}"
+            return Check(id, title, "skipped", f"{on}: your credentials may not create {what}")
+        why, hint = _explain_creation_error(result.error, apply)
+        return Check(id, title, "failed", f"{on}: {why}", hint)
+    if result.pod.get("status", {}).get("phase") == "Succeeded":
+        return _check_success(result, id, title, on)
+    untolerated = find_untolerated_taint(result.pod, node) if is_unscheduled(result.pod) else None
+    if result.users and not untolerated:
+        users = f"{', '.join(result.users[:3])}{f' and {len(result.users) - 3} more' if len(result.users) > 3 else ''}"
+        return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
+    found = (
+        untolerated
+        or _missing_driver_problem(result)
+        or find_problem(result.pod, result.events)
+        or _timeout_problem(result, result.pod)
+    )
+    why = f"{on}: {found.why}"
+    if result.diagnosis:
+        why += f"; {result.diagnosis}"
+    elif result.log and (last := _last_line(result.log)):
+        why += f"; its last line: {last}"
+    other_image = ", or an image that it has with --image" if found.hint == NO_REGISTRY_HINT else ""
+    return Check(id, title, "failed", why, f"{found.hint}{other_image}")
+
+
+def _describe_needs(test_pod: GpuTestPod, node: Body) -> str:
+    """Return the lines that the pod has for its GPU, as the user's own pod needs them."""
+    spec = test_pod.pod["spec"]
+    taints = [one for one in node.get("spec", {}).get("taints") or () if one["effect"] != "PreferNoSchedule"]
+    own = [one for one in spec["tolerations"] if one != CORDON_TOLERATION]
+    tolerated = [str(taint["key"]) for taint in taints if any(tolerates(one, taint) for one in own)]
+    words = [*resource_limits(test_pod.pod)] or ["a claim"]
+    words += [f"runtimeClassName: {spec['runtimeClassName']}"] if "runtimeClassName" in spec else []
+    words += [f"a toleration of {key}" for key in dict.fromkeys(tolerated)]
+    return ", ".join(words) if len(words) > 1 else f"{words[0]} alone"
+
+
+def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
+    """Return the problem of a pod without RuntimeClass that found no driver in its container, or None."""
+    if "runtimeClassName" in result.test_pod.pod["spec"] or not _NO_DRIVER.search(result.log or ""):
+        return None
+    node = result.test_pod.node
+    why = "neither CDI nor the default runtime gave its container the driver"
+    hint = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}\nthen take a new capture of {node} and apply with it"
+    return PodProblem("", why, hint)
+
+
+def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
+    message = " ".join(error.split())
+    if "namespaces" in message and "not found" in message:
+        return "its namespace does not exist", str(apply)
+    if match := re.search(r'RuntimeClass "([^"]+)" not found', message):
+        return f"there is no RuntimeClass {match[1]}", str(apply)
+    if "violates PodSecurity" in message:
+        return f"the namespace rejects it: {message}", str(apply)
+    return f"it was not created: {message}", "see what limits the namespace: kubectl get resourcequota --all-namespaces"
+
+
+def _timeout_problem(result: GpuTestPodResult, pod: Body) -> PodProblem:
+    """Return that the pod was too slow, if nothing shows why."""
+    trial, phase = result.test_pod, pod.get("status", {}).get("phase", "Pending")
+    delay = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
+    describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
+    hint = f"try it with a longer --timeout, and look at it: {describe}"
+    return PodProblem("", f"{delay} within {result.seconds:.0f} s", hint)
+
+
+def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
+    if result.log is None:
+        return Check(id, title, "skipped", f"{on}: it succeeded, but its log cannot be read: {result.error}")
+    if PASSED_TEXT not in result.log:
+        last = _last_line(result.log)
+        why = f"{on}: it succeeded, but its log does not say {PASSED_TEXT}" + (
+            f"; its last line: {last}" if last else ""
+        )
+        return Check(id, title, "failed", why, "with --image, name an image of NVIDIA's vectoradd sample")
+    if result.test_pod.purpose in {"mig", "memory"}:
+        is_right, why, hint = _check_mig_instance(result) if result.test_pod.purpose == "mig" else _check_memory(result)
+        if not is_right:
+            return Check(id, title, "failed", f"{on}: {why}", hint)
+        return Check(id, title, "passed", f"{on}: {PASSED_TEXT}, {why}, {result.seconds:.1f} s; deleted")
+    return Check(id, title, "passed", f"{on}: {PASSED_TEXT}, {result.seconds:.1f} s; deleted")
+
+
+def _last_line(log: str) -> str:
+    lines = [text for text in log.splitlines() if text.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _check_mig_instance(result: GpuTestPodResult) -> tuple[bool, str, str]:
+    """Return whether the pod saw the MIG instance that it requested, with reason and hint."""
+    found = re.search(r"MIG (\d+g\.\d+gb\S*)", result.log or "")
+    profile = result.test_pod.resource.partition("nvidia.com/mig-")[2].removesuffix(".shared")
+    if found is None:
+        return False, "it saw no MIG instance (nvidia-smi -L)", "look at the GPUs' MIG mode on the node: nvidia-smi -L"
+    name = found[1].replace("+", ".")
+    if profile and name != profile:
+        return False, f"it asked for {profile} and saw {name}", "look at the device plugin's log"
+    return True, f"it saw the MIG instance {name}", ""
+
+
+def _check_memory(result: GpuTestPodResult) -> tuple[bool, str, str]:
+    """Return whether the pod saw no more memory than it requested, with reason and hint."""
+    requested = int(resource_limits(result.test_pod.pod)[MEMORY_RESOURCE])
+    seen = next((int(text) for text in (result.log or "").splitlines() if text.strip().isdigit()), None)
+    if seen is None:
+        return False, "it could not read how much memory it has (nvidia-smi)", "look at HAMi's device plugin"
+    if seen > requested:
+        hint = "HAMi's limit is not enforced: look at its webhook and scheduler, kubectl get pods -n kube-system"
+        return False, f"it asked for {requested} MiB of memory and saw {seen} MiB", hint
+    return True, f"it saw {seen} MiB of memory, asked for {requested}", ""
+
+
+def judge_handler(handler: Check, nodes: Collection[str]) -> Check:
+    """Return the check of a node's handler, passed if the handlers are not listed but a test pod ran through it.
+
+    A running device plugin proves nothing: it does not notice what was removed since it started.
+
+    Args:
+        handler: the check so far.
+        nodes: the nodes on which a test pod with the RuntimeClass ran.
+    """
+    if handler.status != "skipped" or handler.id.partition("/")[2] not in nodes:
+        return handler
+    return replace(handler, status="passed", detail="the test pod ran through it")
+
+
+def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
+    """Check whether two pods had one GPU at the same time; it does not check their isolation."""
+    id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
+    if len(results) < 2:
+        return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
+    if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in results):
+        return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
+    longest: tuple[float, str, str, str] | None = None
+    for number, one in enumerate(results):
+        for other in results[:number]:
+            if (uuid := _seen_uuid(one)) and uuid == _seen_uuid(other) and (overlap := _overlap_s(one, other)) > 0:
+                longest = max(longest or (0.0, "", "", ""), (overlap, uuid, other.test_pod.name, one.test_pod.name))
+    if longest is None:
+        why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not show which"
+        return Check(id, title, "skipped", why)
+    overlap, uuid, first, second = longest
+    return Check(id, title, "passed", f"{first} and {second} had {uuid} for {overlap:.0f} s at the same time")
+
+
+def _seen_uuid(result: GpuTestPodResult) -> str:
+    """Return the UUID of the GPU, or the MIG instance, that the pod saw."""
+    return next(iter(reversed(_UUID_TEXT.findall(result.log or ""))), "")
+
+
+def _overlap_s(one: GpuTestPodResult, other: GpuTestPodResult) -> float:
+    """Return for how many seconds both ran, at least: their times are whole seconds."""
+    times = [_run_times(ran.pod or {}) for ran in (one, other)]
+    if None in times:
+        return 0.0
+    (begin, end), (other_begin, other_end) = (span for span in times if span)
+    return min(end, other_end) - max(begin, other_begin) - 1
+
+
+def _run_times(pod: Body) -> tuple[float, float] | None:
+    """Return when the pod's container began and ended."""
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        ended = status.get("state", {}).get("terminated") or {}
+        if ended.get("startedAt") and ended.get("finishedAt"):
+            return _parse_timestamp(ended["startedAt"]), _parse_timestamp(ended["finishedAt"])
+    return None
+
+
+def _parse_timestamp(moment: str) -> float:
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()

@@ -76,11 +76,15 @@ def differences_from_plan(changes: Sequence[PackageChange], simulation: Simulati
     done = {action.id: action for action in simulation.actions}
     return (
         *(
-            f"{manager} {said}"
+            f"{manager} {difference}"
             for action in simulation.actions
-            for said in _unplanned_action(action, planned.get(action.id))
+            for difference in _unplanned_action(action, planned.get(action.id))
         ),
-        *(f"the plan {said}" for change in changes for said in _missing_action(change, done.get(change.id), manager)),
+        *(
+            f"the plan {difference}"
+            for change in changes
+            for difference in _missing_action(change, done.get(change.id), manager)
+        ),
     )
 
 

@@ -21,12 +21,7 @@ _LONGEST_READ: Final = 4 * _LONGEST_LINE
 _WHOLE_LINES: Final = 400
 _WHOLE_CHARACTERS: Final = 48_000
 _MOST_LISTED: Final = 300
-_OUTCOMES: Final = {
-    "absent": "missing",
-    "denied": "not allowed",
-    "failed": "failed",
-    "timeout": "took too long",
-}
+_OUTCOMES: Final = {"absent": "missing", "denied": "not allowed", "failed": "failed", "timeout": "took too long"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +67,20 @@ def _render_figure(
     ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.proofs])
     proving = {at for first, end in ends for at in range(first, end)}
     # What follows from facts, and that there is nothing, stands in no piece of evidence.
-    said = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
-    near = _context_lines(proving, len(lines))
-    more = max(len(begins) - detail.proofs, 0) + max(len(said) - detail.proofs, 0)
+    conclusions = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
+    shown = _context_lines(proving, len(lines))
+    more = max(len(begins) - detail.proofs, 0) + max(len(conclusions) - detail.proofs, 0)
     length = tag("span.length", count(len(lines), "line")) if lines else None
     return tag(
         "figure",
         tag("figcaption", tag("code", cited[0].source), length),
         tag(
             "div.lines",
-            (_render_line("", one, proves=True) for one in said[: detail.proofs]),
-            _render_lines(lines, near, proving),
+            (_render_line("", one, proves=True) for one in conclusions[: detail.proofs]),
+            _render_lines(lines, shown, proving),
         ),
         tag("p.legend", f"{count(more, 'line')} more of the same") if more else None,
-        _render_folded(lines, proving) if detail.whole and 0 < len(near) < len(lines) else None,
+        _render_folded(lines, proving) if detail.whole and 0 < len(shown) < len(lines) else None,
     )
 
 
@@ -96,11 +91,11 @@ def _is_in_source(citation: Citation, lines: Sequence[str]) -> bool:
 
 def _context_lines(proving: Collection[int], last: int) -> set[int]:
     """Return the lines around those that prove; a gap of one line is that line."""
-    near = {0, last + 1} | {
+    shown = {0, last + 1} | {
         at for one in proving for at in range(one - CONTEXT_LINES, one + CONTEXT_LINES + 1) if 0 <= at <= last
     }
-    near |= {at + 1 for at in near if at + 2 in near}
-    return near - {0, last + 1} if proving else set()
+    shown |= {at + 1 for at in shown if at + 2 in shown}
+    return shown - {0, last + 1} if proving else set()
 
 
 def _render_lines(lines: Sequence[str], wanted: Collection[int], proving: Collection[int]) -> Iterator[Markup]:

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import TITLES
-from gpunode.page.frame import PageOrigin, card, column_heads, command_block, page_body, page_head, scroll_box, table
-from gpunode.page.markup import Markup, comma_list, html_document, join_markup, tag
+from gpunode.page.markup import (
+    Markup,
+    PageOrigin,
+    card,
+    column_heads,
+    comma_list,
+    command_block,
+    html_document,
+    join_markup,
+    page_body,
+    page_head,
+    scroll_box,
+    table,
+    tag,
+)
 from gpunode.page.words import (
     CONDITIONS,
     DISRUPTIONS,
@@ -29,7 +42,7 @@ if TYPE_CHECKING:
     from gpunode.page.words import Condition
     from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
-# Bytes beyond which each node is told in fewer words: a page of 5 000 nodes must open at once, and be mailed.
+# Beyond so many bytes each node gets a shorter text: a page of 5 000 nodes must open at once and fit a mail.
 _LARGEST: Final = 4_500_000
 # The nodes with a fault come first, so what is left out beyond so many is healthy.
 _MOST_NODES: Final = 8_000
@@ -73,12 +86,12 @@ def fleet_page(seen: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
 
 
 def _page_title(seen: FleetSummary) -> str:
-    how = Counter(map(condition_of, seen.rows))
-    worst: Condition = next((one for one in CONDITIONS if how[one]), "healthy")
+    counts = Counter(map(condition_of, seen.rows))
+    worst: Condition = next((one for one in CONDITIONS if counts[one]), "healthy")
     all_ = count(len(seen.rows), "node")
     if worst == "healthy":
         return f"All {all_} are healthy" if len(seen.rows) > 1 else "The node is healthy"
-    return f"{group_digits(how[worst])} of {all_} {'is' if how[worst] == 1 else 'are'} {worst}"
+    return f"{group_digits(counts[worst])} of {all_} {'is' if counts[worst] == 1 else 'are'} {worst}"
 
 
 def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequence[_Filter], longest: int) -> Markup:
@@ -101,9 +114,9 @@ def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequ
 
 
 def _render_verdict(seen: FleetSummary) -> Markup:
-    how = Counter(map(condition_of, seen.rows))
-    tone = "error" if how["broken"] else "warning" if len(seen.rows) > how["healthy"] else "good"
-    counted: list[tuple[str, int]] = [(one, how[one]) for one in CONDITIONS if how[one]]
+    by_condition = Counter(map(condition_of, seen.rows))
+    tone = "error" if by_condition["broken"] else "warning" if len(seen.rows) > by_condition["healthy"] else "good"
+    counted: list[tuple[str, int]] = [(one, by_condition[one]) for one in CONDITIONS if by_condition[one]]
     if odd := sum(1 for row in seen.rows if row.differences):
         counted.append(("unlike their group", odd))
     if drifted := sum(1 for row in seen.rows if row.drift):

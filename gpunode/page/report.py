@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Final
 from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.model import Diagnosis, Finding, Fix, NextStep, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import TITLES
-from gpunode.diagnoses.views.topology import find_topology
-from gpunode.page import topology as wiring
 from gpunode.page.evidence import BRIEF, FULL, EvidenceDetail, render_citations, render_evidence_list
-from gpunode.page.frame import PageOrigin, card, command_block, page_body, page_head, scroll_box
-from gpunode.page.markup import Markup, Part, comma_list, html_document, join_markup, tag
-from gpunode.page.timeline import render_timeline
+from gpunode.page.markup import (
+    Markup,
+    PageOrigin,
+    Part,
+    card,
+    comma_list,
+    command_block,
+    html_document,
+    join_markup,
+    page_body,
+    page_head,
+    tag,
+)
+from gpunode.page.tables import render_timeline, render_topology
 from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix, count
 
 if TYPE_CHECKING:
@@ -62,7 +71,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_unexplained(diagnosis.unexplained, examined, detail),
         _render_suspects(diagnosis, examined, detail),
         _render_denied(examined.denied),
-        _render_topology(examined),
+        render_topology(examined.snapshot, _concerned_gpus(diagnosis)),
         render_timeline(examined.snapshot),
         (_render_note(root) for root in diagnosis.roots if root.severity == "info"),
         render_evidence_list(examined.snapshot.all_items),
@@ -129,8 +138,8 @@ def _render_layer(layer: LayerState) -> Markup:
     mark, word = STATES[layer.state]
     causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
-    told = layer.summary or ("" if fault else word)
-    return _render_layer_row(layer.state, mark, layer.title, told, " " if fault else "", fault)
+    text = layer.summary or ("" if fault else word)
+    return _render_layer_row(layer.state, mark, layer.title, text, " " if fault else "", fault)
 
 
 def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
@@ -190,8 +199,8 @@ def _render_link(source: str) -> Markup:
 
 def _render_denied(sources: Iterable[str]) -> Markup | None:
     rows = [tag("li", tag("code", source)) for source in sources]
-    told = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
-    return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
+    advice = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
+    return card("What could not be seen without root", advice, tag("ul.plain", rows)) if rows else None
 
 
 def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, detail: EvidenceDetail) -> Markup | None:
@@ -236,19 +245,9 @@ def _render_suspect(
     )
 
 
-def _render_topology(examined: Examination) -> Markup | None:
-    seen = examined.snapshot.view(find_topology)
-    concerned = {gpu for finding in examined.diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
-    drawn = wiring.draw_topology(seen, concerned)
-    if drawn is None:
-        return None
-    pairs = wiring.connection_matrix(seen)
-    return card(
-        "How the GPUs are connected",
-        scroll_box("drawing of the topology", drawn),
-        tag("p.legend", said) if (said := wiring.topology_legend(seen)) else None,
-        tag("details", tag("summary", "Every pair"), pairs) if pairs else None,
-    )
+def _concerned_gpus(diagnosis: Diagnosis) -> frozenset[str]:
+    """Return the addresses of the GPUs that a fault concerns."""
+    return frozenset(gpu for finding in diagnosis.findings if finding.severity != "info" for gpu in finding.gpus)
 
 
 def _render_note(note: Finding) -> Markup:

@@ -180,13 +180,11 @@ class RuntimeSettings:
     """The container runtime and how NVIDIA's handler is registered in it."""
 
     name: Annotated[
-        RuntimeName,
-        Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime"),
+        RuntimeName, Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime")
     ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
     set_as_default: Annotated[
-        bool | None,
-        Says("whether nvidia is the default runtime; if left out, the default is unchanged"),
+        bool | None, Says("whether nvidia is the default runtime; if left out, the default is unchanged")
     ] = None
     cgroup_driver: Annotated[
         CgroupDriver, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
@@ -297,8 +295,7 @@ class Recipe:
     name: str
     description: Annotated[str, Says("what the recipe is for, in one line")] = ""
     skip: Annotated[
-        tuple[str, ...],
-        Says("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",)),
+        tuple[str, ...], Says("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",))
     ] = ()
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)

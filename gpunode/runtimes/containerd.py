@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.facts.units import is_unit_file
-from gpunode.runtimes import containerd_files, containerd_unit
+from gpunode.facts.systemd import is_unit_file
+from gpunode.runtimes import containerd_files
 from gpunode.runtimes.containerd_files import (
     CONFIG,
     CRI_PLUGINS,
@@ -43,24 +43,13 @@ from gpunode.runtimes.model import (
     with_whole_path,
 )
 
-__all__ = [
-    "CONFIG",
-    "DROP_IN",
-    "absolute",
-    "configure",
-    "dump",
-    "inspect",
-    "layers",
-    "located",
-    "mend",
-    "reads",
-]
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "layers", "located", "mend", "reads"]
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and those that say how it is started."""
     # Its own alone: a unit is no configuration that could import another.
-    started_by = containerd_unit.reads(files)
+    started_by = containerd_files.unit_patterns(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
     return (*containerd_files.reads(own, _here(files, desired)), *started_by)
 
@@ -77,9 +66,9 @@ def _here(files: Files, desired: DesiredConfig) -> DesiredConfig:
     return replace(desired, config=named.path) if named else desired
 
 
-def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None:
+def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_files.Named | None:
     """Return the configuration that containerd's unit names instead of the usual one; None if one is requested."""
-    named = None if desired.config else containerd_unit.find_named_configuration(files)
+    named = None if desired.config else containerd_files.find_named_configuration(files)
     return named if named and named.path != CONFIG else None
 
 
@@ -138,7 +127,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     return replace(edited, how=f"{edited.how}; {named.said_in} makes containerd read {named.path} instead of {CONFIG}")
 
 
-def _check_own(named: containerd_unit.Named) -> None:
+def _check_own(named: containerd_files.Named) -> None:
     """Refuse a configuration that is its vendor's: the next update would restore it.
 
     Raises:
@@ -149,7 +138,7 @@ def _check_own(named: containerd_unit.Named) -> None:
     raise Refused(
         f"{named.said_in} makes containerd read {named.path}, which belongs to its vendor",
         why="updates replace files below /usr, and /usr is read-only on systems such as Flatcar",
-        hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
+        hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_files.UNIT}` with an empty ExecStart= "
         f"and one that names {CONFIG}; then run the command again",
     )
 
@@ -184,18 +173,18 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def _notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    from gpunode.runtimes import containerd_notes
+    from gpunode.runtimes import containerd_editing
 
-    return tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired))
+    return tuple(containerd_editing.edit_notes(loaded, after, inspect(after, desired), desired))
 
 
 def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
     """Return what has no effect in the files or stops the CRI plugin; one file alone with a usual default is sound."""
     if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.cdi:
         return ()
-    from gpunode.runtimes import containerd_notes  # loaded on use: most nodes have such a file
+    from gpunode.runtimes import containerd_editing  # loaded on use: most nodes have such a file
 
-    return tuple(containerd_notes.state_notes(loaded, present, desired))
+    return tuple(containerd_editing.state_notes(loaded, present, desired))
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
@@ -316,8 +305,8 @@ def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfi
         meant_default = "runc"
     if found.handlers.get(desired.handler) == desired.binary and found.default == meant_default:
         return
-    guilty = [file.path for file in loaded[1:] if file.has_plugin]
-    read_by = guilty[-1] if guilty else loaded[0].path
+    overriding = [file.path for file in loaded[1:] if file.has_plugin]
+    read_by = overriding[-1] if overriding else loaded[0].path
     raise Refused(
         f"{read_by} overrides the runtime {desired.handler} of {loaded[0].path}",
         why="containerd reads it later, so its CRI table takes effect"

@@ -1,9 +1,9 @@
-"""containerd's files as they shall be: the handler in place or in a drop-in, and the imports that it needs. Pure."""
+"""containerd's files as they shall be, with notes on them: the handler in place or in a drop-in, its imports. Pure."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from gpunode.runtimes.containerd_files import (
     counting,
     edit_document,
     effective,
+    find_nameless_default,
     imports_of,
     is_drop_in,
     load,
@@ -23,8 +24,8 @@ from gpunode.runtimes.containerd_files import (
     merges,
     read,
 )
-from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, Surroundings, with_handler
-from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, needs_runc
+from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, Surroundings, follows_blindly, with_handler
+from gpunode.runtimes.model import NAMELESS, RUNC_FAMILY, DesiredConfig, Files, ObservedConfig, Removal, needs_runc
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, put
 
@@ -66,9 +67,9 @@ class Editing:
         plugin = effective(self.loaded, self.desired)
         if self.desired.source is None:
             return plugin
-        told = read(self.desired.source, DUMP)
+        dumped = read(self.desired.source, DUMP)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
-        return merged(plugin, told.plugin) if told.schema == self.root.schema else plugin
+        return merged(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
 
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
@@ -77,18 +78,18 @@ class Editing:
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = read(None, path, self.desired)
-        theirs = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
-        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.desired)
+        foreign = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
+        foreign = foreign if foreign.schema == self.root.schema else read(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
         base = effective(others, self.desired)
-        if self.desired.source is not None and (told := read(self.desired.source, DUMP)).schema == self.root.schema:
-            base = told.plugin
-        own = merged(theirs.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
+        if self.desired.source is not None and (dumped := read(self.desired.source, DUMP)).schema == self.root.schema:
+            base = dumped.plugin
+        own = merged(foreign.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
         plugin = with_handler(merged(base, own), Surroundings(base, self.root.schema, self._is_loaded), self.desired)
         if self.desired.mode == "auto":
             plugin = _ours(plugin, base, own, self.desired)
-        document = {**theirs.document, "version": self.root.schema}
-        document["plugins"] = {**theirs.document.get("plugins", {}), self.root.cri[1]: plugin}
+        document = {**foreign.document, "version": self.root.schema}
+        document["plugins"] = {**foreign.document.get("plugins", {}), self.root.cri[1]: plugin}
         return {path: self._edited(present, document), self.root.path: self._importing(path)}
 
     def _drop_in_path(self) -> str:
@@ -262,3 +263,90 @@ def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str])
         return files.get(root, b"")
     imports = [staged.get(file.path, file.path) for file in loaded[1:]]
     return Editing(files, loaded, desired).with_imports(imports) or b""
+
+
+def edit_notes(
+    loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig
+) -> Iterator[str]:
+    """Yield a warning for each thing that the edits do or leave; ``found`` is what the files will say."""
+    for file in loaded:
+        if desired.enable_cri and file.disabled:
+            yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
+    yield from state_notes(load(after, desired), found, desired)
+    yield from _awake(loaded, after, desired)
+    yield from _nameless(loaded, after, desired)
+    yield from _lost_keys(loaded, after, desired)
+
+
+def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
+    """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``found`` is what they say."""
+    root = loaded[0]
+    for file in loaded:
+        if file.has_plugin and file not in counting(loaded):
+            yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
+    if found.default and not found.default.startswith("$") and found.default not in {"runc", *found.handlers, NAMELESS}:
+        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load"
+    yield from _alone(loaded, desired)
+    if desired.cdi and root.read_as == 1 and follows_blindly(desired):
+        yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
+    present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
+    if is_drop_in(root, desired) and present is not None:
+        own_keys = (f"runtimes.{desired.handler}.", "default_runtime_name")
+        for path, *values in compare_documents(root.plugin, present.plugin):
+            where = ".".join(path)
+            if MISSING not in values and not where.removeprefix("containerd.").startswith(own_keys):
+                yield f"{present.path} overrides {where} of {root.path}"
+
+
+def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
+    """Note that one file's CRI table replaces those of the others, which say otherwise."""
+    *others, last = counting(loaded) or (loaded[0],)
+    if merges(loaded[0].schema, desired):
+        return
+    for file in others:
+        if unread := _missing_keys(file.plugin, last.plugin):
+            yield (
+                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
+
+
+def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the keys of ``one`` that ``other`` lacks."""
+    return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
+
+
+def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """The files that nothing imported so far, and that are read now."""
+    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
+    if others := [file.path for file in load(after, desired) if file.path not in before]:
+        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
+
+
+def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """Note what becomes of the nameless default runtime if another default is requested."""
+    former = find_nameless_default(effective(loaded, desired), desired)
+    if not former or not desired.default:
+        return
+    settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+    if find_nameless_default(effective(load(after, desired), desired), desired):
+        yield (
+            f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
+            "default_runtime"
+        )
+    else:
+        yield f"removed default_runtime, which overrode every other default: {settings}"
+
+
+def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
+    former, now = (
+        effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
+        for each in (loaded, load(after, desired))
+    )
+    if gone := _missing_keys(former, now):
+        yield (
+            f"the entry {desired.handler} used the shim {former.get('runtime_type')} and is replaced; these of its "
+            "keys "
+            f"are removed: {', '.join(gone)}"
+        )

@@ -114,7 +114,7 @@ def _model(runtimes: Document, nameless: Document, default: str, desired: Desire
     named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
     # The oldest type's keys mean nothing to runc's shim.
     candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_TYPE else named
-    # What a VM's shim is told means nothing to runc's, which alone runs the NVIDIA runtime.
+    # Options of a VM's shim mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
     found: Document = copy.deepcopy(next((entry for entry in candidates if is_of_runc(entry)), _GENERIC))
     return found
 

@@ -168,15 +168,15 @@ def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tup
     kept = existing if _is_oci(existing) else {}
     if _binary(kept) == desired.binary and not any(kept.get(key) for key in _OTHER_BINARY):
         return existing, ()
-    told = read if desired.source is None else [_file("the output of `crio status config`", desired.source)]
-    runtimes = _merged(told)["runtimes"]
-    there = [name for name in _models(told, desired) if name in runtimes]
-    fit = next((name for name in there if _is_oci(runtimes[name])), None)
-    strange = there[: there.index(fit)] if fit else there
-    notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in strange)
-    if fit is None:
+    sources = read if desired.source is None else [_file("the output of `crio status config`", desired.source)]
+    runtimes = _merged(sources)["runtimes"]
+    candidates = [name for name in _models(sources, desired) if name in runtimes]
+    model = next((name for name in candidates if _is_oci(runtimes[name])), None)
+    skipped = candidates[: candidates.index(model)] if model else candidates
+    notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in skipped)
+    if model is None:
         notes = (*notes, f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults")
-    return _copy({**(runtimes[fit] if fit else {}), **kept}, desired), notes
+    return _copy({**(runtimes[model] if model else {}), **kept}, desired), notes
 
 
 def _copy(model: Document, desired: DesiredConfig) -> Document:
@@ -254,10 +254,10 @@ def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], des
     rank = _rank(desired)
     order = f"CRI-O reads {config_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
-    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
+    settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
     return Refused(
         f"the change would have no effect in {path}",
-        why=f"{order}, and {'; '.join(said)}",
+        why=f"{order}, and {'; '.join(settings)}",
         hint="omit --mode and --drop-in-config: gpunode then writes where it takes effect",
     )
 

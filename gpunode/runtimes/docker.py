@@ -155,8 +155,8 @@ def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool
 def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
     """Return whether containers outlive a restart of dockerd (``live-restore``)."""
     node = node_of(files, desired)
-    said = document_of(files.get(node.config), node.config).get("live-restore")
-    return said is True or (said is None and node.flags.live_restore is True)
+    value = document_of(files.get(node.config), node.config).get("live-restore")
+    return value is True or (value is None and node.flags.live_restore is True)
 
 
 def document_of(data: bytes | None, path: str) -> Document:

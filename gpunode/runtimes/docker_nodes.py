@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from gpunode.errors import Refused
-from gpunode.facts import units
+from gpunode.facts import systemd
 from gpunode.runtimes.dockerd import Flags, flags_of_command
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
 
@@ -71,9 +71,9 @@ class Node:
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
     node = node_of(files, desired)
-    unit_files = units.unit_file_patterns(files, ENGINE.unit)
+    unit_files = systemd.unit_file_patterns(files, ENGINE.unit)
     if home := _home(desired.config):
-        unit_files = (*units.unit_file_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
+        unit_files = (*systemd.unit_file_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
@@ -91,10 +91,10 @@ def node_of(files: Files, desired: DesiredConfig) -> Node:
     if home := _home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
-        flags = flags_of_command(units.find_start_command(files, ENGINE.unit, folders))
+        flags = flags_of_command(systemd.find_start_command(files, ENGINE.unit, folders))
         return Node(ROOTLESS, desired.config, flags, files, like if like in files else "")
     kind = _find_installation(files, desired)
-    flags = flags_of_command(units.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
+    flags = flags_of_command(systemd.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
     own = flags.config or kind.config
     if desired.config and desired.config != own:
         return Node(kind, desired.config, Flags(), files)
@@ -178,7 +178,7 @@ def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallati
 
 def _has_engine(files: Files) -> bool:
     """Return whether systemd would start one; it does not start what is masked."""
-    return units.find_start_command(files, ENGINE.unit) is not None
+    return systemd.find_start_command(files, ENGINE.unit) is not None
 
 
 def _home(config: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpunode.facts import units
+from gpunode.facts import systemd
 
 # Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
 _DIRECTIVES = {
@@ -108,14 +108,14 @@ class Flags:
     def cdi(self) -> bool | None:
         """True if CDI is switched on; None where no flag says."""
         pairs = (value.partition("=") for value in self.given.get("feature", ()))
-        said = [(value or "true") for name, _, value in pairs if name == "cdi"]
-        return said[-1].lower() in _TRUE if said else None
+        values = [(value or "true") for name, _, value in pairs if name == "cdi"]
+        return values[-1].lower() in _TRUE if values else None
 
     @property
     def live_restore(self) -> bool | None:
         """True if containers outlive the daemon; None where no flag says."""
-        said = self.last("live-restore")
-        return None if said is None else said.lower() in _TRUE
+        value = self.last("live-restore")
+        return None if value is None else value.lower() in _TRUE
 
 
 def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
@@ -137,7 +137,7 @@ def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     return Flags(given, tuple(kept), sources)
 
 
-def flags_of_command(command: units.UnitCommand | None) -> Flags:
+def flags_of_command(command: systemd.UnitCommand | None) -> Flags:
     """The flags with which a unit starts dockerd."""
     return flags(command.argv, command.sources) if command else Flags()
 
@@ -153,7 +153,9 @@ def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
 
 def _own_words(argv: Sequence[str]) -> Sequence[str]:
     """The words behind dockerd's name; behind a wrapper's where dockerd is not named."""
-    words = [word for one in argv for word in (units.split_words(one) if "dockerd " in one and " " in one else (one,))]
+    words = [
+        word for one in argv for word in (systemd.split_words(one) if "dockerd " in one and " " in one else (one,))
+    ]
     names = [index for index, word in enumerate(words) if word.rpartition("/")[2] in {"dockerd", "dockerd-ce"}]
     return words[names[-1] + 1 :] if names else words[1:]
 

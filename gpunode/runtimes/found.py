@@ -8,7 +8,7 @@ from gpunode.change import FileChange, FileState, PackageState, Trigger, without
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
 from gpunode.facts.model import Facts, Unknown, need
-from gpunode.facts.units import is_unit_file
+from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.runtimes.containerd_files import is_pattern, matching

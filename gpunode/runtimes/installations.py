@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
-from gpunode.facts.units import is_unit_file
+from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, Runtime
 
 
@@ -53,7 +54,7 @@ class Chosen:
 # What follows loads a product's rules on their use: most nodes have none of these products.
 
 
-def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
+def _rancher(product: str, containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     from gpunode.runtimes.rancher import Rancher
 
     place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
@@ -71,14 +72,6 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
         beside=place.beside,
         generated=frozenset({place.config}),
     )
-
-
-def _k3s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    return _rancher("k3s", containerd, kubelet)
-
-
-def _rke2(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    return _rancher("rke2", containerd, kubelet)
 
 
 def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
@@ -135,7 +128,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         "k3s",
         ("/run/k3s/containerd/containerd.sock",),
         ("k3s.service", "k3s-agent.service"),
-        _k3s,
+        partial(_rancher, "k3s"),
     ),
     Installation(
         "rke2",
@@ -143,7 +136,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         # The second in releases that name it after themselves.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
-        _rke2,
+        partial(_rancher, "rke2"),
     ),
     Installation(
         "microk8s",
@@ -152,13 +145,7 @@ INSTALLATIONS: Final[tuple[Installation, ...]] = (
         ("snap.microk8s.daemon-containerd.service",),
         _microk8s,
     ),
-    Installation(
-        "k0s",
-        "k0s",
-        ("/run/k0s/containerd.sock",),
-        ("k0sworker.service", "k0scontroller.service"),
-        _k0s,
-    ),
+    Installation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service"), _k0s),
 )
 # Of runtimes that are no containerd, or whose containerd is not configured by itself.
 _OTHERS: Final[Mapping[str, str]] = {

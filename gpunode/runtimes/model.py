@@ -237,9 +237,9 @@ def after_edits(files: Files, edited: ConfigEdit) -> Files:
 def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
     """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
     files: dict[str, bytes] = {}
-    asked: set[str] = set()
-    while new := [place for place in row.reads(files, desired) if place not in asked]:
-        asked.update(new)
+    visited: set[str] = set()
+    while new := [place for place in row.reads(files, desired) if place not in visited]:
+        visited.update(new)
         for place in new:
             files.update(find(place))
     return files

@@ -65,9 +65,9 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     """
     if version is None or version < _CONFIGURABLE:
         return CDI_FOLDERS
-    said = [folders for path in sorted(files, key=_rank) if (folders := _configured_folders(path, files[path]))]
-    if said:
-        return said[-1]
+    configured = [folders for path in sorted(files, key=_rank) if (folders := _configured_folders(path, files[path]))]
+    if configured:
+        return configured[-1]
     return ("/etc/cdi",) if version[:2] == _CONFIGURABLE else CDI_FOLDERS
 
 

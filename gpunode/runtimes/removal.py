@@ -7,21 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from gpunode.errors import Refused
 from gpunode.runtimes.documents import edit_file, parse_document
-from gpunode.runtimes.model import (
-    RUNC_FAMILY,
-    ConfigEdit,
-    DesiredConfig,
-    Edit,
-    Files,
-    Layer,
-    Removal,
-    Runtime,
-)
+from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Layer, Removal, Runtime
 from gpunode.runtimes.reversal import changed_handlers
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, at, put
 
-# Of files what they were before the handler was added; None where nobody knows, or there was no file.
+# The files as they were before the handler was added; None for a file that was missing or is not on record.
 PreviousContents = Mapping[str, bytes | None]
 
 
@@ -128,7 +119,7 @@ def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
             document = put(document, layer.default, at(was, layer.default), prune=True)
         if document is layer.document:
             continue
-        # A drop-in that says nothing of its own goes, unless somebody has written a comment into it.
+        # A drop-in without settings of its own is deleted, unless it has a comment.
         rest, content = {key: value for key, value in document.items() if key != "version"}, removal.after[layer.path]
         says_more = any(value is not MISSING for _, _, value in compare_documents(root, rest))
         is_idle = layer.path != main and b"#" not in content and not says_more
@@ -143,17 +134,17 @@ def end_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal)
     """
     stages = (removal.former, removal.files)
     was, now = ({one.path: at(one.document, one.default) for one in row.layers(each, desired)} for each in stages)
-    there, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
+    present, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
     for layer in row.layers(removal.after, desired):
         path, name = layer.path, at(layer.document, layer.default)
-        is_dangling = name and name not in {*there, *RUNC_FAMILY} and not name.startswith(("io.containerd.", "$"))
+        is_dangling = name and name not in {*present, *RUNC_FAMILY} and not name.startswith(("io.containerd.", "$"))
         if not is_dangling or name not in {desired.handler, *({name} - {now.get(path)})}:
             continue
         was_dangling = was.get(path) == name and name not in were_there
         is_recorded = removal.former.get(path) != removal.files[path]
         if was_dangling and is_recorded:
             continue
-        document = put(layer.document, layer.default, was[path] if was.get(path) in there else None)
+        document = put(layer.document, layer.default, was[path] if was.get(path) in present else None)
         is_idle = path not in removal.former and not document and b"#" not in removal.after[path]
         content = None if is_idle else _edit(layer, document, removal.after[path])
         removal = removal.with_file(path, content).with_notes(

@@ -61,15 +61,18 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     if same(was, made):
         return _revert_lines(edit, now)
     keys = _KeyReversal(entries)
-    meant = keys.revert_table(was, made, found, ())
-    if "plugins" in meant and found.get("version", 1) != 1:
-        meant = {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
-    removed = tuple(sorted({*_leaves(found)} - {*_leaves(made)} - {*_leaves(meant)}))
-    if edit.before is None and not meant and (is_json(path) or _adds_no_line(now, edit.after)):
+    reverted = keys.revert_table(was, made, found, ())
+    if "plugins" in reverted and found.get("version", 1) != 1:
+        reverted = {
+            "version": found["version"],
+            **reverted,
+        }  # the schema of containerd's tables that were written since
+    removed = tuple(sorted({*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}))
+    if edit.before is None and not reverted and (is_json(path) or _adds_no_line(now, edit.after)):
         return Reversal(b"", tuple(keys.changed), removed)
     content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
-    if content is None or not reads_as(content, path, meant):
-        content = edit_file(now, path, found, meant)
+    if content is None or not reads_as(content, path, reverted):
+        content = edit_file(now, path, found, reverted)
     return None if content is None else Reversal(content, tuple(keys.changed), removed)
 
 
@@ -111,11 +114,11 @@ class _KeyReversal:
             was, made, found = (table.get(key, _GONE) for table in (before, after, now))
             if same(was, made) or same(found, was):
                 continue
-            back = was if same(found, made) else self._revert_value(was, made, found, (*here, key), is_new=is_new)
-            if back is _GONE:
+            value = was if same(found, made) else self._revert_value(was, made, found, (*here, key), is_new=is_new)
+            if value is _GONE:
                 result.pop(key, None)
             else:
-                result[key] = back
+                result[key] = value
         return result
 
     def _revert_value(self, was: Any, made: Any, found: Any, here: Path, *, is_new: bool) -> Any:
@@ -138,8 +141,8 @@ class _KeyReversal:
                 return self._keep(found, here)
             if is_new:
                 return was
-        back = self.revert_table({} if is_new else was, made, found, here, is_new=is_new)
-        return back if back or not is_new else was
+        reverted = self.revert_table({} if is_new else was, made, found, here, is_new=is_new)
+        return reverted if reverted or not is_new else was
 
     def _is_entry(self, table: Document, here: Path, *, is_new: bool) -> bool:
         """Return whether a table goes and comes as a whole."""

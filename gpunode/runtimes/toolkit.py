@@ -182,14 +182,14 @@ def _unknown(name: str) -> UsageError:
     if below:
         return UsageError(f"--set {name} names a table", hint=f"name one of its keys: {', '.join(below)}")
     table, _, last = name.rpartition(".")
-    beside = {known.rpartition(".")[2]: known for known in _BY_NAME if known.rpartition(".")[0] == table}
-    near = [beside[one] for one in difflib.get_close_matches(last, beside, 1, 0.75)]
-    near = near or [known for known in _BY_NAME if known.rpartition(".")[2] == last]
-    hint = "write one of these instead" if beside else "`gpunode ctk config default` shows the usual ones"
+    siblings = {known.rpartition(".")[2]: known for known in _BY_NAME if known.rpartition(".")[0] == table}
+    similar = [siblings[one] for one in difflib.get_close_matches(last, siblings, 1, 0.75)]
+    similar = similar or [known for known in _BY_NAME if known.rpartition(".")[2] == last]
+    hint = "write one of these instead" if siblings else "`gpunode ctk config default` shows the usual ones"
     return UsageError(
         f"--set {name}: the toolkit's configuration has no such key",
-        why=f"there are {', '.join(beside.values())}" if beside else "there is no such table either",
-        hint=f"did you mean {' or '.join(near)}?" if near else hint,
+        why=f"there are {', '.join(siblings.values())}" if siblings else "there is no such table either",
+        hint=f"did you mean {' or '.join(similar)}?" if similar else hint,
     )
 
 

@@ -32,8 +32,8 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
 )
+from gpunode.facts.machine import MELLANOX
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need
-from gpunode.facts.pci import MELLANOX
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId

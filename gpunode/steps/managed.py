@@ -6,8 +6,8 @@ from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
+from gpunode.facts.machine import PROVIDERS
 from gpunode.facts.model import Facts, Provider, Unknown, known
-from gpunode.facts.platform import PROVIDERS
 from gpunode.outcome import Refusal
 
 # Why a provider's host is left alone, and what to do instead.

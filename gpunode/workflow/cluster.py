@@ -10,7 +10,7 @@ from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import DEVICE_PLUGIN
-from gpunode.kubernetes.managed import GKE_OPT_OUT
+from gpunode.kubernetes.cluster_nodes import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, in_facts, packaged_version

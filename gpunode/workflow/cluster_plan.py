@@ -13,6 +13,7 @@ from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods
 from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
@@ -26,7 +27,6 @@ from gpunode.kubernetes.reconcile import (
     plan_items,
     refuse_other_handler,
 )
-from gpunode.kubernetes.workload_checks import RequiredDaemonSet, count_pods
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 

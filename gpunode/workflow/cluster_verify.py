@@ -15,31 +15,34 @@ from gpunode.command import Command, command, gpunode
 from gpunode.errors import ChangeFailed, GpunodeError, Undetermined
 from gpunode.host.cluster import Body, Cluster, DryRunResult
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes import node_checks
+from gpunode.kubernetes import live_checks
+from gpunode.kubernetes.live_checks import (
+    RequiredDaemonSet,
+    check_workload,
+    find_crashing_pod,
+    find_workloads,
+    first_problem,
+)
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
 from gpunode.kubernetes.own_pod import fix_cdi_choice
 from gpunode.kubernetes.reconcile import OURS
 from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
-from gpunode.kubernetes.trial_checks import GpuTestPodResult, check_sharing, check_test_pod, judge_handler
 from gpunode.kubernetes.trials import (
     RUN_LABEL,
     GpuTestPod,
+    GpuTestPodResult,
+    check_sharing,
+    check_test_pod,
     deadline_job,
     find_users,
     is_left_over,
     is_over,
     is_unscheduled,
+    judge_handler,
     make_test_pods,
     with_owner,
-)
-from gpunode.kubernetes.workload_checks import (
-    RequiredDaemonSet,
-    check_workload,
-    find_crashing_pod,
-    find_workloads,
-    first_problem,
 )
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
@@ -70,7 +73,7 @@ class VerifyRequest:
     image: str
     timeout_s: int
     apply: Command
-    on_node: node_checks.LocalCheck
+    on_node: live_checks.LocalCheck
 
 
 def verify(
@@ -93,8 +96,8 @@ def verify(
         request = replace(request, nodes=cluster_members(kubernetes, request.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in request.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
-    ready = {name: body for name, body in live.items() if not node_checks.why_not_ready(body)}
-    checks = [node_checks.check_node(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
+    ready = {name: body for name, body in live.items() if not live_checks.why_not_ready(body)}
+    checks = [live_checks.check_node(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
     checks += _check_handlers(kubernetes, ready, request, cluster)
     checks += _check_workloads(desired, request, cluster)
     checks += _check_offers(kubernetes, desired, {name: nodes[name] for name in ready}, ready, request, cluster)
@@ -135,7 +138,7 @@ def _check_handlers(
 
     def ask() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
-        return [*node_checks.check_handlers(name, found, nodes, request.on_node, request.apply)]
+        return [*live_checks.check_handlers(name, found, nodes, request.on_node, request.apply)]
 
     return _check_or_skip(ask, "runtime-class", f"RuntimeClass {name}")
 
@@ -174,12 +177,12 @@ def _check_offers(
         return [
             check
             for name, node in nodes.items()
-            for check in node_checks.check_resources(node, live[name], rendering.expected.get(name), request.apply)
+            for check in live_checks.check_resources(node, live[name], rendering.expected.get(name), request.apply)
         ]
 
     def ask() -> Sequence[Check]:
         slices = cluster.list("resourceslices.resource.k8s.io")
-        return [node_checks.check_slices(node, slices) for node in nodes.values()]
+        return [live_checks.check_slices(node, slices) for node in nodes.values()]
 
     return _check_or_skip(ask, "resource-slices", "ResourceSlices")
 
@@ -193,7 +196,7 @@ def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Clust
     assert request.recipe.kubernetes is not None  # rendered
     passes = any(one.static_cpus for one in request.nodes)
     taints = live.get("spec", {}).get("taints") or ()
-    return node_checks.check_kubelet(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
+    return live_checks.check_kubelet(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
 
 
 def _make_trials(
@@ -228,7 +231,7 @@ def _make_trials(
                 timeout_s=request.timeout_s,
             )
             for one in candidates:
-                if one.resource and not node_checks.read_resource(live[name], one.resource)[1]:
+                if one.resource and not live_checks.read_resource(live[name], one.resource)[1]:
                     why = f"the Node offers no {one.resource}"
                 else:
                     made.append(one)

@@ -9,10 +9,10 @@ from typing import Final
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
-from gpunode.kubernetes.workload_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.

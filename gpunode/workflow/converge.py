@@ -13,9 +13,8 @@ from gpunode.change import Change, FileChange, PackageChange, Trigger, ordered, 
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
+from gpunode.facts.machine import MELLANOX, read_secure_boot
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
-from gpunode.facts.pci import MELLANOX
-from gpunode.facts.platform import read_secure_boot
 from gpunode.facts.probes import LSPCI, kubelet_command_probe, list_probes
 from gpunode.facts.project import PLAN, project_changes
 from gpunode.host.port import HostView

@@ -15,9 +15,8 @@ from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
 from gpunode.diagnoses.unknown_errors import find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.budget import trim_evidence
 from gpunode.facts.evidence import CUT_KEY, Capture, Evidence, decode_found
-from gpunode.facts.examination import DOCTOR_PROBES, UNITS
+from gpunode.facts.examination import DOCTOR_PROBES, UNITS, trim_evidence
 from gpunode.facts.follow_ups import final_follow_ups, follow_ups, may_ask_driver
 from gpunode.facts.probes import LSPCI, list_probes
 from gpunode.host import nvml

@@ -20,7 +20,7 @@ from gpunode.change import (
     without_foreign_writers,
 )
 from gpunode.errors import Refused
-from gpunode.facts import os_release
+from gpunode.facts import machine
 from gpunode.facts.derive import derive_kubelet_facts, derive_runtime_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
@@ -378,8 +378,8 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
 
 def inspect_machine(host: HostView) -> Machine:
     """Return what the default values depend on."""
-    found = (host.run_probe(Probe(path, path=path)) for path in os_release.PATHS)
+    found = (host.run_probe(Probe(path, path=path)) for path in machine.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
-    like = os_release.parse_variables(text).get("ID_LIKE", "").split()
+    like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
     return Machine(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from gpunode.change import Change, CommandChange
 from gpunode.facts import module_key
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
-from gpunode.facts.platform import SECURE_BOOT_KEY, SECURE_BOOT_VARIABLE, SHIM_KEY
+from gpunode.facts.machine import SECURE_BOOT_KEY, SECURE_BOOT_VARIABLE, SHIM_KEY
 
 ATTRIBUTES = b"\x07\x00\x00\x00"
 _LIST_HEADER = bytes(44)

@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.diagnoses.stack import stack_layers
     from gpunode.errors import GpunodeError
-    from gpunode.facts import bug_report, pasted
+    from gpunode.facts import pasted
     from gpunode.facts.evidence import Capture, Outcome
     from gpunode.facts.examination import DOCTOR_PROBES
     from gpunode.facts.follow_ups import follow_ups
@@ -86,7 +86,7 @@ def text(data: bytes) -> None:
         return
     _examined(dict(evidence))
     decoded = data.decode("utf-8", "replace")
-    bug_report.parse_bug_report(decoded)
+    pasted.parse_bug_report(decoded)
     pasted.parse_text_report(decoded)
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import diagnosis_lines
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views.packages import is_driver_package
 from gpunode.facts import pasted
-from gpunode.page.frame import PageOrigin
+from gpunode.page.markup import PageOrigin
 from gpunode.page.report import node_page
 from gpunode.workflow.doctor import diagnose_evidence
 from tests.laws.test_remedy_laws import HOSTILE, MARK, Rows, all_printed, faults, of_rows, printed, some_taken

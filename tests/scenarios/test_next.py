@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.doctor import _diagnosis_envelope
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import _diagnosis_envelope, diagnosis_lines
+from gpunode.cli.envelope import to_json_types
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.host.reports import FleetReport
-from gpunode.page.frame import PageOrigin
+from gpunode.page.markup import PageOrigin
 from gpunode.page.report import node_page
 from gpunode.workflow.doctor import diagnose_evidence
 from gpunode.workflow.fleet import build_row
@@ -35,7 +35,8 @@ def test_next_is_the_same_on_screen_json_page_and_fleet(report: Report) -> None:
     shown = [row.removeprefix("next:  ") for row in rows if row.startswith("next:  ")]
     if not examined.diagnosis.is_healthy or not examined.diagnosis.roots:
         assert shown == [step.label]
-    assert _diagnosis_envelope(examined, "", "").result["next"] == {"text": step.text, "command": step.command}
+    answer = to_json_types(_diagnosis_envelope(examined, "", "").result["next"], str)
+    assert answer == {"text": step.text, "command": step.command}
     page = html.unescape(re.sub(r"<[^>]*>", "", node_page(examined, PageOrigin("", "a report", "now", "0"))))
     assert f"next: {step.text}" in page
     assert (step.command or "") in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import diagnosis_lines
 from gpunode.cli.screen.text import wrap_line
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import diagnose_evidence

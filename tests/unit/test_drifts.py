@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import PackageState
-from gpunode.cli.screen.checks import report_lines
-from gpunode.cli.screen.node import status_lines
 from gpunode.cli.screen.plans import plan_lines
-from gpunode.cli.screen.results import setup_lines
+from gpunode.cli.setup import setup_lines
+from gpunode.cli.status import status_lines
+from gpunode.cli.verify import report_lines
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes

@@ -17,9 +17,8 @@ from gpunode.change import (
     PackageState,
     SigningKey,
 )
-from gpunode.cli.actions import PACKAGE_ACTIONS, action_of, explain_purge
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
-from gpunode.cli.screen.words import count, join_names
+from gpunode.cli.screen.words import PACKAGE_ACTIONS, action_of, count, explain_purge, join_names
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
@@ -160,14 +159,14 @@ def purge_prefix(packages: Sequence[PackageChange]) -> str:
 
 def transaction_summary(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
     """Return a transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
-    asked = [change for change in packages if change not in dependencies]
-    brought = sum(change.after is not None and not change.is_mark for change in asked)
-    marked = sum(change.is_mark for change in asked)
+    requested = [change for change in packages if change not in dependencies]
+    installed = sum(change.after is not None and not change.is_mark for change in requested)
+    marked = sum(change.is_mark for change in requested)
     brought_along = sum(change.after is not None for change in dependencies)
     gone = sum(change.after is None for change in packages)
-    parts = [count(brought, "package")] if brought else []
+    parts = [count(installed, "package")] if installed else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    number = f"{purge_prefix(packages)}{gone if brought else count(gone, 'package')}"
+    number = f"{purge_prefix(packages)}{gone if installed else count(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
     parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short_model_name
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, indent_lines, line, pad_right, span
+from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, count, join_names, join_with_and
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpunode.facts.nvml import NvmlInventory
     from gpunode.recipe import Recipe
     from gpunode.workflow.verify import VerifyReport
+
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "skipped": "dim"}
 _WIDEST = 38
@@ -33,17 +34,9 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
             yield from indent_lines(next_lines(check.hint), 4)
 
 
-def report_lines(recipe: Recipe, report: VerifyReport) -> Iterator[Line]:
-    """Yield the checks, then the verdict."""
-    yield from check_lines(report.checks)
-    yield BLANK
-    yield from state_note_lines(report.notes)
-    yield verdict_line(report, f"this node works and matches recipe {recipe.name}")
-
-
 def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
     """Yield a warning for each of the ``notes`` on the node's state."""
-    return (line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in notes)
+    return (warning_line(text, "warn") for text in notes)
 
 
 def match_text(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:

@@ -1,11 +1,13 @@
-"""Lines for the events of a running workflow. Pure."""
+"""Lines for the events of a running workflow, and for its end. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, bare_unit
-from gpunode.cli.screen.text import Line, Span, line, pad_right, span
+from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import (
     MARKS,
     count,
@@ -14,14 +16,20 @@ from gpunode.cli.screen.words import (
     join_with_and,
     trigger_labels,
 )
+from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.table import STEPS
 from gpunode.workflow.events import TRANSACTION, Applied
+
+if TYPE_CHECKING:
+    from gpunode.errors import GpunodeError
+
 
 _TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}
 _WIDTH = max(map(len, _TITLES.values()))
 # Shorter durations are not shown.
 _NOTICEABLE_S = 0.05
+RESTORED = "restored byte for byte"
 
 
 def applying_title(step: str, changes: Sequence[Change]) -> str:
@@ -86,3 +94,16 @@ def stopped_line(title: str, elapsed: float) -> Line:
     return line(
         Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {format_seconds(elapsed)}", "dim"), hang=4
     )
+
+
+def fact_line(label: str, text: str | Command) -> Line:
+    """Return a labelled line."""
+    style: Style = "command" if isinstance(text, Command) else ""
+    return line(span(f"  {pad_right(label, 6)}", "dim"), span(str(text), style), hang=8)
+
+
+def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
+    """Yield the needed reboot: what, why, and the command."""
+    yield warning_line(failure.what, "warn")
+    yield from (line(span(f"  {text}"), hang=2) for text in failure.why.splitlines())
+    yield from indent_lines(next_lines(failure.hint), 2)

@@ -10,19 +10,7 @@ from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_
 from gpunode.errors import GpunodeError
 
 _PROGRAMS: Final = frozenset(
-    {
-        "sudo",
-        "gpunode",
-        "systemctl",
-        "dkms",
-        "modprobe",
-        "mount",
-        "curl",
-        "ps",
-        "journalctl",
-        "dmesg",
-        "containerd",
-    }
+    {"sudo", "gpunode", "systemctl", "dkms", "modprobe", "mount", "curl", "ps", "journalctl", "dmesg", "containerd"}
 )
 
 
@@ -54,7 +42,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
     """Yield the error in red, its cause, and what to do."""
     first, *rest = error.what.split("\n")
     yield line(span("gpunode: ", "bad"), span(first, "bad"), hang=2)
-    yield from indent_lines([line(span(text)) for text in rest], 2)
+    yield from indent_lines((line(span(text)) for text in rest), 2)
     yield from _cause_lines(error.why)
     if error.hint.strip():
         yield from indent_lines(next_lines(error.hint), 2)
@@ -72,7 +60,7 @@ def next_lines(hint: str) -> tuple[Line, ...]:
     """Return the hint; commands keep lines of their own."""
     first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
     head = line(span("next: ", "bold"), *mark_commands(first, _hint_style(first)), hang=6)
-    return (head, *indent_lines([line(*mark_commands(text, _hint_style(text))) for text in rest], 6))
+    return (head, *indent_lines((line(*mark_commands(text, _hint_style(text))) for text in rest), 6))
 
 
 def _hint_style(text: str) -> Style:

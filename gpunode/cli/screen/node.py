@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from gpunode.catalog.fabric import IMEX_UNIT
 from gpunode.catalog.gpus import lookup
-from gpunode.change import bare_unit
-from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_commands, pad_right, span
-from gpunode.cli.screen.words import DOT, MARKS, join_names
-from gpunode.container_runtimes import takes_only_cdi
+from gpunode.cli.screen.text import Line, Span, indent_lines, pad_right, span
+from gpunode.cli.screen.words import DOT, join_names
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
 from gpunode.steps.gpus import find_own_gpus
 
 if TYPE_CHECKING:
-    from gpunode.facts.nvml import Gpu, NvmlAnswer
     from gpunode.recipe import Recipe
-    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus, SecureBootStatus
+
 
 _PLATFORMS = {
     "bare-metal": "bare metal",
@@ -68,14 +64,10 @@ def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
         return "no NVIDIA GPU"
     counts: dict[str, int] = {}
     for device in usable:
-        name = _model_name(device)
+        name = short_model_name(lookup(device.device).name)
         counts[name] = counts.get(name, 0) + 1
     named = join_names(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
     return named if len(usable) > 1 else f"{named} at {usable[0].address}"
-
-
-def _model_name(device: PciDevice) -> str:
-    return short_model_name(lookup(device.device).name)
 
 
 def short_model_name(name: str) -> str:
@@ -83,156 +75,8 @@ def short_model_name(name: str) -> str:
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
-    """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
-    yield node_line(facts)
-    yield Line()
-    yield from label_rows("GPU", tuple(_gpu_rows(found)))
-    yield from label_rows("driver", tuple(_driver_lines(found)))
-    yield from label_rows("kernels", tuple(_kernel_lines(found)))
-    yield from label_rows(
-        "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
-    )
-    yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
-    yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
-    yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
-    yield from label_rows("toolkit", (_toolkit_line(found),))
-    rows = tuple(_runtime_line(row) for row in found.runtimes)
-    yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
-    undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
-    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.pending else ())
-    yield from label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
-
-
-def label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+def label_rows(label: str, rows: Iterable[Line]) -> Iterator[Line]:
     """Yield ``rows`` under a label in a column of its own, which only the first row shows; nothing without rows."""
     for number, row in enumerate(indent_lines(rows, _LABEL)):
         head = Span(pad_right(label if number == 0 else "", _LABEL), "dim")
         yield Line((head, *row.spans[1:]), row.hang or _LABEL)
-
-
-def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
-    from gpunode.facts.nvml import NvmlInventory
-
-    told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
-    width = max((len(gpu.name) for gpu in found.gpus), default=0)
-    for listed in found.gpus:
-        gpu = told.pop(listed.address, None)
-        yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
-        if gpu and gpu.faults:
-            reading, fault = gpu.faults[0]
-            yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
-    for gpu in told.values():
-        place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
-        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
-    if not found.gpus and not told:
-        yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
-
-
-def _gpu_details(gpu: Gpu) -> Iterator[Span]:
-    if isinstance(gpu.memory_mib, int):
-        yield Span(f"  {gpu.memory_mib} MiB")
-    if isinstance(gpu.uuid, str):
-        yield span(f"  {gpu.uuid}", "dim")
-
-
-def _driver_lines(found: NodeStatus) -> Iterator[Line]:
-    installed = f"{found.driver} installed" if found.driver else "none installed"
-    loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
-    mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
-    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
-    if mixed:
-        yield line(MARKS["waits"], f"a reboot loads {found.driver}", hang=2)
-    yield from nvml_lines(found.nvml)
-
-
-def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
-    """Yield the answer of NVML, or why there is none and what to do."""
-    from gpunode.facts.nvml import NoAnswer, NvmlInventory
-
-    if isinstance(answer, NvmlInventory):
-        yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
-    elif isinstance(answer, NoAnswer):
-        mark = MARKS["skipped"] if answer.kind == "not-queried" else MARKS["failed"]
-        yield line(mark, f"NVML: {answer.reason}", hang=2)
-    else:
-        yield line(MARKS["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
-        yield line("  next: ", *mark_commands(answer.remedy), hang=8)
-
-
-def _kernel_lines(found: NodeStatus) -> Iterator[Line]:
-    if found.kernels is None:
-        yield line(span("not readable", "dim"))
-        return
-    for kernel in found.kernels.wanted:
-        yield _kernel_row(kernel, _kernel_roles(kernel, found.kernels), found)
-
-
-def _kernel_roles(kernel: str, kernels: Kernels) -> str:
-    is_next = kernel in kernels.installed[-1:]
-    return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
-
-
-def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
-    text = f"{kernel} {roles}"
-    if kernel not in found.kernels_without_module:
-        built = "; the driver's module is built for it" if found.driver else ""
-        return line(text, span(built, "dim"), hang=2)
-    is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
-    harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
-    return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
-
-
-def _fabric_line(found: FabricStatus) -> Line:
-    harm = "the trays share no memory" if found.unit == IMEX_UNIT else "CUDA does not start on these GPUs"
-    state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
-    style: Style = "" if found.active else "warn"
-    return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
-
-
-def _secure_boot_line(found: SecureBootStatus) -> Line:
-    if not found.on:
-        return line(span("Secure Boot is off", "dim"))
-    if not found.state:
-        return line("Secure Boot is on")
-    state = {
-        "missing": "no whole key for the modules that DKMS builds",
-        "enrolled": "the firmware has the key",
-        "queued": "the next boot asks at the console to enrol the key",
-        "not enrolled": "the firmware does not have the key",
-    }[found.state]
-    style: Style = "warn" if found.state in {"queued", "not enrolled"} else ""
-    return line("Secure Boot is on", DOT, span(f"{state} ({found.certificate})", style), hang=2)
-
-
-def _cuda_lines(found: CudaStatus) -> Iterator[Line]:
-    """Yield what the driver runs and an image may demand, then the toolkits on the host."""
-    if found.driver:
-        newer = f", programs of up to {found.compatible} with limits" if found.compatible else ""
-        yield line(f"the driver runs up to {found.driver}{newer}; an image may demand cuda>={found.driver}", hang=2)
-    folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in found.installed)
-    if found.driver or folders:
-        yield line(folders) if folders else line(span("no CUDA toolkit on the host; containers bring their own", "dim"))
-
-
-def _toolkit_line(found: NodeStatus) -> Line:
-    return line(found.toolkit) if found.toolkit else line(span("not installed", "dim"))
-
-
-def _runtime_line(row: RuntimeStatus) -> Line:
-    if takes_only_cdi(row.id):
-        return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
-    unknown = f"unknown whether it runs: {row.unknown_reason}" if row.unknown_reason else "no unit"
-    state = {True: "running", False: "not running", None: unknown}[row.active]
-    parts: list[str | Span] = [
-        span(f"{row.id} {row.version}", "bold"),
-        DOT,
-        span(state, "" if row.active else "warn"),
-    ]
-    if row.configured is None:
-        return line(*parts, DOT, span("configuration not readable", "warn"), hang=2)
-    handler = row.configured.handlers.get("nvidia")
-    nvidia = (
-        span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
-    )
-    return line(*parts, DOT, f"default {row.configured.default or 'runc'}", DOT, nvidia, hang=2)

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
-from gpunode.cli.actions import PACKAGE_ACTIONS, action_of
 from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix, transaction_summary
 from gpunode.cli.screen.checks import match_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARKS, count, describe_trigger, join_with_and
+from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
+from gpunode.cli.screen.words import MARKS, PACKAGE_ACTIONS, action_of, count, describe_trigger, join_with_and
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
 from gpunode.packages.simulation import NOT_SIMULATED
@@ -49,9 +48,9 @@ def plan_lines(
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
     if left:
-        yield line(span("! ", "warn"), span(str(left), "warn"), hang=2)
+        yield warning_line(str(left), "warn")
     yield from outlook_lines(plans, left.owed, image=facts.is_image, verbose=verbose)
-    yield line("next: ", span(str(setup_command(argv)), "command"), setup_location(argv), hang=6)
+    yield next_line(setup_command(argv), setup_location(argv))
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
@@ -65,8 +64,8 @@ def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
             continue
         yield line(span(stage.stage, "bold"), *_transaction_span(stage), hang=2)
         for step in shown:
-            yield from indent_lines(tuple(_step_lines(step, verbose=verbose)), 2)
-        yield from indent_lines(tuple(_dependency_lines(stage, verbose=verbose)), 2)
+            yield from indent_lines(_step_lines(step, verbose=verbose), 2)
+        yield from indent_lines(_dependency_lines(stage, verbose=verbose), 2)
     yield from _unchanged_lines(quiet)
 
 
@@ -76,9 +75,9 @@ def _is_notable(step: StepPlan) -> bool:
 
 def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
     """Yield the steps without changes: those already correct, and those done later by others."""
-    asked = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
-    later = [step for step in asked if isinstance(step.outcome, Planned) and step.outcome.later]
-    good = [step.step.title for step in asked if step not in later]
+    applicable = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
+    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.later]
+    good = [step.step.title for step in applicable if step not in later]
     if good:
         yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:
@@ -93,7 +92,7 @@ def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     yield Line((mark, title, span(reason, "" if _is_notable(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note_line(text) for text in step.outcome.all_notes)
-    yield from indent_lines(tuple(change_lines(step.changes, verbose=verbose)), 4)
+    yield from indent_lines(change_lines(step.changes, verbose=verbose), 4)
 
 
 def note_line(text: str) -> Line:
@@ -124,12 +123,12 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
 def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """Yield the dependencies, and why the package manager cannot do it yet."""
     if stage.dependencies and verbose:
-        yield from indent_lines(tuple(package_lines(stage.dependencies, verbose=True)), 4)
+        yield from indent_lines(package_lines(stage.dependencies, verbose=True), 4)
     if stage.unresolved.startswith(NOT_SIMULATED):
         yield note_line(stage.unresolved)
     elif stage.unresolved:
         yield note_line("this cannot be done with the package index that the node has now:")
-        yield from indent_lines([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
+        yield from indent_lines((line(span(text, "dim")) for text in stage.unresolved.splitlines()), 6)
 
 
 def outlook_lines(
@@ -149,14 +148,14 @@ def outlook_lines(
     triggers = triggers_of_plans(plans, image=image, pending=left)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
-        goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""
+        goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
         yield line("then  " if did else "setup ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
     if stopped:
         yield line(
             "      ", f"stops {join_with_and(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
-        yield line(span("! ", "warn"), span(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn"), hang=2)
+        yield warning_line(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn")
 
 
 def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:
@@ -177,13 +176,13 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
         (actions["delete"], "removes {}", "file"),
         *((actions[effect], _package_verb(effect, packages), "package") for effect in PACKAGE_ACTIONS),
     ]
-    said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
+    parts = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     if found[0][0] and not verbose:
-        said[0] += " (-v shows their text)"
-    said += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
-    # What only pauses is told with what starts it again.
+        parts[0] += " (-v shows their text)"
+    parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
+    # A unit that is only paused is listed with the change that starts it again.
     services = (change for change in ServiceChange.among(changes) if not change.is_pause)
-    return said + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
+    return parts + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
 
 
 def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
@@ -199,7 +198,3 @@ def _disrupted_services(plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return what setup stops."""
     outcomes = (step.outcome for stage in plans for step in stage.steps)
     return tuple(sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts}))
-
-
-def _is_restart(trigger: Trigger) -> bool:
-    return trigger.kind == "restart"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -87,6 +87,16 @@ def line(*parts: str | Span, hang: int = 0) -> Line:
     return Line(tuple(part if isinstance(part, Span) else span(part) for part in parts if part != ""), hang)
 
 
+def next_line(command: object, more: str = "") -> Line:
+    """Return the line of the next command."""
+    return line("next: ", span(str(command), "command"), more, hang=6)
+
+
+def warning_line(text: str, style: Style = "") -> Line:
+    """Return the line of a warning."""
+    return line(Span("! ", "warn"), span(text, style), hang=2)
+
+
 def mark_commands(text: str, style: Style = "") -> tuple[Span, ...]:
     """Split ``text`` into spans, with commands in backticks highlighted.
 
@@ -101,7 +111,7 @@ def mark_commands(text: str, style: Style = "") -> tuple[Span, ...]:
     return tuple(one for one in (*found, Span(text[end:], style)) if one.text)
 
 
-def indent_lines(lines: Sequence[Line], by: int) -> tuple[Line, ...]:
+def indent_lines(lines: Iterable[Line], by: int) -> tuple[Line, ...]:
     """Indent ``lines`` by ``by`` columns."""
     return tuple(
         replace(one, spans=(Span(" " * by), *one.spans), hang=one.hang + by) if one.spans else one for one in lines

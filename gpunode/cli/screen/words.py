@@ -1,10 +1,11 @@
-"""Formatting of numbers, lists and triggers. Pure."""
+"""Formatting of numbers, lists, actions and triggers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from gpunode.change import Trigger, bare_unit
+from gpunode.change import Action, Change, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.text import Span
 
 
@@ -94,3 +95,27 @@ MARKS: dict[str, Span] = {
     "passed": Span("✓ ", "good"),
     "skipped": Span("– ", "dim"),
 }
+
+# In the order of display.
+PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
+
+
+def action_of(change: Change) -> Action:
+    """Return the action; a new package version is either an upgrade or a downgrade."""
+    if not isinstance(change, PackageChange) or change.action != "upgrade":
+        return change.action
+    # Loaded on use: many commands change no package.
+    from gpunode.packages import SYSTEMS
+    from gpunode.packages.simulation import lowers
+
+    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
+
+
+def explain_purge(change: PackageChange) -> str:
+    """Return why a driver package is purged (see ``catalog.conflicts``); empty for other changes."""
+    if change.after is not None or change.before is None:
+        return ""
+    # Loaded on use: many commands change no package.
+    from gpunode.catalog.conflicts import purge_reason
+
+    return purge_reason(change.id.name, change.before.version) or ""

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, find_first, lines_with
 from gpunode.diagnoses.views import packages
-from gpunode.facts import cdi, numbers
+from gpunode.facts import cdi, patterns
 from gpunode.facts.items import Item, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
@@ -74,7 +74,7 @@ def _parse_specifications(item: Item) -> Iterator[Specification]:
         drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY))
         place = next(lines_with(item, _LIBRARY), cite(item, 1))
         yield Specification(
-            _canonical_path(path), place, numbers.parse_version(version["version"]) if version else (), drivers
+            _canonical_path(path), place, patterns.parse_version(version["version"]) if version else (), drivers
         )
     elif item.kind == "listing":
         yield from _list_folder(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
@@ -121,7 +121,7 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
     for item in snapshot.items:
         if item.kind != "file" and (match := find_first(item, _PODMAN)):
             place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
-            return numbers.parse_version(match[match.lastgroup or 0]), place
+            return patterns.parse_version(match[match.lastgroup or 0]), place
     package = snapshot.view(packages.listed_packages).get("podman")
     parts = re.findall(r"\d{1,6}", package.upstream) if package and package.is_installed else []
     return (tuple(int(part) for part in parts[:3]), package.citation) if package and parts else None

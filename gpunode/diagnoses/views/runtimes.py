@@ -10,7 +10,7 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.errors import Refused
-from gpunode.facts import numbers
+from gpunode.facts import patterns
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -72,7 +72,7 @@ def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty if unknown."""
     shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
     match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
-    return numbers.parse_version(match["version"]) if match else ()
+    return patterns.parse_version(match["version"]) if match else ()
 
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]

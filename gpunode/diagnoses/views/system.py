@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
-from gpunode.facts import os_release
+from gpunode.facts import machine
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
 
@@ -51,7 +51,7 @@ def find_distro(snapshot: Snapshot) -> Distro | None:
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
         # Half a file may name nothing.
         with suppress(ValueError):
-            return os_release.parse_distro(item.text)
+            return machine.parse_distro(item.text)
     return _distro_by_name(snapshot)
 
 

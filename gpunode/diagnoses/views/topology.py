@@ -36,7 +36,6 @@ class Device:
     Attributes:
         index: of a GPU, as nvidia-smi counts; None where nothing tells.
         numa: None where nobody looked, or the machine has none.
-        above: the bridges between it and the root, the root port first; empty where they were not seen.
     """
 
     address: str
@@ -45,7 +44,6 @@ class Device:
     index: int | None = None
     numa: int | None = None
     link: PcieLink = field(default_factory=PcieLink)
-    above: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,7 @@ def _make_device(
         return None
     index = answered[at][0] if at in answered else None
     numa = _numa_node(snapshot, at, "\n".join(function.detail))
-    return Device(
-        at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at), pcie_links.bridges_above(snapshot, at)
-    )
+    return Device(at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at))
 
 
 def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:

@@ -21,8 +21,8 @@ def refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     """
     codename = need(facts.distro, "which distribution this is").codename
     own = [source for source in known(facts.sources, ()) if _is_of_release(source, codename)]
-    there = {*chain.from_iterable(source.components for source in own)}
-    missing = [component for component in components if component not in there]
+    present = {*chain.from_iterable(source.components for source in own)}
+    missing = [component for component in components if component not in present]
     if not own or not missing:
         return None
     first = next((source for source in own if source.suite == codename), own[0])

@@ -36,9 +36,9 @@ def _actions(stdout: str) -> Iterator[Action]:
 def refusal(stdout: str, stderr: str) -> str:
     """Apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET)
-    said = [heading + unmet.rstrip()] if heading else []
-    said += messages(stderr) or messages(stdout)
-    return "\n".join(said or (stderr.strip() or stdout.strip()).splitlines()[-5:])
+    parts = [heading + unmet.rstrip()] if heading else []
+    parts += messages(stderr) or messages(stdout)
+    return "\n".join(parts or (stderr.strip() or stdout.strip()).splitlines()[-5:])
 
 
 def messages(output: str, kinds: str = "E") -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import ServiceState
-from gpunode.facts import pci, systemd
+from gpunode.facts import machine, systemd
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
 
@@ -49,11 +49,11 @@ def test_systemctl_show_is_parsed(version: str) -> None:
 @pytest.mark.parametrize("name", ["lspci-3.9.0-h100.txt", "lspci-3.9.0-virtio.txt"])
 def test_lspci_parser_loses_no_device(name: str) -> None:
     text = sample(name)
-    assert [one.address for one in pci.parse_lspci(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
+    assert [one.address for one in machine.parse_lspci(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
 
 
 def test_lspci_of_an_h100_is_parsed() -> None:
-    bridge, gpu = pci.parse_lspci(sample("lspci-3.9.0-h100.txt"))
+    bridge, gpu = machine.parse_lspci(sample("lspci-3.9.0-h100.txt"))
     assert (gpu.vendor, gpu.device, gpu.class_code, gpu.subsystem) == ("10de", "2330", "0302", ("10de", "16c1"))
     assert "H100" in gpu.name
     assert bridge.subsystem is None

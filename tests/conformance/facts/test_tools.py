@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog.gpus import LIST_GPUS
-from gpunode.facts import kernels, os_release, pci
+from gpunode.facts import kernels, machine
 from gpunode.facts.evidence import Found
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.packages.deb import status as dpkg
@@ -71,9 +71,9 @@ def test_lspci_and_sysfs_agree(sysfs: Path) -> None:
     folders = sorted((sysfs / "bus/pci/devices").iterdir())
     aliases = [Found(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
     drivers = [Found(f"{one}/driver", link=str((one / "driver").readlink())) for one in folders]
-    ours = pci.read_sysfs_devices(aliases, drivers)
+    ours = machine.read_sysfs_devices(aliases, drivers)
     assert {(one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in ours} == {
-        (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in pci.parse_lspci(text)
+        (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in machine.parse_lspci(text)
     }
     assert {one.driver for one in ours} == {"vfio-pci"}
 
@@ -214,7 +214,7 @@ def known_to_distro(folder: Path, text: str) -> LinuxDistribution:
 
 @pytest.mark.parametrize("text", RELEASES)
 def test_os_release_parser_agrees_with_distro(tmp_path: Path, text: str) -> None:
-    ours, theirs = os_release.parse_distro(text), known_to_distro(tmp_path, text)
+    ours, theirs = machine.parse_distro(text), known_to_distro(tmp_path, text)
     assert (ours.id, ours.version_id) == (theirs.id(), theirs.version())
     assert " ".join(ours.like) == theirs.like()
     assert ours.name == (theirs.name(pretty=True) if "PRETTY_NAME" in text else theirs.name())
@@ -224,4 +224,4 @@ def test_os_release_parser_agrees_with_distro(tmp_path: Path, text: str) -> None
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\"'\\$`", exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
 def test_quoted_values_agree_with_distro(tmp_path: Path, name: str) -> None:
     text = f'ID=x\nNAME="{name}"\n'
-    assert os_release.parse_variables(text)["NAME"] == known_to_distro(tmp_path, text).os_release_attr("name")
+    assert machine.parse_variables(text)["NAME"] == known_to_distro(tmp_path, text).os_release_attr("name")

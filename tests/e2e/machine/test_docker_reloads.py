@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpunode.facts import units
+from gpunode.facts import systemd
 from tests.e2e.chroot.scenario import DIRECTORIES, Answer
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.image import import_image
@@ -254,11 +254,11 @@ def test_systemd_and_gpunode_agree_on_a_command_line(node: Machine) -> None:
 
     files: dict[str, bytes] = {}
     for _ in ("the unit", "its drop-ins", "its environment"):
-        for place in units.unit_file_patterns(files, DOCKER):
+        for place in systemd.unit_file_patterns(files, DOCKER):
             folder, _, name = place.rpartition("/")
             found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
             files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}
-    read = units.find_start_command(files, DOCKER)
+    read = systemd.find_start_command(files, DOCKER)
 
     assert read is not None
     ran = node.path(f"/proc/{start_of(node, DOCKER).pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")

@@ -16,15 +16,18 @@ from pathlib import Path
 
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
-from gpunode.cli.human import Screen
-from gpunode.cli.screen.checks import report_lines
+from gpunode.cli.doctor import diagnosis_lines, story_lines
+from gpunode.cli.log import run_lines, run_table_lines
+from gpunode.cli.node_screen import Screen
+from gpunode.cli.rehearse import rehearsal_header_lines, rehearsal_lines
 from gpunode.cli.screen.failures import error_lines
-from gpunode.cli.screen.log import run_lines, run_table_lines
-from gpunode.cli.screen.node import status_lines
 from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.printer import Printer
-from gpunode.cli.screen.results import already_undone_lines, rollback_lines, runs_lines, setup_lines, undo_plan_lines
 from gpunode.cli.screen.text import BLANK
+from gpunode.cli.setup import setup_lines
+from gpunode.cli.status import status_lines
+from gpunode.cli.undo import already_undone_lines, rollback_lines, runs_lines, undo_plan_lines
+from gpunode.cli.verify import report_lines
 from gpunode.diagnoses.cause_texts import CauseText
 from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
@@ -69,8 +72,9 @@ def plan(screen: Screen) -> None:
 
 def rehearse(screen: Screen) -> None:
     with screen:
-        screen.begin_rehearsal(nodes.RECIPE, "debian12-gtx1080")
-        screen.show_rehearsal(nodes.RECIPE, nodes.rehearsed(nodes.free(), screen.show_event))
+        screen.begin_rehearsal(rehearsal_header_lines(nodes.RECIPE, "debian12-gtx1080"))
+        done = nodes.rehearsed(nodes.free(), screen.show_event)
+        screen.put(*rehearsal_lines(nodes.RECIPE, done, "debian12-gtx1080", screen))
 
 
 def setup(screen: Screen) -> None:
@@ -209,20 +213,20 @@ def failure(screen: Screen) -> None:
 
 
 def doctor(screen: Screen) -> None:
-    screen.show_diagnosis(doctor_nodes.examined(), page="gpu-17.html")
+    screen.put(*diagnosis_lines(doctor_nodes.examined(), verbose=screen.verbose, page="gpu-17.html"))
 
 
 def doctor_verbose(screen: Screen) -> None:
     screen.verbose = True
-    screen.show_diagnosis(doctor_nodes.examined())
+    screen.put(*diagnosis_lines(doctor_nodes.examined(), verbose=screen.verbose))
 
 
 def doctor_healthy(screen: Screen) -> None:
-    screen.show_diagnosis(doctor_nodes.healthy())
+    screen.put(*diagnosis_lines(doctor_nodes.healthy(), verbose=screen.verbose))
 
 
 def doctor_unknown(screen: Screen) -> None:
-    screen.show_diagnosis(doctor_nodes.untold())
+    screen.put(*diagnosis_lines(doctor_nodes.untold(), verbose=screen.verbose))
 
 
 def story(screen: Screen) -> None:
@@ -241,7 +245,8 @@ def story(screen: Screen) -> None:
         "\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
         ("https://docs.nvidia.com/deploy/xid-errors/",),
     )
-    screen.show_story(rule, text, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
+    remedy = doctor_nodes.examined().diagnosis.findings[0].remedy
+    screen.put(*story_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width))
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpunode.change import CommandChange, ObjectChange
-from gpunode.cli.screen.cluster import own_pod_lines, plan_lines, removal_lines
+from gpunode.cli.clusters import plan_lines, removal_lines
+from gpunode.cli.k8s_render import own_pod_lines
 from gpunode.host.cluster import Identity
 from gpunode.kubernetes.model import OwnPod, Rendered
 from gpunode.kubernetes.reconcile import PlanItem, State

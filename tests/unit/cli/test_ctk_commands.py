@@ -11,8 +11,7 @@ import pytest
 from gpunode.cli import runtime_config
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_config import EditPermissions
-from gpunode.cli.runtime_options import RuntimeOptions
+from gpunode.cli.runtime_config import EditPermissions, RuntimeOptions
 
 CONFIGURE = ("ctk", "runtime", "configure")
 

@@ -21,7 +21,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
 )
-from gpunode.cli import boundary, verify
+from gpunode.cli import boundary, status
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import Busy, GpunodeError, RecipeError, Refused, UsageError, exit_codes
 from gpunode.package_id import PackageId
@@ -166,7 +166,7 @@ def _stop(kind: type[GpunodeError]) -> Any:
 def test_every_error_ends_with_its_exit_code(
     kind: type[GpunodeError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verify, "status", _stop(kind))
+    monkeypatch.setattr(status, "status", _stop(kind))
     assert boundary.run_cli(["status"]) == kind.exit_code
     said = capsys.readouterr()
     assert said.out == ""
@@ -193,7 +193,7 @@ def test_bug_saves_its_traceback_and_is_an_envelope(
         return "/tmp/bug.txt"
 
     monkeypatch.setattr(boundary, "_save_traceback", keep)
-    monkeypatch.setattr(verify, "status", command)
+    monkeypatch.setattr(status, "status", command)
     assert boundary.run_cli(["status"]) == 1
     assert "ZeroDivisionError: by nought" in capsys.readouterr().err
     assert boundary.run_cli(["status", "--json"]) == 1
@@ -220,7 +220,7 @@ def test_broken_pipe_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(verify, "status", command)
+    monkeypatch.setattr(status, "status", command)
     monkeypatch.setattr("gpunode.cli.screen.printer.discard_stream", lambda stream: None)
     assert boundary.run_cli(["status"]) == 141
 

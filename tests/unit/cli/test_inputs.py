@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli import completion
+from gpunode.cli import app
 from gpunode.cli.inputs import (
     RecipeOptions,
     explain_default_recipe,
@@ -54,7 +54,7 @@ def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
 
 def test_shipped_samples_are_completed_and_listed() -> None:
     assert sample_names() == ("debian12-gtx1080",)
-    assert completion.sample_nodes() == list(sample_names())
+    assert app.sample_nodes() == list(sample_names())
     assert view_node("debian12-gtx1080", "/", "").evidence
     for wrong in ("debian12", "README.md-of-samples"):
         with pytest.raises(UsageError, match="no sample of that name") as caught:

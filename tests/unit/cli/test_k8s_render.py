@@ -192,7 +192,7 @@ def test_screen_names_nodes_resources_and_the_next_command(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("place", "capture", "form", "kind", "what"),
     [
-        ("k8s-containerd", SAMPLE, "yaml", UsageError, "--format cannot be 'yaml'"),
+        ("k8s-containerd", SAMPLE, "yaml", UsageError, '--format cannot be "yaml"'),
         ("k8s-containerd", "gone.tar.gz", "manifests", UsageError, "no such file"),
         ("bare-metal", SAMPLE, "manifests", Refused, "does not configure Kubernetes"),
         ("k8s-mig", SAMPLE, "manifests", Refused, "knows no MIG profile of NVIDIA GeForce GTX 1080"),

@@ -12,8 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from gpunode.cli.screen.live import LiveLine, live_task_line
-from gpunode.cli.screen.printer import Printer, needs_ascii
+from gpunode.cli.screen.printer import LiveLine, Printer, live_task_line, needs_ascii
 from gpunode.cli.screen.text import cell_width, line, span
 from gpunode.errors import UsageError
 from gpunode.host.port import Progress

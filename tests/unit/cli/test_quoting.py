@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.screen.doctor import shorten_around, telling_words
+from gpunode.cli.doctor import shorten_around, telling_words
 from gpunode.cli.screen.text import cell_width, escape_controls
 
 

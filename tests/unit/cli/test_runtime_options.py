@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.runtime_options import RuntimeOptions, absolute_path, parse_options
+from gpunode.cli.runtime_config import RuntimeOptions, absolute_path, parse_options
 from gpunode.errors import UsageError
 from gpunode.runtimes import DesiredConfig
 
@@ -45,12 +45,12 @@ def test_empty_drop_in_is_the_default_for_docker() -> None:
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (RuntimeOptions("rkt"), "--runtime cannot be 'rkt'"),
+        (RuntimeOptions("rkt"), '--runtime cannot be "rkt"'),
         (RuntimeOptions("containerd", drop_in="99-nvidia.toml"), "not an absolute path"),
         (RuntimeOptions("docker", drop_in="/etc/docker/daemon.d/nv.json"), "docker reads no drop-ins"),
         (RuntimeOptions("containerd", drop_in=DROP_IN, mode="in-place"), "contradict"),
-        (RuntimeOptions("containerd", mode="beside"), "--mode cannot be 'beside'"),
-        (RuntimeOptions("containerd", source="bogus"), "--config-source cannot be 'bogus'"),
+        (RuntimeOptions("containerd", mode="beside"), '--mode cannot be "beside"'),
+        (RuntimeOptions("containerd", source="bogus"), '--config-source cannot be "bogus"'),
         (RuntimeOptions("containerd", name=""), "--nvidia-runtime-name is empty"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gpunode.cli.boundary import run_cli
-from gpunode.cli.human import Screen
+from gpunode.cli.node_screen import Screen
 from gpunode.cli.samples import default_sample
 from gpunode.cli.screen.text import cell_width
 from tests.unit.cli import screen_pages as pages

@@ -11,7 +11,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.numbers import parse_int, parse_version
+from gpunode.facts.patterns import parse_int, parse_version
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.budget import MAX_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
 from gpunode.facts.evidence import Capture
+from gpunode.facts.examination import MAX_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
 
 XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts import pci
+from gpunode.facts import machine
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import PciDevice
 
@@ -16,21 +16,21 @@ H100 = (
 
 
 def test_brackets_in_a_device_name_are_not_its_id() -> None:
-    (gpu,) = pci.parse_lspci(H100)
+    (gpu,) = machine.parse_lspci(H100)
     assert gpu == PciDevice(
         "0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "nvidia", "GH100 [H100 SXM5 80GB]"
     )
 
 
 def test_unlisted_device_has_no_name() -> None:
-    (gpu,) = pci.parse_lspci(
+    (gpu,) = machine.parse_lspci(
         "Slot:\t10000:e1:00.0\nClass:\tVGA controller [0300]\nVendor:\tNVIDIA [10de]\nDevice:\tDevice [3fff]\n"
     )
     assert (gpu.address, gpu.name, gpu.driver, gpu.subsystem) == ("10000:e1:00.0", "", None, None)
 
 
 def test_empty_lspci_output_is_no_error() -> None:
-    assert pci.parse_lspci("") == ()
+    assert machine.parse_lspci("") == ()
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_empty_lspci_output_is_no_error() -> None:
 )
 def test_damaged_record_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|number"):
-        pci.parse_lspci(text)
+        machine.parse_lspci(text)
 
 
 @given(st.text(alphabet="Slot:\t\n [0]dDevice"))
 def test_hostile_output_raises_only_value_error(text: str) -> None:
     try:
-        pci.parse_lspci(text)
+        machine.parse_lspci(text)
     except ValueError:
         return
 
@@ -57,16 +57,16 @@ def modalias(address: str, alias: str) -> Found:
 def test_sysfs_devices_equal_those_of_lspci() -> None:
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
     driver = Found("/sys/bus/pci/devices/0000:17:00.0/driver", link="../../../bus/pci/drivers/vfio-pci")
-    (gpu,) = pci.read_sysfs_devices([modalias("0000:17:00.0", alias)], [driver])
+    (gpu,) = machine.read_sysfs_devices([modalias("0000:17:00.0", alias)], [driver])
     assert gpu == PciDevice("0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "vfio-pci")
 
 
 def test_device_without_a_subsystem_id_has_none() -> None:
     alias = "pci:v00008086d000029C0sv00000000sd00000000bc06sc00i00\n"
-    assert pci.read_sysfs_devices([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
+    assert machine.read_sysfs_devices([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
 
 
 @pytest.mark.parametrize("found", [modalias("0000:00:00.0", "usb:v1"), Found("/sys/bus/pci/devices/x/modalias")])
 def test_unreadable_modalias_is_refused(found: Found) -> None:
     with pytest.raises(ValueError, match="modalias"):
-        pci.read_sysfs_devices([found], [])
+        machine.read_sysfs_devices([found], [])

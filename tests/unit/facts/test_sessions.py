@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.facts import pasted
 from gpunode.facts.items import split_items
-from gpunode.facts.sessions import split_session
+from gpunode.facts.pasted import split_session
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")

@@ -5,8 +5,8 @@ import pytest
 from gpunode.change import ServiceState
 from gpunode.facts import systemd
 from gpunode.facts.evidence import Found
+from gpunode.facts.machine import detect_platform
 from gpunode.facts.model import Platform, Unit
-from gpunode.facts.platform import detect_platform
 
 
 def block(**values: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.units import find_start_command, unit_file_patterns
+from gpunode.facts.systemd import find_start_command, unit_file_patterns
 
 UNIT = "docker.service"
 LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts import os_release
+from gpunode.facts import machine
 from gpunode.facts.model import Distro
 from gpunode.host.local import read_distribution
 
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 def test_os_release_link_is_followed_inside_the_root(root: Path, target: str) -> None:
     root.joinpath("usr/lib/os-release").write_text(TEXT)
     root.joinpath("etc/os-release").symlink_to(target)
-    assert read_distribution(str(root)) == DEBIAN == os_release.parse_distro(TEXT)
+    assert read_distribution(str(root)) == DEBIAN == machine.parse_distro(TEXT)
 
 
 def test_os_release_link_out_of_the_root_is_ignored(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

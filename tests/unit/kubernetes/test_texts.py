@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpunode.kubernetes.node_checks import why_not_ready
+from gpunode.kubernetes.live_checks import why_not_ready
 from gpunode.kubernetes.pods import find_problem
 
 _TEXTS: Final = Path(__file__).with_name("texts")

@@ -12,14 +12,27 @@ import pytest
 from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
+from gpunode.kubernetes.live_checks import (
+    check_handlers,
+    check_kubelet,
+    check_node,
+    check_resources,
+    check_slices,
+    check_workload,
+    find_workloads,
+)
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.kubernetes.node_checks import check_handlers, check_kubelet, check_node, check_resources, check_slices
 from gpunode.kubernetes.pods import find_problem, find_untolerated_taint
 from gpunode.kubernetes.render import render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
-from gpunode.kubernetes.trial_checks import GpuTestPodResult, check_sharing, check_test_pod
-from gpunode.kubernetes.trials import GpuTestPod, find_users, make_test_pods
-from gpunode.kubernetes.workload_checks import check_workload, find_workloads
+from gpunode.kubernetes.trials import (
+    GpuTestPod,
+    GpuTestPodResult,
+    check_sharing,
+    check_test_pod,
+    find_users,
+    make_test_pods,
+)
 from gpunode.recipe.kubernetes import Kubernetes, Taint
 from tests.unit.kubernetes.clusters import node
 

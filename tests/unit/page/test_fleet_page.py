@@ -9,7 +9,7 @@ import pytest
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import fleet_page
-from gpunode.page.frame import PageOrigin
+from gpunode.page.markup import PageOrigin
 from gpunode.page.words import collapse_ranges
 from gpunode.workflow.fleet import Drift, FleetRow, Outlier, summarize_fleet
 from tests.unit.page.nodes import HOSTILE

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpunode.page
 from gpunode.page.markup import escape_invisible, escape_text, join_markup, tag
 
 anything = st.text(st.characters(codec=None, exclude_categories=()))
@@ -15,6 +19,18 @@ def test_text_never_becomes_markup(said: str) -> None:
     assert inside.count("<") == 2
     assert inside.count(">") == 2
     assert inside.count('"') == 2
+
+
+def test_only_one_module_makes_markup_of_text() -> None:
+    folder = Path(gpunode.page.__file__).parent
+    makers = {
+        path.name
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Markup")
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and "</" in node.value)
+    }
+    assert makers == {"markup.py"}
 
 
 @given(anything)

@@ -10,7 +10,7 @@ import pytest
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import cite, take_snapshot
 from gpunode.facts.evidence import Evidence
-from gpunode.page.frame import PageOrigin
+from gpunode.page.markup import PageOrigin
 from gpunode.page.report import node_page
 from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnose_evidence
@@ -177,11 +177,11 @@ SCHEMES = [
     dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{(.*?)\}", SHEET, re.DOTALL)
 ]
 INKS = [
-    *(("ink", paper) for paper in ("paper", "card", "code", "gpu", "switch", "other", "bad-paper", "warn-paper")),
-    *(("dim", paper) for paper in ("paper", "card", "code", "gpu", "switch", "other")),
+    *(("ink", paper) for paper in ("paper", "card", "code", "gpu", "bad-paper", "warn-paper")),
+    *(("dim", paper) for paper in ("paper", "card", "code", "gpu")),
     *(("link", paper) for paper in ("paper", "card")),
     *((ink, paper) for ink in ("bad", "warn") for paper in ("card", f"{ink}-paper")),
-    *(("good", "card"), ("proof-ink", "proof"), ("warn", "gpu"), ("warn", "other")),
+    *(("good", "card"), ("proof-ink", "proof"), ("warn", "gpu"), ("warn", "bad-paper")),
 ]
 
 

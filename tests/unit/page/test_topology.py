@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views.topology import Topology, find_topology
-from gpunode.page.topology import connection_matrix, draw_topology
+from gpunode.page.tables import render_topology
 from tests.unit.page import nodes
 
 LIST = """\
@@ -24,7 +24,6 @@ def test_topology_is_read_from_lspci() -> None:
     narrow = next(gpu for gpu in seen.gpus if gpu.link.is_narrow)
     assert (narrow.address, narrow.numa, narrow.name) == ("0000:61:00.0", 0, "H100 80GB HBM3")
     assert (narrow.link.width, narrow.link.max_width, narrow.link.speed, narrow.link.max_speed) == (8, 16, 2.5, 32)
-    assert narrow.above == ("0000:5b:01.0", "0000:5c:01.0")
     assert {device.sort for device in seen.devices} == {"gpu", "nvswitch", "nic"}
 
 
@@ -73,35 +72,35 @@ def test_every_form_of_the_topology_matrix_is_parsed(text: str) -> None:
     assert seen.names[0] == "GPU0"
 
 
-def test_nothing_is_drawn_without_evidence() -> None:
-    assert draw_topology(topology_of(("uname -r", "6.1.0-31-amd64"))) is None
-    assert connection_matrix(topology_of(("uname -r", "6.1.0-31-amd64"))) is None
+def table_of(*pieces: tuple[str, str]) -> str:
+    return render_topology(take_snapshot(nodes.evidence(*pieces))) or ""
 
 
-def test_gpus_are_drawn_from_the_matrix_without_lspci() -> None:
-    drawn = draw_topology(topology_of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
-    assert drawn is not None
-    assert "GPU 1" in drawn
-    assert "GPU 0 and GPU 1: NV4" in drawn
+def test_no_table_is_shown_without_evidence() -> None:
+    assert not table_of(("uname -r", "6.1.0-31-amd64"))
+
+
+def test_gpus_of_the_matrix_are_listed_without_lspci() -> None:
+    shown = table_of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"))
+    assert '<th scope="row">GPU 1</th>' in shown
+    assert '<td class="nv">NV4</td>' in shown
 
 
 def test_faulty_gpu_is_marked_without_colour() -> None:
-    drawn = draw_topology(find_topology(take_snapshot(nodes.large())), {"0000:9d:00.0"})
-    assert drawn is not None
-    assert drawn.count("✗ GPU") == 1
+    shown = render_topology(take_snapshot(nodes.large()), {"0000:9d:00.0"}) or ""
+    assert shown.count("✗ GPU") == 1
 
 
-def test_drawing_has_a_text_description() -> None:
-    drawn = draw_topology(find_topology(take_snapshot(nodes.large())))
-    assert drawn is not None
-    assert "8 GPU devices, 4 NVSwitch devices, 8 network devices; on 2 NUMA nodes; NVLink between 28 pairs" in drawn
+def test_device_table_shows_narrow_links_and_inactive_nvlinks() -> None:
+    shown = render_topology(take_snapshot(nodes.large())) or ""
+    assert '<td class="narrow">×8 of 16 · 2.5 of 32 GT/s</td>' in shown
+    assert '<td class="narrow">17 of 18 active</td>' in shown
+    assert shown.count("NVSwitch</th>") == 4
 
 
-def test_devices_beyond_the_limit_are_not_drawn() -> None:
+def test_devices_beyond_the_limit_are_not_listed() -> None:
     many = "\n".join(f"{n:02x}:00.0 Ethernet controller [0200]: Intel X [8086:1563]" for n in range(250))
-    drawn = draw_topology(topology_of(("lspci -nn", many)))
-    assert drawn is not None
-    assert drawn.count("<rect") <= 64
+    assert table_of(("lspci -nn", many)).count("network</th>") == 64
 
 
 def test_nvidia_smi_table_adds_gpus_missing_in_lspci() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.units import UnitCommand
+from gpunode.facts.systemd import UnitCommand
 from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, flags_of_command, reload
 
 

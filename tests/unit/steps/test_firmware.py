@@ -8,8 +8,8 @@ import pytest
 
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture
+from gpunode.facts.machine import SECURE_BOOT_KEY, SHIM_KEY
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
-from gpunode.facts.platform import SECURE_BOOT_KEY, SHIM_KEY
 from gpunode.recipe import Recipe
 from gpunode.steps.detect import DETECT
 from gpunode.steps.secure_boot import SECURE_BOOT

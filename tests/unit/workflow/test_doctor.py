@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.cli.doctor import diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found

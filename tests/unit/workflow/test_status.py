@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.change import PackageState, ServiceState
-from gpunode.cli.screen.node import status_lines
+from gpunode.cli.status import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status

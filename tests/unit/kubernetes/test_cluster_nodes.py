@@ -9,7 +9,7 @@ import pytest
 from gpunode import builtin
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Undetermined
-from gpunode.kubernetes.labelled import nodes_from_labels
+from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.render import render_cluster
 
 GFD = {

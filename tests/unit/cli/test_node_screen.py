@@ -12,7 +12,7 @@ import pytest
 
 from gpunode import builtin
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
-from gpunode.cli.human import Screen
+from gpunode.cli.node_screen import Screen
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
@@ -23,7 +23,7 @@ from gpunode.cli.screen.commands import (
 )
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.results import setup_lines
+from gpunode.cli.setup import setup_lines
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
 from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost

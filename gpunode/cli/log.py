@@ -1,17 +1,180 @@
-"""The table of runs, and the complete record of one. Pure."""
+"""log: the table of runs and the complete record of one, as a screen and as JSON (docs/reference/log-format.md)."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
+from typing import Any
 
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import open_cluster_journal, validate_root
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
-from gpunode.journal.chronicle import RunRecord, TriggerRecord
-from gpunode.journal.history import ChangeRecord, run_label
+from gpunode.errors import UsageError
+from gpunode.journal.chronicle import RunRecord, TriggerRecord, list_runs
+from gpunode.journal.history import ChangeRecord, RunSummary, run_label
+from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
+
+
+def show_log(run: str, output: OutputOptions, root: str) -> None:
+    """Show the recorded runs, or the complete record of one."""
+    from gpunode.cli.screen.plans import note_line
+
+    found = _load_runs(run, root)
+    logins = _login_names({one.begin.loginuid for one in found})
+    screen = output.open_screen()
+    screen.put(*(run_lines(found[0], logins) if run else run_table_lines(found)))
+    notes: tuple[str, ...] = ()
+    if not found:
+        from gpunode.cli.undo import explain_lost_record
+        from gpunode.host.local import LocalHost
+
+        place = validate_root(root)
+        notes = explain_lost_record(LocalHost(place), Store(place))
+        screen.put(*map(note_line, notes))
+    if run:
+        result = {"schema": SCHEMA, "run": full_run_record(found[0], logins)}
+    else:
+        result = {"schema": SCHEMA, "runs": [summarize_run(one, logins) for one in found]}
+    output.emit(Envelope("log", notes=notes, result=result))
+
+
+def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
+    """Return the runs on this node and this user's in clusters, as far as they are readable."""
+    if run.startswith("k"):
+        return list_runs(open_cluster_journal(), run[1:])
+    clusters = () if run or root != "/" else list_runs(open_cluster_journal())
+    try:
+        return (*list_runs(Store(validate_root(root)), run), *clusters)
+    except UsageError:
+        if run or not clusters:
+            raise
+        return clusters
+
+
+def _login_names(uids: Iterable[int | None]) -> dict[int, str]:
+    """Return the user names of ``uids`` on this machine, which made the runs, those for an image too."""
+    import pwd
+    from contextlib import suppress
+
+    names: dict[int, str] = {}
+    for uid in uids:
+        with suppress(KeyError):
+            if uid is not None:
+                names[uid] = pwd.getpwuid(uid).pw_name
+    return names
+
+
+SCHEMA = 1
+Row = dict[str, Any]
+
+
+def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
+    """Return the summary of a run.
+
+    Args:
+        run: a run of this node.
+        logins: the names of its users, by number.
+    """
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "user": begin.user,
+        "uid": begin.uid,
+        "loginuid": begin.loginuid,
+        "login": logins.get(begin.loginuid) if begin.loginuid is not None else None,
+        "recipe": begin.recipe,
+        "recipe_sha256": begin.recipe_sha256,
+        "version": begin.version,
+        "result": run.ending,
+        "reason": commit.reason if commit else "",
+        "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
+        "undone_by": run.undone_by,
+        "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
+    }
+
+
+def undo_record(run: RunSummary, rollback: str, *, is_running: bool) -> Row:
+    """Return what ``rollback --list`` says of a run.
+
+    Args:
+        run: a run of this node.
+        rollback: whether it can be undone now, in words.
+        is_running: whether it is going on.
+    """
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "recipe": begin.recipe,
+        "user": begin.user,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "result": commit.result if commit else "running" if is_running else "incomplete",
+        "reason": commit.reason if commit else "",
+        "subjects": list(run.subjects),
+        "configuration": sorted(run.configuration),
+        "other_subjects": sorted(run.other_subjects),
+        "undone_by": run.undone_by,
+        "fully_undone": run.is_fully_undone,
+        "rollback": rollback,
+    }
+
+
+def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> Row:
+    """Return the complete record of a run; files by their sha256."""
+    return {
+        **summarize_run(run, logins),
+        "argv": list(run.begin.argv),
+        "boot_id": run.begin.boot_id,
+        "changes": [_change_row(record) for record in run.change_records],
+        "triggers": [_trigger_row(record) for record in run.trigger_records],
+    }
+
+
+def format_utc(at: float) -> str:
+    """Return a time in ISO 8601, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _change_row(record: ChangeRecord) -> Row:
+    intent = record.intent
+    return {
+        "seq": intent.seq,
+        "stage": intent.stage,
+        "step": intent.step,
+        "reason": intent.reason,
+        "started_at": format_utc(intent.at),
+        "ended_at": None if record.ended_at is None else format_utc(record.ended_at),
+        "result": record.outcome,
+        "error": record.error,
+        "kind": intent.change.kind_name,
+        "subject": intent.change.subject,
+        **intent.change.record,
+    }
+
+
+def _trigger_row(record: TriggerRecord) -> Row:
+    return {
+        "kind": record.trigger.kind,
+        "target": record.trigger.target,
+        "required_by": list(record.required_by),
+        "completed_at": None if record.completed_at is None else format_utc(record.completed_at),
+        "note": record.note,
+    }
+
 
 _HEAD = ("run", "when", "who", "what", "result")
 _MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
@@ -83,15 +246,15 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
 
 def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
-    yield from indent_lines(tuple(_run_header(run, logins, zone)), 2)
+    yield from indent_lines(_run_header(run, logins, zone), 2)
     if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(tuple(_change_rows(run.change_records)), 2)
+        yield from indent_lines(_change_rows(run.change_records), 2)
     if run.trigger_records:
         yield BLANK
         yield line(span("follow-up actions", "bold"))
-        yield from indent_lines(tuple(_trigger_row(record, zone) for record in run.trigger_records), 2)
+        yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
 
 
 def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
@@ -163,7 +326,7 @@ def _change_text(record: ChangeRecord) -> str:
     return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _trigger_row(record: TriggerRecord, zone: tzinfo | None) -> Line:
+def _trigger_line(record: TriggerRecord, zone: tzinfo | None) -> Line:
     by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
     if record.completed_at is None:
         return line(MARKS["waits"], str(record.trigger), "  pending when the run ended", span(by, "dim"), hang=4)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gpunode.change import digest
-from gpunode.cli import CommandExit, runs
-from gpunode.cli.audit import SCHEMA, full_run_record, summarize_run
+from gpunode.cli import CommandExit, log, undo
 from gpunode.cli.envelope import to_json_types
+from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal import record
@@ -102,7 +102,7 @@ def test_audit_record_contains_no_secret() -> None:
 
 
 def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:
-    runs.show_log(run, OutputOptions(json=True), str(root))
+    log.show_log(run, OutputOptions(json=True), str(root))
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
     return found
 
@@ -139,14 +139,14 @@ def test_log_reads_the_journal_without_backups_and_writes_nothing(
 
 def test_rollback_list_has_flat_rows_with_these_keys(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store(root).lock():
-        runs.show_runs(OutputOptions(json=True), str(root), "")
+        undo.show_runs(OutputOptions(json=True), str(root), "")
     found = json.loads(capsys.readouterr().out)["result"]
     assert set(found) == {"runs", "leftovers"}
     assert {frozenset(run) for run in found["runs"]} == {frozenset(UNDO)}
     assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "running")]
     assert found["runs"][0]["configuration"] == [CONFIG]
     assert "libcuda1" in found["runs"][0]["other_subjects"]
-    runs.show_runs(OutputOptions(json=True), str(root), CONFIG)
+    undo.show_runs(OutputOptions(json=True), str(root), CONFIG)
     assert json.loads(capsys.readouterr().out)["result"]["runs"][1]["result"] == "incomplete"
 
 
@@ -157,25 +157,25 @@ def test_log_shows_a_running_run_without_waiting(root: Path, capsys: pytest.Capt
 
 def test_unknown_run_is_refused_with_the_existing_ones(root: Path) -> None:
     with pytest.raises(UsageError) as stopped:
-        runs.show_log("7", OutputOptions(json=True), str(root))
+        log.show_log("7", OutputOptions(json=True), str(root))
     assert "1, 2" in stopped.value.why
 
 
 def test_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
     assert log_answer(capsys, tmp_path)["runs"] == []
-    runs.show_log("", OutputOptions(), str(tmp_path))
+    log.show_log("", OutputOptions(), str(tmp_path))
     assert "no run of gpunode" in capsys.readouterr().out
 
 
 def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.show_log("", OutputOptions(), str(root))
+    log.show_log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
     assert re.search(
         r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done\n +changed 1 command, 1 file", table
     )
     assert "incomplete" in table
-    runs.show_log("2", OutputOptions(), str(root))
+    log.show_log("2", OutputOptions(), str(root))
     page = " ".join(capsys.readouterr().out.split())
     for word in (
         "never: it was interrupted",
@@ -192,6 +192,6 @@ def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.Captur
 
 def test_log_exits_with_success(root: Path) -> None:
     try:
-        runs.show_log("1", OutputOptions(), str(root))
+        log.show_log("1", OutputOptions(), str(root))
     except CommandExit as answer:
         pytest.fail(f"exit {answer.exit_code}")

@@ -6,8 +6,8 @@ import pytest
 
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.machine import PROVIDER_MARKS
 from gpunode.facts.model import Known, Unknown
-from gpunode.facts.platform import PROVIDER_MARKS
 from gpunode.facts.probes import PROBES
 
 

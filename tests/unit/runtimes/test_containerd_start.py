@@ -7,8 +7,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
 from gpunode.runtimes import DesiredConfig, after_edits, gather_files, runtime
-from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
-from gpunode.runtimes.containerd_unit import config_of
+from gpunode.runtimes.containerd_files import CONFIG, config_of, is_pattern, matching
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import choose_row
 from tests.unit.runtimes.unconfigured import unconfigure

@@ -8,26 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpunode.cli.report_screen import ReportScreen
+from gpunode.cli.output_options import ReportScreen
 from gpunode.cli.screen.commands import agreed_command
 from gpunode.cli.screen.events import applied_lines, applying_title, stopped_line, trigger_line, triggering_title
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import outlook_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span
+from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
-from gpunode.workflow.events import (
-    Applied,
-    Applying,
-    Event,
-    Notice,
-    PlanCompleted,
-    Surveyed,
-    Triggered,
-    Triggering,
-)
+from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,7 +27,6 @@ if TYPE_CHECKING:
     from gpunode.host.port import Progress
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
-    from gpunode.workflow.rehearse import Rehearsal
 
 
 class Screen(ReportScreen):
@@ -50,7 +40,7 @@ class Screen(ReportScreen):
         super().__init__(verbose=verbose, silent=silent)
         self.argv = tuple(sys.argv[1:] if argv is None else argv)
         self._node: tuple[Facts, Recipe] | None = None
-        self._rehearsed = ""
+        self._is_rehearsal = False
 
     def __enter__(self) -> Screen:
         return self
@@ -67,7 +57,7 @@ class Screen(ReportScreen):
         match event:
             case Surveyed(recipe=recipe, facts=facts):
                 self._node = (facts, recipe)
-            case PlanCompleted(stages=stages) if self._rehearsed and any(stage.changes for stage in stages):
+            case PlanCompleted(stages=stages) if self._is_rehearsal and any(stage.changes for stage in stages):
                 self._show_preview(stages)
                 self.put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):
@@ -80,14 +70,13 @@ class Screen(ReportScreen):
                 self._show_done(event)
 
     def _show_done(self, event: Event) -> None:
-        rehearsed = bool(self._rehearsed)
         match event:
             case Applied():
                 self._live.end()
-                self.put(*applied_lines(event, rehearsed=rehearsed))
+                self.put(*applied_lines(event, rehearsed=self._is_rehearsal))
             case Triggered(settled=settled):
                 self._live.end()
-                self.put(trigger_line(settled, rehearsed=rehearsed))
+                self.put(trigger_line(settled, rehearsed=self._is_rehearsal))
             case Notice(text=text):
                 self._mark_stopped()
                 self.put(line(Span("  ! ", "warn"), text, hang=4))
@@ -96,7 +85,7 @@ class Screen(ReportScreen):
 
     def announce_stopping(self) -> None:
         """Show that the run stops after the change in progress."""
-        self.put(line(Span("! ", "warn"), "stopping after the change in progress", hang=2))
+        self.put(warning_line("stopping after the change in progress"))
 
     def _mark_stopped(self) -> None:
         if going_on := self._live.end():
@@ -104,7 +93,7 @@ class Screen(ReportScreen):
 
     def _begin(self, title: str, *, announce: bool = False) -> None:
         """Show ``title`` as running; without a terminal only if ``announce``."""
-        if self._rehearsed:
+        if self._is_rehearsal:
             return
         self._printer.keep_going = True
         if announce and not self._printer.is_terminal:
@@ -147,7 +136,7 @@ class Screen(ReportScreen):
             nonlocal agreed
             if not agreed:
                 what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
-                self.put(BLANK, line(span("! ", "warn"), span(what, "warn"), hang=2))
+                self.put(BLANK, warning_line(what, "warn"))
                 self._ask(verb, yes=False, does=f"runs programs of {root}")
                 agreed = True
 
@@ -159,9 +148,7 @@ class Screen(ReportScreen):
         if not self.can_ask:
             why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
             raise UsageError(
-                f"{verb} {does} and asks first",
-                why=f"{why}; nothing was changed",
-                hint=str(agreed_command(self.argv)),
+                f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=str(agreed_command(self.argv))
             )
         with interruptible_wait():
             self.put(BLANK)
@@ -175,26 +162,14 @@ class Screen(ReportScreen):
 
     def conclude(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
         """Print the result; a needed reboot is part of it, any other failure an error."""
-        self._live.close()
-        self.put(*lines)
+        self.put_result(*lines)
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 
-    def begin_rehearsal(self, recipe: Recipe, node: str) -> None:
-        """Announce a rehearsal."""
-        from gpunode.cli.screen import results
-
-        self._rehearsed = node
-        self.put(*results.rehearsal_header_lines(recipe, node))
-
-    def show_rehearsal(self, recipe: Recipe, done: Rehearsal) -> None:
-        """Show the result of the rehearsal."""
-        from gpunode.cli.screen import results
-
-        if not done.setup.changed:
-            self.put(*stage_lines(done.setup.preview, verbose=self.verbose), BLANK)
-            self.put(line(span(f"nothing to do: this node matches recipe {recipe.name}")))
-        self.put(*results.rehearsal_lines(done, self._rehearsed, self.argv))
+    def begin_rehearsal(self, header: Iterable[Line]) -> None:
+        """Print ``header``, and show from now on what a rehearsal would do, not what is done."""
+        self._is_rehearsal = True
+        self.put(*header)
 
     def confirm_overwrite(self, file: str) -> None:
         """Ask whether ``file`` may be overwritten.

@@ -1,0 +1,176 @@
+"""status: this node's GPUs, driver, kernels, toolkit and runtimes on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpunode.catalog.fabric import IMEX_UNIT
+from gpunode.change import bare_unit
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import list_unknown_facts, list_unread_backlog, load_backlog, view_node
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.node import label_rows, node_line
+from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
+from gpunode.cli.screen.words import DOT, MARKS, join_names
+from gpunode.container_runtimes import takes_only_cdi
+from gpunode.facts.model import Facts, Kernels
+
+if TYPE_CHECKING:
+    from gpunode.facts.nvml import Gpu, NvmlAnswer
+    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus, SecureBootStatus
+
+
+def status(output: OutputOptions, node: str) -> None:
+    """Show the node on one screen."""
+    from gpunode.cli.screen.plans import note_line
+    from gpunode.workflow.status import status as look
+
+    view = view_node(node, "/", "")
+    backlog = load_backlog(node, "/", view.facts)
+    found = look(view.facts, view.host, backlog)
+    output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
+    notes = (*found.notes, *backlog.notes)
+    answer = Envelope("status", notes=notes, unknown=[*list_unknown_facts(view.facts), *list_unread_backlog(backlog)])
+    output.emit(replace(answer, result={"status": found}))
+
+
+def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
+    """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
+    yield node_line(facts)
+    yield Line()
+    yield from label_rows("GPU", _gpu_rows(found))
+    yield from label_rows("driver", _driver_lines(found))
+    yield from label_rows("kernels", _kernel_lines(found))
+    yield from label_rows(
+        "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
+    )
+    yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
+    yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
+    yield from label_rows("CUDA", _cuda_lines(found.cuda))
+    yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
+    rows = tuple(_runtime_line(row) for row in found.runtimes)
+    yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
+    undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
+    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.pending else ())
+    yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
+
+
+def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
+    from gpunode.facts.nvml import NvmlInventory
+
+    answering = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
+    width = max((len(gpu.name) for gpu in found.gpus), default=0)
+    for listed in found.gpus:
+        gpu = answering.pop(listed.address, None)
+        yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
+        if gpu and gpu.faults:
+            reading, fault = gpu.faults[0]
+            yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
+    for gpu in answering.values():
+        place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
+        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
+    if not found.gpus and not answering:
+        yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
+
+
+def _gpu_details(gpu: Gpu) -> Iterator[Span]:
+    if isinstance(gpu.memory_mib, int):
+        yield Span(f"  {gpu.memory_mib} MiB")
+    if isinstance(gpu.uuid, str):
+        yield span(f"  {gpu.uuid}", "dim")
+
+
+def _driver_lines(found: NodeStatus) -> Iterator[Line]:
+    installed = f"{found.driver} installed" if found.driver else "none installed"
+    loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
+    mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
+    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
+    if mixed:
+        yield line(MARKS["waits"], f"a reboot loads {found.driver}", hang=2)
+    yield from nvml_lines(found.nvml)
+
+
+def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
+    """Yield the answer of NVML, or why there is none and what to do."""
+    from gpunode.facts.nvml import NoAnswer, NvmlInventory
+
+    if isinstance(answer, NvmlInventory):
+        yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
+    elif isinstance(answer, NoAnswer):
+        mark = MARKS["skipped"] if answer.kind == "not-queried" else MARKS["failed"]
+        yield line(mark, f"NVML: {answer.reason}", hang=2)
+    else:
+        yield line(MARKS["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
+        yield line("  next: ", *mark_commands(answer.remedy), hang=8)
+
+
+def _kernel_lines(found: NodeStatus) -> Iterator[Line]:
+    if found.kernels is None:
+        yield line(span("not readable", "dim"))
+        return
+    for kernel in found.kernels.wanted:
+        yield _kernel_row(kernel, _kernel_roles(kernel, found.kernels), found)
+
+
+def _kernel_roles(kernel: str, kernels: Kernels) -> str:
+    is_next = kernel in kernels.installed[-1:]
+    return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
+
+
+def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
+    text = f"{kernel} {roles}"
+    if kernel not in found.kernels_without_module:
+        built = "; the driver's module is built for it" if found.driver else ""
+        return line(text, span(built, "dim"), hang=2)
+    is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
+    harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
+    return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
+
+
+def _fabric_line(found: FabricStatus) -> Line:
+    harm = "the trays share no memory" if found.unit == IMEX_UNIT else "CUDA does not start on these GPUs"
+    state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
+    style: Style = "" if found.active else "warn"
+    return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
+
+
+def _secure_boot_line(found: SecureBootStatus) -> Line:
+    if not found.on:
+        return line(span("Secure Boot is off", "dim"))
+    if not found.state:
+        return line("Secure Boot is on")
+    state = {
+        "missing": "no whole key for the modules that DKMS builds",
+        "enrolled": "the firmware has the key",
+        "queued": "the next boot asks at the console to enrol the key",
+        "not enrolled": "the firmware does not have the key",
+    }[found.state]
+    style: Style = "warn" if found.state in {"queued", "not enrolled"} else ""
+    return line("Secure Boot is on", DOT, span(f"{state} ({found.certificate})", style), hang=2)
+
+
+def _cuda_lines(found: CudaStatus) -> Iterator[Line]:
+    """Yield what the driver runs and an image may demand, then the toolkits on the host."""
+    if found.driver:
+        newer = f", programs of up to {found.compatible} with limits" if found.compatible else ""
+        yield line(f"the driver runs up to {found.driver}{newer}; an image may demand cuda>={found.driver}", hang=2)
+    folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in found.installed)
+    if found.driver or folders:
+        yield line(folders) if folders else line(span("no CUDA toolkit on the host; containers bring their own", "dim"))
+
+
+def _runtime_line(row: RuntimeStatus) -> Line:
+    if takes_only_cdi(row.id):
+        return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
+    unknown = f"unknown whether it runs: {row.unknown_reason}" if row.unknown_reason else "no unit"
+    state = {True: "running", False: "not running", None: unknown}[row.active]
+    parts: list[str | Span] = [span(f"{row.id} {row.version}", "bold"), DOT, span(state, "" if row.active else "warn")]
+    if row.configured is None:
+        return line(*parts, DOT, span("configuration not readable", "warn"), hang=2)
+    handler = row.configured.handlers.get("nvidia")
+    nvidia = (
+        span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
+    )
+    return line(*parts, DOT, f"default {row.configured.default or 'runc'}", DOT, nvidia, hang=2)
