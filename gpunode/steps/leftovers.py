@@ -227,7 +227,8 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     version in its name: a package brings its own version.
 
     While a change of packages is interrupted there is no telling: a package system unpacks the new files before it
-    removes the old ones, and records the new version after that. Setup asks again after the repair.
+    removes the old ones, and records the new version after that. Setup asks again after the repair. Packages that are
+    only not configured are unpacked and recorded.
     """
     if _is_interrupted(facts):
         return None
@@ -271,7 +272,7 @@ def _libraries(facts: Facts) -> list[str]:
 def _is_interrupted(facts: Facts) -> bool:
     """Return whether a change of packages stopped in its middle, be its repair planned or not."""
     fact = facts.packages_interrupted
-    return known(fact, default=True) or fact.probe == PLAN
+    return (known(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN
 
 
 def _packaged_versions(facts: Facts) -> frozenset[str]:

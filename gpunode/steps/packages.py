@@ -30,12 +30,30 @@ from gpunode.steps.selection import WantedDriver, installed_version, wanted_driv
 
 
 def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plan what makes every package whole, where a change of packages was stopped in its middle."""
-    del recipe
+    """Plan what makes every package whole, where a change of packages was stopped in its middle.
+
+    A driver's module that did not build is not built once more where its package leaves for the wanted driver.
+    """
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted")
+    if leaving := _find_leaving_builds(recipe, facts):
+        names = ", ".join(map(str, leaving))
+        return Planned((), f"{names} is not configured, and leaves with the old driver, so it is not built once more")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
+
+
+def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the unconfigured packages with the old driver's modules, if none of them stays."""
+    builds = tuple(sorted(one for one in facts.unconfigured if system(facts).builds_driver(one)))
+    if not builds:
+        return ()
+    from gpunode.steps.driver import plan_conflicts, plan_driver  # both need what is here
+
+    outcomes = (plan_conflicts(recipe, facts), plan_driver(recipe, facts))
+    changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
+    leaving = {change.id for change in PackageChange.among(changes) if change.ends_version}
+    return builds if leaving.issuperset(builds) else ()
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)

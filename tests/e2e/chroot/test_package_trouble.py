@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chroot.scenario import RECIPE, Lab, as_machine, ask, called, setup, setup_ok
+from tests.e2e.chroot.scenario import RECIPE, Lab, as_machine, ask, called, install_old_driver, setup, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package, build_all
@@ -23,6 +23,14 @@ for file in held:
     fcntl.lockf(file, fcntl.LOCK_EX)
 print("held", flush=True)
 time.sleep(600)
+"""
+BREAK_OLD_MODULE = """\
+dkms remove "$(dkms status -m nvidia-current | sed 's/[,:].*//')" --all
+cd /tmp
+apt-get download -q nvidia-kernel-dkms
+dpkg --unpack nvidia-kernel-dkms*.deb
+rm nvidia-kernel-dkms*.deb
+! dpkg --configure -a
 """
 KILLED_ONCE = """\
 #!/bin/sh
@@ -52,6 +60,20 @@ def test_node_without_a_package_index_gets_one(bases: dict[str, Bases], chroots:
 
         assert f"linux-headers-{node.kernel}" in node.installed()
         assert "linux-headers-amd64" in node.installed()
+
+
+def test_old_driver_that_does_not_build_is_replaced(node: Chroot) -> None:
+    """dpkg cannot finish its package, and need not: it leaves. So after a kernel that the old driver does not know."""
+    install_old_driver(node)
+    node.write("/etc/dkms/nvidia-current.conf", "MAKE[0]=false\n")
+    node.run("sh", "-ec", BREAK_OLD_MODULE)
+    assert "half-configured" in node.run("dpkg-query", "-W", "-f", "${db:Status-Status}\n", "nvidia-kernel-dkms").stdout
+
+    setup_ok(node)
+
+    assert node.run("dpkg", "--audit").stdout == ""
+    assert node.installed()["nvidia-kernel-open-dkms"] == "595.91.07-1"
+    assert ask(node, "plan", RECIPE, "--check").exit_code == 0
 
 
 def test_unplanned_removal_stops_the_run(node: Chroot, chroots: Lab) -> None:

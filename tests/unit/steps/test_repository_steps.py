@@ -14,6 +14,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Repositories
 from gpunode.steps.packages import CUDA_REPOSITORY, REPAIR, TOOLKIT_REPOSITORY
 from tests.unit.steps.machines import (
@@ -343,6 +344,22 @@ def test_one_key_signs_the_archive_afterwards_and_other_entries_remain(
     assert lost <= {*SPELLINGS}
     again = planned(CUDA_REPOSITORY.plan(MINE, after))
     assert set(files(again.changes)) <= {CUDA_KEYRING}
+
+
+def unfinished(packages: dict[str, str], *also: str) -> Facts:
+    """Return a node on which these packages are unpacked, and none of them configured."""
+    cut = machine(packages=packages, packages_interrupted=Known(value=True, probe="x"))
+    return replace(cut, unconfigured=frozenset(map(PackageId, (*packages, *also))))
+
+
+@pytest.mark.parametrize("also", [(), ("linux-headers-6.1.0-18-amd64",)])
+def test_old_module_that_did_not_build_is_not_built_before_it_leaves(also: tuple[str, ...]) -> None:
+    assert not planned(REPAIR.plan(recipe(), unfinished({"nvidia-kernel-dkms": "470.256.02-2"}, *also))).changes
+
+
+@pytest.mark.parametrize("package", ["nvidia-kernel-open-dkms", "zfs-dkms"])
+def test_module_that_stays_is_repaired_first(package: str) -> None:
+    assert planned(REPAIR.plan(recipe(), unfinished({package: "595.91.07-1"}))).changes
 
 
 def test_interrupted_dpkg_is_repaired_first() -> None:
