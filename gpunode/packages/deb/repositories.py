@@ -79,13 +79,20 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         *_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
+    closed = _explain_closed_folder(repository, facts)
+    if changes and closed:
+        return Refusal(
+            what=f"apt could not read the index of {repository.uri}",
+            why=closed,
+            hint=f"sudo chmod 0755 {_keyring_folder(repository)}\nthen run the same command again",
+        )
     keys = [f"…{one[-16:]}" for one in sorted(repository.key.fingerprints)]
     signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
     notes = (
         *exposure_notes(facts, (repository.keyring, _home(repository, staying))),
-        *_closed_folder(repository, facts),
+        *([f"{closed}: chmod 0755 {_keyring_folder(repository)}"] if closed else []),
     )
     if not changes and mended:
         return Planned(tuple(mended), _why_mended(mended), notes)
@@ -149,15 +156,19 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
     ]
 
 
-def _closed_folder(repository: Repository, facts: Facts) -> Iterator[str]:
-    """Yield a note where apt's own user cannot enter the folder of the keyring."""
-    folder = repository.keyring.rpartition("/")[0]
+def _keyring_folder(repository: Repository) -> str:
+    return repository.keyring.rpartition("/")[0]
+
+
+def _explain_closed_folder(repository: Repository, facts: Facts) -> str:
+    """Return that apt's own user cannot enter the folder of the keyring; empty where it can."""
+    folder = _keyring_folder(repository)
     mode = facts.folder_modes.get(folder, 0o755)
-    if not mode & 0o001:
-        yield (
-            f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key "
-            f"in it: chmod 0755 {folder}"
-        )
+    if mode & 0o001:
+        return ""
+    return (
+        f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key in it"
+    )
 
 
 def _is_sound(state: FileState) -> bool:

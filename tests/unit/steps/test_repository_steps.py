@@ -13,7 +13,7 @@ from gpunode.change import FileChange, FileState, SigningKey
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
-from gpunode.outcome import Planned
+from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Repositories
 from gpunode.steps.packages import CUDA_REPOSITORY, REPAIR, TOOLKIT_REPOSITORY
@@ -344,6 +344,12 @@ def test_one_key_signs_the_archive_afterwards_and_other_entries_remain(
     assert lost <= {*SPELLINGS}
     again = planned(CUDA_REPOSITORY.plan(MINE, after))
     assert set(files(again.changes)) <= {CUDA_KEYRING}
+
+
+def test_keyring_folder_closed_to_apt_is_refused_before_a_list_is_written() -> None:
+    refused = CUDA_REPOSITORY.plan(recipe(), replace(machine(), folder_modes={"/usr/share/keyrings": 0o700}))
+    assert isinstance(refused, Refusal)
+    assert refused.hint.startswith("sudo chmod 0755 /usr/share/keyrings\n")
 
 
 def unfinished(packages: dict[str, str], *also: str) -> Facts:
