@@ -25,8 +25,8 @@ class Planned:
         change_notes: notes about these changes.
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
         disrupts: what stops while this is done (``docker containers``); empty when nothing does.
-        later: whether the reason is what another step, another program or the next boot will do: nothing was checked.
-        asked: whether the recipe asks for this at all; where it does not, nothing was checked either.
+        deferred: whether the reason is what another step, program or the next boot will do: nothing was checked.
+        requested: whether the recipe asks for this at all; where it does not, nothing was checked either.
     """
 
     changes: tuple[Change, ...]
@@ -35,8 +35,8 @@ class Planned:
     change_notes: tuple[str, ...] = ()
     expectation: RuntimeExpectation | None = None
     disrupts: str = ""
-    later: bool = False
-    asked: bool = True
+    deferred: bool = False
+    requested: bool = True
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Refusal:
 
 
 WaitFor: TypeAlias = Literal["drain", "console", "reboot"]
-WAITS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
+WAIT_ERRORS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
     "drain": DrainRequired,
     "console": RebootRequired,
     "reboot": RebootRequired,

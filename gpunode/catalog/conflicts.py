@@ -16,11 +16,11 @@ from gpunode.package_id import PackageId
 STANDS_ALONE = "libxnvctrl"
 # Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
-BY_THEMSELVES = frozenset(
+STANDALONE_TOOLS = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
 # Debian builds the persistence daemon, too, from a source with versions of its own; NVIDIA's has the driver's.
-OWN_VERSIONS_IN_DISTROS = BY_THEMSELVES | {"nvidia-persistenced"}
+OWN_VERSIONS_IN_DISTROS = STANDALONE_TOOLS | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
@@ -77,7 +77,7 @@ def upstream(version: str) -> str:
 
 
 def parts(
-    packages: Mapping[PackageId, PackageState], branch: int, loose: frozenset[str] = BY_THEMSELVES
+    packages: Mapping[PackageId, PackageState], branch: int, loose: frozenset[str] = STANDALONE_TOOLS
 ) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 

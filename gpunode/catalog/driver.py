@@ -82,7 +82,7 @@ def choose(models: Sequence[GpuModel], wish: Driver, because: str = "") -> Choic
     if isinstance(pick, Impossible):
         return pick
     pick = replace(pick, because=because or pick.because)
-    flavour = _unusable(gpus, pick) or _flavour(gpus, pick.branch, wish)
+    flavour = _refuse_unusable_gpus(gpus, pick) or _flavour(gpus, pick.branch, wish)
     if isinstance(flavour, Impossible):
         return flavour
     reason = f"{_names(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
@@ -135,7 +135,7 @@ def _pick_lts(gpus: Sequence[GpuModel], wish: Driver) -> _Pick:
     usable = [
         pick
         for pick in picks
-        if _unusable(gpus, pick) is None and not isinstance(_flavour(gpus, pick.branch, wish), Impossible)
+        if _refuse_unusable_gpus(gpus, pick) is None and not isinstance(_flavour(gpus, pick.branch, wish), Impossible)
     ]
     if not usable or usable[0] == picks[0]:
         return picks[0]
@@ -189,7 +189,7 @@ def _parse_request(version: str) -> _Pick | Impossible:
 _HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
 
 
-def _unusable(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
+def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
     """Why the branch cannot drive one of the GPUs."""
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:

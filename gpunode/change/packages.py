@@ -64,7 +64,7 @@ class PackageChange(ChangeKind):
 
     @property
     def may_take_gpus(self) -> bool:
-        return self.ends_version
+        return self.removes_or_replaces
 
     @property
     def is_there_before(self) -> bool:
@@ -105,7 +105,7 @@ class PackageChange(ChangeKind):
         )
 
     @property
-    def ends_version(self) -> bool:
+    def removes_or_replaces(self) -> bool:
         """True if the installed version goes: the package is removed, or gets another one."""
         return self.is_there_before and not self.is_mark
 

@@ -59,9 +59,9 @@ def step_ids() -> list[str]:
 
 def sample_nodes() -> list[str]:
     """Return the shipped samples; the shell completes files."""
-    from gpunode.cli.samples import sample_names
+    from gpunode.cli.samples import sample_capture_names
 
-    return list(sample_names())
+    return list(sample_capture_names())
 
 
 def cause_names() -> list[str]:

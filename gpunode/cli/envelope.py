@@ -55,7 +55,7 @@ class Envelope:
             "exit_code": self.exit_code,
             "changed": self.changed,
             "changes": [_change_row(change, self.steps.get(change)) for change in self.changes],
-            "diff": [_diff_row(change) for change in FileChange.among(self.changes)],
+            "diff": [_ansible_diff(change) for change in FileChange.among(self.changes)],
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
@@ -130,7 +130,7 @@ def _change_row(change: Change, step: str | None) -> dict[str, object]:
     return row
 
 
-def _diff_row(change: FileChange) -> dict[str, str]:
+def _ansible_diff(change: FileChange) -> dict[str, str]:
     """Return Ansible's diff: both texts with headers, or ``prepared`` if the content is unknown or not text."""
     from gpunode.redaction.evidence import redact_change
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
-from gpunode.cli.samples import SAMPLES_FOLDER, sample_names
+from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
@@ -203,7 +203,7 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
 
     host = LocalHost(validate_root(root))
     evidence = collect_evidence(host, recipe, image=is_image(root))
-    facts = derive(evidence, image=is_image(root), distribution=host.read_distribution())
+    facts = derive(evidence, image=is_image(root), distribution=host.read_live_distribution())
     return NodeView(host, _override_gpus(facts, gpu_ids), evidence)
 
 
@@ -215,11 +215,11 @@ def _find_capture(node: str) -> Path:
     """
     if Path(node).exists() or "/" in node:
         return Path(node)
-    if node in sample_names():
+    if node in sample_capture_names():
         return SAMPLES_FOLDER / node
     raise UsageError(
         f"--node {node}: no such file, and no sample of that name",
-        why=f"samples: {', '.join(sample_names())}",
+        why=f"samples: {', '.join(sample_capture_names())}",
         hint=f"name a sample, or a capture that this makes on a node:\n{sudo_gpunode('capture', 'node.tar.gz')}",
     )
 

@@ -9,7 +9,7 @@ DEFAULT_SAMPLE: Final = "debian12-gtx1080"
 SAMPLES_FOLDER: Final = Path(__file__).parent.parent / "samples"
 
 
-def sample_names() -> tuple[str, ...]:
+def sample_capture_names() -> tuple[str, ...]:
     """Return the names of the shipped captures."""
     return tuple(sorted(path.parent.name for path in SAMPLES_FOLDER.glob("*/capture.json")))
 
@@ -21,4 +21,4 @@ def default_sample() -> Path:
 
 def resolve_sample(name: str) -> str:
     """Return the path of a shipped sample for its name; any other name as it is."""
-    return str(SAMPLES_FOLDER / name) if name in sample_names() and not Path(name).exists() else name
+    return str(SAMPLES_FOLDER / name) if name in sample_capture_names() and not Path(name).exists() else name

@@ -42,7 +42,7 @@ from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
-from gpunode.outcome import WAITS, reboot_suffices
+from gpunode.outcome import WAIT_ERRORS, reboot_suffices
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
@@ -221,7 +221,7 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
 
 def waiting_failure(done: SetupResult, flags: SetupFlags) -> GpunodeError:
     """Return the error of a setup that waits for a reboot or a drain, with all reasons."""
-    first = min((wait.for_ for wait in done.waits), key=list(WAITS).index)
+    first = min((wait.for_ for wait in done.waits), key=list(WAIT_ERRORS).index)
     match first:
         case "reboot":
             needs = "a reboot is needed"
@@ -235,7 +235,7 @@ def waiting_failure(done: SetupResult, flags: SetupFlags) -> GpunodeError:
         case _:
             assert_never(first)
     what = f"{needs}; everything before it is done" if done.changed else needs
-    return WAITS[first](what, why="\n".join(wait.reason for wait in done.waits), hint=hint)
+    return WAIT_ERRORS[first](what, why="\n".join(wait.reason for wait in done.waits), hint=hint)
 
 
 def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:
@@ -344,7 +344,7 @@ _CONFLICTS: Final[Mapping[str, str]] = {
 }
 
 
-def _refuse_conflicting_options(options: SetupFlags) -> None:
+def _refuse_options_with_download(options: SetupFlags) -> None:
     """Refuse options that contradict a download.
 
     Raises:
@@ -365,7 +365,7 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
     """Refresh the package index and download what setup would install into the package manager's cache."""
     from gpunode.workflow.download import packages_to_download
 
-    _refuse_conflicting_options(options)
+    _refuse_options_with_download(options)
     validate_steps(options.only)
     require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     recipe = recipe_options.load()

@@ -98,7 +98,7 @@ def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
 
 def _is_build_log(item: Item) -> bool:
     """Return whether it tells of a kernel module's build, and not of another vendor's module only."""
-    if item.kind not in _LOGS or item.is_register or not item.is_seen:
+    if item.kind not in _LOGS or item.is_package_record or not item.is_seen:
         return False
     if item.kind == "make-log":
         header = _OF.search(item.text[:2000])
@@ -261,7 +261,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     return (f"linux-{flavour}-headers" if flavour in {"lts", "zen", "hardened", "rt"} else "linux-headers",)
 
 
-def rebuild_module(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
+def build_module(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
     """Return the step that builds the module for ``kernel``, and loads it if that runs."""
     name = of_kernel(kernel)
     akmods = bool(packages.matching_packages(snapshot, "akmod-nvidia*")) or any(
@@ -312,7 +312,7 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
-    yield rebuild_module(snapshot, kernel)
+    yield build_module(snapshot, kernel)
     if is_supported(snapshot):
         text = "install headers together with later kernels: gpunode finds the right meta package"
         yield setup_step(snapshot, "install", text, "headers", when="no meta package for headers is installed yet")
@@ -328,11 +328,11 @@ def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
-        yield rebuild_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
+        yield build_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
         yield install(snapshot, text, "gcc")
-        yield rebuild_module(snapshot, kernel)
+        yield build_module(snapshot, kernel)
     text = "install clang, llvm and lld, and build with LLVM=1"
     yield manual_step("rebuild", text, "/proc/version names clang")
 
@@ -348,7 +348,7 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install the build tools", *_TOOLCHAIN[snapshot.view(system.package_manager)])
-    yield rebuild_module(snapshot, build_kernel(snapshot))
+    yield build_module(snapshot, build_kernel(snapshot))
 
 
 def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
@@ -381,7 +381,7 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
         yield run_step("inspect", "find the version in DKMS's tree whose source link is broken", find)
         yield manual_step("remove", "remove the folder of exactly that version")
-    yield rebuild_module(snapshot, snapshot.view(system.running_kernel))
+    yield build_module(snapshot, snapshot.view(system.running_kernel))
 
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
@@ -389,7 +389,7 @@ def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     clean = _CLEAN[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
     yield run_step("remove", text, clean, *see)
-    yield rebuild_module(snapshot, build_kernel(snapshot))
+    yield build_module(snapshot, build_kernel(snapshot))
 
 
 _CLEAN: Final[dict[PackageManager, Command]] = {

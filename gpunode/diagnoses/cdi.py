@@ -162,7 +162,7 @@ _NO_CDI: Final = message_line(
 def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
     """Yield a podman without support for CDI 0.7, or for CDI at all."""
     found = cdi.podman_version(snapshot)
-    if found and not (podman.takes(found[0], "0.7.0") if with_cdi else found[0] >= podman.LEAST):
+    if found and not (podman.supports_spec(found[0], "0.7.0") if with_cdi else found[0] >= podman.MIN_VERSION):
         yield found[1]
 
 

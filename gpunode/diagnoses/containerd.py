@@ -211,7 +211,7 @@ _HALF: Final = any_of(
 )
 
 
-def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
+def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if is_supported(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
         text = "set the runtimes to the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
@@ -468,7 +468,7 @@ RULES: Final = (
             Shell("sudo containerd config dump | grep SystemdCgroup"),
         ),
         summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
-        remedy=_same_driver,
+        remedy=_fix_cgroup_driver,
     ),
     _rule(
         cause="k3s-runtime-config-overwritten",

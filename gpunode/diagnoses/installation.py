@@ -15,7 +15,7 @@ from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
-from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
+from gpunode.diagnoses.views.system import has_external_driver, is_debian_itself, package_manager
 from gpunode.facts.items import NO_COMMAND, Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern, parse_int
@@ -247,7 +247,7 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         text = "install the user-space packages of the same branch"
         if branch:
             yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
-        elif is_debian(snapshot):
+        elif is_debian_itself(snapshot):
             yield install(snapshot, text, "nvidia-smi", "libcuda1")
         else:
             yield run_step("install", text, _OF_MODULES_BRANCH)

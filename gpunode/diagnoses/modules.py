@@ -123,7 +123,7 @@ _REFUSED: Final = any_of(
 
 def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return modules for other kernels if the running one has none."""
-    running = modules.kernel_of_search(snapshot)
+    running = modules.running_or_searched_kernel(snapshot)
     infos = tuple(info for info in snapshot.view(modules.driver_info) if info.kernel)
     has_own = any(info.kernel == running for info in infos)
     if has_own or modules.is_built_for(snapshot, running) or not (running or snapshot.view(_NOT_FOUND)):
@@ -139,7 +139,7 @@ _OTHERS: Final = unless(custom_sign(_modules_of_other_kernels), symptoms.MODULE_
 
 
 def _summarize_kernels(snapshot: Snapshot) -> str:
-    running = modules.kernel_of_search(snapshot)
+    running = modules.running_or_searched_kernel(snapshot)
     built = {info.kernel for info in snapshot.view(modules.driver_info)}
     built |= {one.kernel for one in snapshot.view(modules.modules_on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
@@ -168,11 +168,11 @@ def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
     if is_supported(snapshot):
         text = f"install the headers of {kernel} and build the module for it, before the next boot"
         return setup_step(snapshot, "rebuild", text, "headers", "module-build")
-    return build.rebuild_module(snapshot, kernel)
+    return build.build_module(snapshot, kernel)
 
 
 def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = modules.kernel_of_search(snapshot)
+    kernel = modules.running_or_searched_kernel(snapshot)
     if _is_kernel_gone(snapshot, kernel):
         yield reboot("reboot into the installed kernel: the running one was replaced and its modules are gone")
     elif prebuilt := packages.matching_packages(snapshot, "linux-modules-nvidia-*"):
@@ -185,7 +185,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
         if not build.has_headers(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))
-        yield build.rebuild_module(snapshot, kernel)
+        yield build.build_module(snapshot, kernel)
     else:
         text = "replace the driver with a package that is rebuilt for every kernel"
         yield remedies.install_driver(snapshot, text)
@@ -220,7 +220,7 @@ _BROKEN: Final = message_line(
 
 def _running_kernel_files(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the module's files of the running kernel."""
-    running = modules.kernel_of_search(snapshot)
+    running = modules.running_or_searched_kernel(snapshot)
     files = (one for one in snapshot.view(modules.modules_on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
     return (one.citation for one in files if not _RENAMED.search(one.citation.text))
@@ -230,7 +230,7 @@ _RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 
 
 def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
-    running = modules.kernel_of_search(snapshot)
+    running = modules.running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "file"):
         if item.outcome == "absent" and "/modules.dep" in item.written:
             yield cite(item)
@@ -243,7 +243,7 @@ _FILES: Final = custom_sign(_running_kernel_files)
 
 
 def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
-    running = modules.kernel_of_search(snapshot)
+    running = modules.running_or_searched_kernel(snapshot)
     if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
         yield manual_step("install", "reinstall the package of this kernel: its module folder is incomplete")
     yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", of_kernel(running)))
@@ -256,7 +256,7 @@ def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
 def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
     """Return the files of the main module for one kernel, the running one if that is known, by their folders."""
     found = snapshot.view(modules.modules_on_disk)
-    kernels = (modules.kernel_of_search(snapshot),) if modules.kernel_of_search(snapshot) else ()
+    kernels = (modules.running_or_searched_kernel(snapshot),) if modules.running_or_searched_kernel(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
         places = {one.place: one for one in found if one.kernel == name and one.place}
         built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
@@ -300,7 +300,7 @@ _OWNER: Final[dict[system.PackageManager, Command]] = {
 
 
 def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
-    release = of_kernel(modules.kernel_of_search(snapshot))
+    release = of_kernel(modules.running_or_searched_kernel(snapshot))
     asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files left by NVIDIA's installer, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)

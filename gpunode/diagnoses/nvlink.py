@@ -138,7 +138,9 @@ def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
     alive = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if one.up)
     some = tuple(one for one in alive if one.down)
-    is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_names))) and any(one.up % 4 for one in some)
+    is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_model_names))) and any(
+        one.up % 4 for one in some
+    )
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
         return
     for one in some:

@@ -121,7 +121,7 @@ _MAKERS: Final = {
 def _certificate_path(snapshot: Snapshot) -> str:
     """Return the certificate of the module signing key, as named, else as the build tool keeps it."""
     akmods, ubuntus, dkms = _MAKERS
-    texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_register]
+    texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_package_record]
     usual = (
         akmods if packages.matching_packages(snapshot, "akmod-nvidia*") else ubuntus if _is_ubuntu(snapshot) else dkms
     )

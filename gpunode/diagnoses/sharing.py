@@ -30,7 +30,7 @@ _IN_DEFAULT_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
-def _exclusive_gpus(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+def _gpus_not_in_default_mode(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the GPUs that are not in default compute mode: their index or address, and the line."""
     rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
     named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _MODES)
@@ -48,7 +48,7 @@ def _modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
-    wheres = dict.fromkeys(where for where, _ in snapshot.view(_exclusive_gpus)) or ("",)
+    wheres = dict.fromkeys(where for where, _ in snapshot.view(_gpus_not_in_default_mode)) or ("",)
     commands = tuple(gpu_command("sudo", "nvidia-smi", *gpu_option(where), "-c", "DEFAULT") for where in wheres)
     yield run_step("configure", "allow several processes on the GPU", *commands)
     yield manual_step("application", "or stop the other process, or share the GPU through MPS", "the mode is intended")
@@ -322,7 +322,7 @@ RULES: Final = (
         shows_in="gpu",
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
-        decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
+        decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
         typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
         may_be_normal=True,
         context=command_run(r"-d COMPUTE|compute_mode"),

@@ -84,7 +84,7 @@ def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iter
 def _text_items(snapshot: Snapshot) -> tuple[Item, ...]:
     """Return messages, files and listings."""
     found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
-    return tuple(item for item in found if not item.is_register)
+    return tuple(item for item in found if not item.is_package_record)
 
 
 def custom_sign(reader: CitationReader) -> Sign:

@@ -202,7 +202,7 @@ def _items_by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
 def _message_items(snapshot: Snapshot) -> tuple[Item, ...]:
     """Return the items that may contain messages."""
     found = (item for item in snapshot.items if item.kind not in _WITHOUT_MESSAGES and item.is_seen)
-    return tuple(item for item in found if not item.is_register)
+    return tuple(item for item in found if not item.is_package_record)
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:

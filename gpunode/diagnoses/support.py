@@ -134,7 +134,7 @@ def _misfit_cards(snapshot: Snapshot, cause: str) -> list[gpu_models.GpuCard]:
     """Return the GPUs that the installed driver does not drive for this reason."""
     return [
         card
-        for card in snapshot.view(gpu_models.gpu_cards)
+        for card in snapshot.view(gpu_models.whole_gpus)
         if _misfit_cause(card.model, snapshot.view(installed_driver)) == cause
     ]
 
@@ -153,7 +153,7 @@ def _summary_of(cause: str, words: str) -> Callable[[Snapshot], str]:
     """Return the summary ``words`` with the GPU and the driver of this node."""
 
     def summary(snapshot: Snapshot) -> str:
-        known = snapshot.view(gpu_models.gpu_cards)
+        known = snapshot.view(gpu_models.whole_gpus)
         card = next(iter(_misfit_cards(snapshot, cause)), known[0] if len(known) == 1 else None)
         gpu = card.model.label if card else "this GPU"
         return words.format(gpu=gpu, driver=f"driver {snapshot.view(installed_driver).version}".rstrip())
@@ -166,25 +166,25 @@ def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
 
     nvidia-smi cannot show them.
     """
-    known, found = snapshot.view(gpu_models.gpu_cards), snapshot.view(installed_driver)
+    known, found = snapshot.view(gpu_models.whole_gpus), snapshot.view(installed_driver)
     left = frozenset(card.address for card in known if _misfit_cause(card.model, found))
     return left or frozenset({""} if snapshot.view(_REFUSED) else ())
 
 
 def _shows_all(snapshot: Snapshot) -> bool:
     shown = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
-    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(gpu_models.gpu_cards)))
+    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(gpu_models.whole_gpus)))
 
 
 def _drives_others(snapshot: Snapshot) -> bool:
     """Return whether the installed driver drives another GPU of the node."""
-    found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(gpu_models.gpu_cards)}
+    found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(gpu_models.whole_gpus)}
     return bool(found.branch) and len(models) > 1 and any(not _misfit_cause(model, found) for model in models)
 
 
 def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
-    common = choose([card.model for card in snapshot.view(gpu_models.gpu_cards)], Driver())
+    common = choose([card.model for card in snapshot.view(gpu_models.whole_gpus)], Driver())
     if _drives_others(snapshot) and not isinstance(common, Choice):
         text = f"leave the driver as it is for the GPUs that it supports: {common.what} ({common.why})"
         yield manual_step("hardware", f"{text}; to use this GPU, put it into another machine")
@@ -192,7 +192,7 @@ def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
 
 def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
-    models = tuple(card.model for card in snapshot.view(gpu_models.gpu_cards))
+    models = tuple(card.model for card in snapshot.view(gpu_models.whole_gpus))
     here = branches.find(snapshot.view(installed_driver).branch)
     if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")

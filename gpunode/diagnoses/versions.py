@@ -136,7 +136,7 @@ def _is_inside(item: Item) -> bool:
 def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that tell of a mismatch where no container is in between."""
     tables = {"file", "packages", "container-inspect"}
-    items = (item for item in snapshot.items if not item.is_register and item.kind not in tables)
+    items = (item for item in snapshot.items if not item.is_package_record and item.kind not in tables)
     here = (item for item in items if not _is_inside(item))
     return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
@@ -220,7 +220,7 @@ _LIKELY_IN_CONTAINER: Final = any_of(
 _OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE_APART)
 
 
-def _summarize_library(snapshot: Snapshot) -> str:
+def _summarize_container_library(snapshot: Snapshot) -> str:
     own = driver.container_library_version(snapshot)
     return f"the container loads its own driver libraries{f' {own.version}' if own else ''}, not the node's"
 
@@ -228,7 +228,7 @@ def _summarize_library(snapshot: Snapshot) -> str:
 # The node itself at two versions.
 
 
-def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
+def _suspect_versions(snapshot: Snapshot) -> DriverVersions | None:
     """Return the versions of a mismatched node; None if it works or only a container differs."""
     found = snapshot.view(driver_versions)
     if driver.works(snapshot) or snapshot.view(_OF_CONTAINER):
@@ -246,7 +246,7 @@ def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = ()
 
 def _find_mixed(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of two installed drivers: two methods, branches or packagers."""
-    found = snapshot.view(_mismatched_versions)
+    found = snapshot.view(_suspect_versions)
     for what, citations in _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded) else ():
         yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations)
         return
@@ -296,7 +296,7 @@ def _package_branch(package: packages.Package) -> str:
 
 def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the system upgraded the driver by itself, module included."""
-    found = snapshot.view(_mismatched_versions)
+    found = snapshot.view(_suspect_versions)
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
     if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
@@ -309,7 +309,7 @@ def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of a part that was not upgraded: module, its package, or a library."""
     if strayed := driver.stray_packages(snapshot) if driver.works(snapshot) else ():
         yield _prove_stray(snapshot, *strayed)
-    if (found := snapshot.view(_mismatched_versions)) is None:
+    if (found := snapshot.view(_suspect_versions)) is None:
         return
     disk, wanted = found.disk, found.user_version
     if disk and wanted and not is_same_version(disk.version, wanted.version):
@@ -356,7 +356,7 @@ def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
 
 def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that a new module or its packages are installed and the old one is loaded."""
-    found = snapshot.view(_mismatched_versions)
+    found = snapshot.view(_suspect_versions)
     if found is None or next(_packages_behind(found), None):
         return
     disk, wanted, loaded = found.disk, found.user_version, found.loaded
@@ -526,7 +526,7 @@ RULES: Final = (
         symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
         context=_MISMATCH_INSIDE,
         against=(_NODE_APART,),
-        summary=_summarize_library,
+        summary=_summarize_container_library,
         look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
         remedy=_keep_one_library,
     ),

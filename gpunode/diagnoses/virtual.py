@@ -56,7 +56,7 @@ def _driver_branch(snapshot: Snapshot) -> int | None:
 
 
 def _is_geforce(snapshot: Snapshot) -> bool | None:
-    names = snapshot.view(boards.gpu_names)
+    names = snapshot.view(boards.gpu_model_names)
     return any("GeForce" in name or "TITAN" in name for name in names) if names else None
 
 

@@ -56,7 +56,7 @@ class SharedVocabulary:
         self._items = items
         texts = [item.view(LineIndex).vocabulary.text for item in items]
         self._text = "\n".join(texts)
-        self._starts = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
+        self._line_offsets = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
 
     def items_that_may_have(self, word: str) -> Iterable[Item]:
         """Yield the items whose vocabulary does not lack the lower-case ``word``."""
@@ -66,9 +66,9 @@ class SharedVocabulary:
             return
         at = self._text.find(letters)
         while at >= 0:
-            place = bisect_right(self._starts, at) - 1
+            place = bisect_right(self._line_offsets, at) - 1
             yield self._items[place]
-            at = self._text.find(letters, self._starts[place + 1])
+            at = self._text.find(letters, self._line_offsets[place + 1])
 
 
 class LineIndex:
@@ -77,13 +77,13 @@ class LineIndex:
     def __init__(self, item: Item) -> None:
         self._lowered = item.lowered
         self.vocabulary = Vocabulary(self._lowered.encode("ascii", "replace").translate(_LETTERS_ONLY).split())
-        self._starts: dict[str, tuple[int, ...]] = {}
+        self._line_offsets: dict[str, tuple[int, ...]] = {}
 
     def line_starts(self, word: str) -> tuple[int, ...]:
         """Return where the lines begin that have the lower-case ``word``."""
-        if word not in self._starts:
-            self._starts[word] = () if self.vocabulary.lacks(word) else tuple(self._find_lines(word))
-        return self._starts[word]
+        if word not in self._line_offsets:
+            self._line_offsets[word] = () if self.vocabulary.lacks(word) else tuple(self._find_lines(word))
+        return self._line_offsets[word]
 
     def line_starts_of(self, pattern: Pattern) -> tuple[int, ...]:
         """Return where the lines begin that have one of the pattern's words."""

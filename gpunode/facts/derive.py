@@ -48,7 +48,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
     Args:
         evidence: what the probes returned, by key.
         image: whether the node is a mounted root: then kernel, devices and processes are those of another system.
-        distribution: as ``port.HostView.read_distribution`` names it; it counts more than the text in ``evidence``.
+        distribution: as ``port.HostView.read_live_distribution`` names it; it goes before ``evidence``.
     """
     reader = EvidenceReader(evidence)
     system = _find_package_system(evidence)
@@ -396,10 +396,10 @@ def _read_folder(key: str, capture: Capture | None) -> Files:
     if capture is None or capture.outcome != "ok":
         return {}
     found = derive_fact(key, lambda: decode_found(capture.data))
-    return {} if isinstance(found, Unknown) else {one.path: _read_match(key, one) for one in found.value}
+    return {} if isinstance(found, Unknown) else {one.path: _read_matched_file(key, one) for one in found.value}
 
 
-def _read_match(key: str, found: Found) -> Known[FileState | None] | Unknown:
+def _read_matched_file(key: str, found: Found) -> Known[FileState | None] | Unknown:
     if found.data is None:
         return Unknown(f"{found.path} could not be read", key)
     return Known(_make_state(found.data, found.ownership), key)

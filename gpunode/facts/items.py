@@ -106,15 +106,15 @@ class Item:
         return "".join(lower if len(lower := one.lower()) == 1 else one for one in self.text)
 
     @cached_property
-    def _starts(self) -> tuple[int, ...]:
+    def _line_offsets(self) -> tuple[int, ...]:
         return (0, *(match.end() for match in _NEWLINE.finditer(self.text)))
 
     def number_at(self, offset: int) -> int:
         """Return the number of the line at ``offset`` of the text, counted from 1."""
-        return bisect_right(self._starts, offset)
+        return bisect_right(self._line_offsets, offset)
 
     @property
-    def is_register(self) -> bool:
+    def is_package_record(self) -> bool:
         """True for a package manager's database or log: the longest texts, with only names, states and versions."""
         return self.subject in _PACKAGE_TABLES or "/dpkg.log" in self.subject
 

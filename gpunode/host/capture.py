@@ -64,7 +64,7 @@ class CaptureHost:
         found = self.evidence.get(probe.key)
         return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
 
-    def read_distribution(self) -> Distro | None:
+    def read_live_distribution(self) -> Distro | None:
         """Return None: the evidence has all that there is."""
         return None
 

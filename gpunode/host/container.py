@@ -34,7 +34,7 @@ _ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-
 _MEDIA_TYPE = "application/vnd.oci.image."
 
 
-def parse_ldd(listing: str) -> frozenset[str]:
+def find_image_libraries(listing: str) -> frozenset[str]:
     """Return the paths of the loader and libraries in ldd(1)'s output, and of the rest of glibc.
 
     NVIDIA's libraries are left out.
@@ -327,7 +327,9 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
         raise ValueError("ldd is missing; it comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
     if not listed.ok:
         raise ValueError(_quote_output(f"the libraries of {program} are not known", listed))
-    return {path: Path(path).read_bytes() for path in parse_ldd(listed.stdout.decode("utf-8", "surrogateescape"))}
+    return {
+        path: Path(path).read_bytes() for path in find_image_libraries(listed.stdout.decode("utf-8", "surrogateescape"))
+    }
 
 
 def _failed_check(

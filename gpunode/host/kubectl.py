@@ -375,12 +375,12 @@ def caller_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
     kept = {name: value for name, value in kept.items() if name not in _DROPPED_NAMES}
     if os.geteuid() == 0:
-        theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _is_root_only(folder)]
+        theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _only_root_writes(folder)]
         kept["PATH"] = ":".join(dict.fromkeys((*SEARCH_PATH.split(":"), *theirs)))
     return kept
 
 
-def _is_root_only(folder: str) -> bool:
+def _only_root_writes(folder: str) -> bool:
     """Return whether only root can put a program into this absolute path."""
     if not folder.startswith("/"):
         return False

@@ -103,9 +103,9 @@ class LocalHost:
             return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read_file(probe.path, probe.limit_bytes, root=self.root)
 
-    def read_distribution(self) -> Distro | None:
-        """Return the distribution; see ``read_distribution``."""
-        return read_distribution(self.root)
+    def read_live_distribution(self) -> Distro | None:
+        """Return the distribution; see ``port.HostView.read_live_distribution``."""
+        return read_live_distribution(self.root)
 
     def wait_until_alone(self) -> None:
         """Wait until neither cloud-init nor a package manager is busy; cloud-init may itself have started gpunode.
@@ -420,7 +420,7 @@ def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
 _LIMIT_BYTES = 1 << 16
 
 
-def read_distribution(root: str = "/") -> Distro | None:
+def read_live_distribution(root: str = "/") -> Distro | None:
     """Return the distribution in ``root``; None if ``distro`` cannot tell.
 
     ``LinuxDistribution(root_dir=…)`` would follow an absolute link out of the root, so each file is found inside it and

@@ -1,7 +1,7 @@
 """Query NVML in a child program, so that a driver call that never returns cannot hang gpunode.
 
-``python -m gpunode.host.nvml`` prints one JSON object and ends with status 0 whenever it printed it; what the answer
-means is in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of pynvml.
+``python -m gpunode.host.nvml`` prints one JSON object and exits with 0 if it could print it; what the answer means is
+in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of pynvml.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _query_gpu(nvml: Any, index: int) -> dict[str, object]:
         return {"index": index, **_encode_error(nvml, error)}
     ecc, ecc_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
     mig, mig_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
-    divided = {"instances": _query_value(nvml, lambda: _query_instances(nvml, handle))} if mig is True else {}
+    mig_fields = {"instances": _query_value(nvml, lambda: _query_instances(nvml, handle))} if mig is True else {}
     return {
         "index": index,
         "name": _query_value(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
@@ -91,18 +91,18 @@ def _query_gpu(nvml: Any, index: int) -> dict[str, object]:
         "mig_pending": mig_pending,
         "fabric": _query_value(nvml, lambda: _query_fabric(nvml, handle)),
         "clients": _query_clients(nvml, handle),
-        **divided,
+        **mig_fields,
     }
 
 
 def _query_fabric(nvml: Any, handle: Any) -> str:
-    """Return how far the GPU is in registering with the NVSwitches, as ``facts.nvml`` reads it."""
+    """Return the state of the GPU's registration with the NVSwitches, as ``facts.nvml`` reads it."""
     import ctypes
 
     info = nvml.c_nvmlGpuFabricInfoV_t()
     try:
         nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    except nvml.NVMLError_FunctionNotFound:  # driver 535 has the first form alone
+    except nvml.NVMLError_FunctionNotFound:  # driver 535 has only the unversioned call
         info = nvml.c_nvmlGpuFabricInfo_t()
         nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
     states = ("not supported", "not started", "in progress", "completed")
@@ -118,14 +118,14 @@ def _query_instances(nvml: Any, handle: Any) -> list[dict[str, object]]:
 
 
 def _query_clients(nvml: Any, handle: Any) -> list[int]:
-    """Return the processes on the GPU and its MIG instances, without kinds that the driver cannot list."""
+    """Return the processes on the GPU and its MIG instances, without the types whose query fails."""
     calls = (
         nvml.nvmlDeviceGetComputeRunningProcesses_v3,
         nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
         nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
     )
-    lists = [_query_value(nvml, lambda call=call: call(handle)) for call in calls]  # type: ignore[misc]
-    return sorted({one.pid for found in lists if isinstance(found, list) for one in found})
+    answers = [_query_value(nvml, lambda call=call: call(handle)) for call in calls]  # type: ignore[misc]
+    return sorted({process.pid for answer in answers if isinstance(answer, list) for process in answer})
 
 
 def _query_mode(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
@@ -140,12 +140,12 @@ def _query_value(nvml: Any, call: Callable[[], object]) -> object:
     except nvml.NVMLError as error:
         return _encode_error(nvml, error)
     except UnicodeDecodeError:
-        # A dying GPU's name: bytes that are no text.
+        # A dying GPU's name is not always valid UTF-8.
         return {"error": "Unknown", "code": nvml.NVML_ERROR_UNKNOWN}
 
 
 def _encode_error(nvml: Any, error: Any) -> dict[str, object]:
-    """Encode an error by its code and its name in nvml.h."""
+    """Encode an error by its code and the name that pynvml gives it."""
     known = type(error) is not nvml.NVMLError
     name = type(error).__name__.removeprefix("NVMLError_") if known else f"Error{error.value}"
     return {"error": name, "code": error.value}
@@ -158,7 +158,7 @@ def _format_address(pci: Any) -> str:
 
 def _find_library() -> str:
     """Return the file that the dynamic loader chose for libnvidia-ml.so.1; empty if none."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - as child has it
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - pathlib would cost the child its start-up time
         rows = [line.rstrip("\n").split(None, 5) for line in maps]
     return next((row[5] for row in rows if len(row) == 6 and "/libnvidia-ml.so" in row[5]), "")
 

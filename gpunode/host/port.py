@@ -93,7 +93,7 @@ class HostView(Protocol):
         """Run ``probe``; never raise because of the node's state."""
         ...
 
-    def read_distribution(self) -> Distro | None:
+    def read_live_distribution(self) -> Distro | None:
         """Return the distribution as this machine, or the mounted root, has it now; None if only the evidence tells."""
         ...
 

@@ -36,7 +36,7 @@ class RehearsalHost:
             return _as_capture(probe.path, self.files[probe.path])
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
 
-    def read_distribution(self) -> Distro | None:
+    def read_live_distribution(self) -> Distro | None:
         """Return None: the evidence has all that there is."""
         return None
 

@@ -198,7 +198,7 @@ def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     return {one: max(entry.at for entry in pending[one].required_by.values()) for one in settle_order(pending)}
 
 
-def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
     """Return the file changes, newest first, with a trigger not settled since."""
     pending = (each.required_by for each in collect_triggers(entries) if each.settled is None)
     intents = {key: entry for required_by in pending for key, entry in required_by.items() if isinstance(entry, Intent)}

@@ -74,10 +74,10 @@ def _open(path: Path) -> int:
 
 
 def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
-    def who() -> LockHolder | None:
+    def find_other_holder() -> LockHolder | None:
         return None if _try_lock(descriptor, path) else _parse_holder(descriptor, path) or LockHolder(str(path), 0, "")
 
-    wait_while(who, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_S)
+    wait_while(find_other_holder, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_S)
 
 
 def _describe_wait(found: LockHolder) -> str:

@@ -291,7 +291,7 @@ class Store:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
         self.objects.remove_temporary_files()
 
-    def unsettled_changes(self) -> tuple[FileChange, ...]:
+    def untriggered_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
 
         Raises:
@@ -301,7 +301,7 @@ class Store:
             return ()
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
-        waiting = history.unsettled_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
+        waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
         loaded = (self._with_bytes(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 

@@ -52,7 +52,7 @@ def make_files(rendered: Rendered, form: Form) -> Mapping[str, str]:
     if rendered.test_pod:
         contents["test-pod.yaml"] = _join_objects(rendered.test_pod, "manifests")
     if form == "kustomize":
-        contents |= _kustomize_files(rendered, sorted(contents))
+        contents |= _kustomization_files(rendered, sorted(contents))
     if kind := rendered.kind:
         contents[KIND_CONFIG] = yaml.document(
             kind.config, f"{HEADER}\nThe NVIDIA runtime reads these mounts as requests for GPUs."
@@ -146,7 +146,7 @@ def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
     return contents
 
 
-def _kustomize_files(rendered: Rendered, paths: Sequence[str]) -> Mapping[str, str]:
+def _kustomization_files(rendered: Rendered, paths: Sequence[str]) -> Mapping[str, str]:
     configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
     body = make_kustomization(resources, configs, rendered.releases)

@@ -64,7 +64,7 @@ def kubelet_root(nodes: Sequence[ClusterNode]) -> str:
     return next(iter(roots), _USUAL_KUBELET_ROOT)
 
 
-def has_usual_root(nodes: Sequence[ClusterNode]) -> bool:
+def has_usual_kubelet_root(nodes: Sequence[ClusterNode]) -> bool:
     """Return whether the kubelets' root folder is the one that charts assume."""
     return kubelet_root(nodes) == _USUAL_KUBELET_ROOT
 

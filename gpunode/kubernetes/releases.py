@@ -16,7 +16,7 @@ from gpunode.kubernetes.objects import (
     PLUGIN,
     PLUGIN_WAVE,
     explain_static_cpus,
-    has_usual_root,
+    has_usual_kubelet_root,
     kubelet_root,
     make_tolerations,
     mirror_image,
@@ -99,7 +99,7 @@ def make_gpu_operator(
     values = _operator_values(desired, configs, cdi=cdi, driver=driver, toolkit=toolkit)
     if plugin := _operator_plugin_values(desired, configs, nodes, direct):
         values["devicePlugin"] = plugin
-    paths = {} if has_usual_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
+    paths = {} if has_usual_kubelet_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
     if is_gke(nodes):
         values["toolkit"] |= {"installDir": GKE_DRIVER}
         paths |= {} if driver else {"driverInstallDir": GKE_DRIVER}
@@ -176,7 +176,7 @@ def make_hami(desired: Kubernetes, namespace: str, nodes: Sequence[ClusterNode],
             "tolerations": make_tolerations(desired),
             **({"passDeviceSpecsEnabled": True} if explain_static_cpus(nodes) else {}),
             **gpudirect_flags(direct),
-            **({} if has_usual_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
+            **({} if has_usual_kubelet_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
         },
     }
     why = "Runs HAMi's device plugin and scheduler: pods ask for nvidia.com/gpu, gpumem and gpucores."
@@ -196,7 +196,10 @@ def make_dra_driver(desired: Kubernetes, namespace: str, nodes: Sequence[Cluster
         # The chart asks for this where no device plugin offers the same GPUs.
         "gpuResourcesEnabledOverride": True,
         "resources": {"computeDomains": {"enabled": False}},
-        "kubeletPlugin": {"tolerations": make_tolerations(desired), **({} if has_usual_root(nodes) else places)},
+        "kubeletPlugin": {
+            "tolerations": make_tolerations(desired),
+            **({} if has_usual_kubelet_root(nodes) else places),
+        },
     }
     why = "Runs the DRA driver: pods claim GPUs of the DeviceClass gpu.nvidia.com."
     return _make_release("dra-driver-nvidia-gpu", desired.versions.dra_driver, namespace, values, why, PLUGIN_WAVE)
@@ -211,7 +214,7 @@ def make_dcgm_exporter(desired: Kubernetes, namespace: str, nodes: Sequence[Clus
         "serviceMonitor": {"enabled": False},
         "nodeSelector": {GPU_PRESENT: "true"},
         "tolerations": make_tolerations(desired),
-        **({} if has_usual_root(nodes) else {"kubeletPath": f"{kubelet_root(nodes)}/pod-resources"}),
+        **({} if has_usual_kubelet_root(nodes) else {"kubeletPath": f"{kubelet_root(nodes)}/pod-resources"}),
     }
     why = "Offers the GPUs' metrics to Prometheus, on port 9400 of each GPU node."
     return _make_release("dcgm-exporter", desired.versions.dcgm_exporter, namespace, values, why, EXTRAS_WAVE)

@@ -246,7 +246,7 @@ def _render_device_plugin(
             config_map,
             objects.make_plugin_daemon_set(desired, namespace, config_map.name, nodes, mig=mig, cdi=cdi),
         ], []
-    if not objects.has_usual_root(nodes):
+    if not objects.has_usual_kubelet_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
             why=f"{reasons[0] if reasons else f'--format {form} uses the chart'}, and it mounts /var/lib/kubelet; "

@@ -305,7 +305,7 @@ def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfi
         meant_default = "runc"
     if found.handlers.get(desired.handler) == desired.binary and found.default == meant_default:
         return
-    overriding = [file.path for file in loaded[1:] if file.has_plugin]
+    overriding = [file.path for file in loaded[1:] if file.has_cri_table]
     read_by = overriding[-1] if overriding else loaded[0].path
     raise Refused(
         f"{read_by} overrides the runtime {desired.handler} of {loaded[0].path}",

@@ -282,7 +282,7 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
     """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``found`` is what they say."""
     root = loaded[0]
     for file in loaded:
-        if file.has_plugin and file not in counting(loaded):
+        if file.has_cri_table and file not in counting(loaded):
             yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
     if found.default and not found.default.startswith("$") and found.default not in {"runc", *found.handlers, NAMELESS}:
         yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load"

@@ -75,7 +75,7 @@ class ConfigFile(TomlFile):
         return self.table(self.cri)
 
     @property
-    def has_plugin(self) -> bool:
+    def has_cri_table(self) -> bool:
         """True if the file says anything of the CRI plugin."""
         return bool(self.plugin)
 
@@ -264,7 +264,7 @@ def effective(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
 
 def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
     """Return those of the files whose CRI table containerd takes, in its order."""
-    return tuple(file for file in loaded if file.has_plugin and file.cri == loaded[0].cri)
+    return tuple(file for file in loaded if file.has_cri_table and file.cri == loaded[0].cri)
 
 
 def find_nameless_default(plugin: Document, desired: DesiredConfig) -> Document:

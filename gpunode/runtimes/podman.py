@@ -20,7 +20,7 @@ from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse
 
 # The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
-LEAST = (4, 1)
+MIN_VERSION = (4, 1)
 Version = tuple[int, ...]
 # In the order in which podman reads them, the last one wins.
 CONFIG = "/etc/containers/containers.conf"
@@ -84,7 +84,7 @@ def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
     return tuple(folder for folder in folders if isinstance(folder, str)) if isinstance(folders, list) else ()
 
 
-def takes(version: Version | None, spec_version: str) -> bool:
+def supports_spec(version: Version | None, spec_version: str) -> bool:
     """Return whether podman reads specifications of that version of CDI, as far as it is known."""
     numbers = tuple(int(part) for part in spec_version.split(".") if part.isdecimal())
     limit = next((most for before, most in _READS_UP_TO if version is not None and version < before), None)

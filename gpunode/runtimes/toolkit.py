@@ -315,13 +315,13 @@ def _edit_config(text: str, before: Document, setting: Setting, path: str) -> st
     file = _ConfigFile(path, text, before)
     file.table(keys[:-1])
     after = put(before, keys, setting.value, prune=True)
-    if at(before, keys) is None and (found := _below_its_comment(text, after, setting)):
+    if at(before, keys) is None and (found := _insert_below_comment(text, after, setting)):
         return found
     table = f"[{'.'.join(keys[:-1])}] as a table with a header of its own" if keys[1:] else f"{keys[0]} by hand"
     return file.edit(after, advice=f"write {table} in {path}, then run the command again")
 
 
-def _below_its_comment(text: str, after: Document, setting: Setting) -> str:
+def _insert_below_comment(text: str, after: Document, setting: Setting) -> str:
     """``text`` with the key set below the comment that names it with another value; empty where there is none."""
     if setting.value is None:
         return ""

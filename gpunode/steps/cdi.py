@@ -58,26 +58,26 @@ class CdiVerdict:
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan a specification for the loaded driver's GPUs, which nvidia-ctk writes at the end of the run."""
     if facts.is_image:
-        return Planned((), "an image's specification is written after its first boot", later=True)
+        return Planned((), "an image's specification is written after its first boot", deferred=True)
     if not needs_specification(recipe, facts):
         reason = "CDI is not requested, and the toolkit has no unit that would write a specification"
         return Planned((), reason, tuple(_stale_notes(recipe, facts)))
     loaded = _expected_driver(facts)
     if loaded is None:
-        return Planned((), "written once the driver is loaded", later=True)
+        return Planned((), "written once the driver is loaded", deferred=True)
     if _is_about_to_change(recipe, facts, loaded):
-        return Planned((), f"written after the reboot, which replaces driver {loaded.version}", later=True)
+        return Planned((), f"written after the reboot, which replaces driver {loaded.version}", deferred=True)
     path = output_path(facts)
     fact = facts.file(path)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
-        return Planned((), "nvidia-ctk writes it in this run", later=True)
+        return Planned((), "nvidia-ctk writes it in this run", deferred=True)
     if isinstance(fact, Unknown) and not requests_cdi(recipe):
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
     judged = judge_specifications(recipe, facts, loaded)
     if not requests_cdi(recipe) and judged.spec is None and not _has_failed(facts):
         reason = f"CDI is not requested; {UNIT} writes a specification when it next runs"
-        return Planned((), reason, judged.notes, later=True)
+        return Planned((), reason, judged.notes, deferred=True)
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH if units else ''}", judged.notes)

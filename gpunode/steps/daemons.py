@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, purge_reason
+from gpunode.catalog.conflicts import STANDALONE_TOOLS, purge_reason
 from gpunode.catalog.driver import Choice
 from gpunode.change import (
     GPU_SERVICES,
@@ -28,7 +28,7 @@ from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_loaded, plan_load
-from gpunode.steps.secure_boot import WAITS, awaits_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment
 from gpunode.steps.selection import choose_driver
 
 PERSISTENCED = "nvidia-persistenced.service"
@@ -37,13 +37,13 @@ PERSISTENCED = "nvidia-persistenced.service"
 def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon enabled, and running once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
-        return Planned((), "not requested", asked=False)
+        return Planned((), "not requested", requested=False)
     if awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
-        return Planned((), WAITS, later=True)
+        return Planned((), AWAITS_ENROLMENT, deferred=True)
     fact = facts.unit(PERSISTENCED)
     if isinstance(fact, Unknown):
         return Planned(
-            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", later=True
+            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", deferred=True
         )
     unit = fact.value
     if unit.masked:
@@ -55,7 +55,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, later=fact.probe == PLAN)
+        return Planned((), state, deferred=fact.probe == PLAN)
     return Planned(
         (ServiceChange(PERSISTENCED, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
     )
@@ -80,10 +80,10 @@ PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan_persisten
 MPS_SERVICE: Final = MPS_UNIT.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".
 # The default /tmp/nvidia-mps can be taken by any user before the daemon makes it, hence the folder in /run.
-PIPES: Final = "/run/nvidia-mps"
+PIPE_DIRECTORY: Final = "/run/nvidia-mps"
 _JOIN: Final = (
-    f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={PIPES} in its environment; a container needs that "
-    "folder mounted, and --ipc=host"
+    f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={PIPE_DIRECTORY} in its environment; a container "
+    "needs that folder mounted, and --ipc=host"
 )
 _NOT_ISOLATED: Final = (
     "MPS isolates neither faults nor memory by size: a fatal fault of one program can end all that share its GPU, and "
@@ -94,7 +94,7 @@ _NOT_ISOLATED: Final = (
 def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
-        return Planned((), "not requested", asked=False)
+        return Planned((), "not requested", requested=False)
     if recipe.kubernetes is not None and recipe.kubernetes.stack != "none":
         return Refusal(
             "[mps] is for hosts outside of Kubernetes",
@@ -104,12 +104,14 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
         )
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
-        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", later=True)
-    content = FileState(unit(exclusive=recipe.mps.exclusive))
+        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", deferred=True)
+    content = FileState(render_mps_unit(exclusive=recipe.mps.exclusive))
     before = need(facts.file(MPS_UNIT), f"what {MPS_UNIT} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
-    owes = {Trigger("daemon-reload"), *([Trigger("restart", MPS_SERVICE)] if state.active else [])}
-    changes: list[Change] = [] if before == content else [FileChange(MPS_UNIT, before, content, frozenset(owes))]
+    due_triggers = {Trigger("daemon-reload"), *([Trigger("restart", MPS_SERVICE)] if state.active else [])}
+    changes: list[Change] = (
+        [] if before == content else [FileChange(MPS_UNIT, before, content, frozenset(due_triggers))]
+    )
     wanted = ServiceState(enabled=True, active=state.active or _can_run_mps(recipe, facts))
     if state != wanted:
         changes.append(ServiceChange(MPS_SERVICE, state, wanted))
@@ -130,20 +132,21 @@ def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:
 
 
 # nvidia-smi prints `0, Exclusive_Process` and takes `-i 0 -c EXCLUSIVE_PROCESS`; systemd reads $$ as $.
-_MODES: Final = f"{PIPES}/compute-modes"
+_SAVED_MODES_FILE: Final = f"{PIPE_DIRECTORY}/compute-modes"
 _EXCLUSIVE: Final = (
-    f"ExecStartPre=/bin/sh -c '/usr/bin/nvidia-smi --query-gpu=index,compute_mode --format=csv,noheader > {_MODES}'\n"
+    f"ExecStartPre=/bin/sh -c '/usr/bin/nvidia-smi --query-gpu=index,compute_mode --format=csv,noheader "
+    f"> {_SAVED_MODES_FILE}'\n"
     "ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS\n"
 )
-_AS_BEFORE: Final = (
-    f'ExecStopPost=/bin/sh -c \'tr "a-z," "A-Z " < {_MODES} | '
+_RESTORE_MODES: Final = (
+    f'ExecStopPost=/bin/sh -c \'tr "a-z," "A-Z " < {_SAVED_MODES_FILE} | '
     'while read -r gpu mode; do /usr/bin/nvidia-smi -i "$$gpu" -c "$$mode"; done\'\n'
 )
 
 
-def unit(*, exclusive: bool) -> bytes:
+def render_mps_unit(*, exclusive: bool) -> bytes:
     """Return the daemon's unit; ``exclusive`` keeps processes without MPS off the GPUs while it runs."""
-    mode, after = (_EXCLUSIVE, _AS_BEFORE) if exclusive else ("", "")
+    mode, after = (_EXCLUSIVE, _RESTORE_MODES) if exclusive else ("", "")
     return f"""# Written by gpunode: programs share the GPUs through CUDA's Multi-Process Service.
 [Unit]
 Description=NVIDIA CUDA MPS control daemon
@@ -151,7 +154,7 @@ After=nvidia-persistenced.service nvidia-fabricmanager.service gpunode-mig.servi
 
 [Service]
 Type=forking
-Environment=CUDA_MPS_PIPE_DIRECTORY={PIPES} CUDA_MPS_LOG_DIRECTORY=/var/log/nvidia-mps
+Environment=CUDA_MPS_PIPE_DIRECTORY={PIPE_DIRECTORY} CUDA_MPS_LOG_DIRECTORY=/var/log/nvidia-mps
 RuntimeDirectory=nvidia-mps
 LogsDirectory=nvidia-mps
 {mode}ExecStart=/usr/bin/nvidia-cuda-mps-control -d
@@ -166,14 +169,14 @@ MPS = Step("mps", "MPS daemon", "kernel", plan_mps, needs=("driver",), files=(MP
 
 
 GpuLoss: TypeAlias = Literal["driver", "layout", "mps"]
-# Of a layout only DCGM keeps hold (NVIDIA/DCGM issue 276; NVIDIA's MIG guide stops it before MIG is switched on). The
+# Only DCGM holds MIG instances open (NVIDIA/DCGM issue 276; NVIDIA's MIG guide stops it before MIG is switched on). The
 # fabric manager must run for the GPU's reset.
 _HOLDS_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
-_REASON: Final = "they stop first and start again at the end; setup refuses while programs use a GPU"
+_SERVICES_STOP_FIRST: Final = "stopped first and started again at the end; setup refuses while programs use a GPU"
 
 
 def find_gpu_loss(changes: Collection[Change], owed: Collection[Trigger] = ()) -> GpuLoss | None:
-    """Return what ``changes`` and ``owed`` take from the users of GPUs, the most first; None where they take nothing.
+    """Return the most severe loss that ``changes`` and ``owed`` mean to the users of GPUs; None where there is none.
 
     A driver's packages count as soon as one of its version is replaced or removed: programs that start meanwhile find
     no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
@@ -191,7 +194,7 @@ def find_gpu_loss(changes: Collection[Change], owed: Collection[Trigger] = ()) -
 def _takes_driver(change: PackageChange) -> bool:
     name, before = change.id.name, change.before
     is_part = before is not None and purge_reason(name, before.version) not in {None, "relation"}
-    return is_part and name not in BY_THEMSELVES and change.ends_version
+    return is_part and name not in STANDALONE_TOOLS and change.removes_or_replaces
 
 
 def plan_pauses(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
@@ -201,18 +204,20 @@ def plan_pauses(changes: Collection[Change], facts: Facts) -> tuple[ServiceChang
         return ()
     others = {change.unit for change in ServiceChange.among(changes)}
     units = (unit for unit in reversed(GPU_SERVICES) if loss == "driver" or unit in _HOLDS_LAYOUTS)
-    running = ((unit, facts.units.get(unit)) for unit in units if unit not in others)
+    candidates = ((unit, facts.units.get(unit)) for unit in units if unit not in others)
     return tuple(
         ServiceChange(unit, state, replace(state, active=False), frozenset({Trigger("start", unit)}))
-        for unit, fact in running
+        for unit, fact in candidates
         if isinstance(fact, Known) and fact.value.exists and (state := fact.value.state).active
     )
 
 
 def plan_gpu_services(changes: Collection[Change], facts: Facts) -> Planned:
     """Return the plan of the pauses that the other changes of a stage need."""
-    return Planned(plan_pauses(changes, facts), _REASON)
+    return Planned(plan_pauses(changes, facts), _SERVICES_STOP_FIRST)
 
 
-# In no table of steps: its changes follow from those of the other steps of a stage.
-GPU_RELEASE: Final = Step("gpu-services", "GPU services", "packages", lambda _, __: Planned((), _REASON, asked=False))
+# Not in the table of steps: its changes follow from those of the other steps of a stage.
+GPU_RELEASE: Final = Step(
+    "gpu-services", "GPU services", "packages", lambda _, __: Planned((), _SERVICES_STOP_FIRST, requested=False)
+)

@@ -70,7 +70,7 @@ def _plan_managed_host(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
-        return _plan_guest(recipe, facts.platform.value)
+        return _plan_without_own_kernel(recipe, facts.platform.value)
     if isinstance(found := _check_family(recipe, facts), Refusal):
         return found
     if not wants_driver(recipe, facts):
@@ -144,7 +144,7 @@ def _check_family(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
     )
 
 
-def _plan_guest(recipe: Recipe, platform: Platform) -> Outcome:
+def _plan_without_own_kernel(recipe: Recipe, platform: Platform) -> Outcome:
     """Plan for a container, WSL2 or Jetson, whose kernel driver comes from elsewhere."""
     names = {"container": "a container", "wsl2": "WSL2", "jetson": "a Jetson"}
     where = names[platform.kind]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.catalog.conflicts import (
-    BY_THEMSELVES,
     OWN_VERSIONS_IN_DISTROS,
+    STANDALONE_TOOLS,
     STANDS_ALONE,
     pinned_names,
     purge_reason,
@@ -35,7 +35,7 @@ from gpunode.steps.installed_driver import (
     why_manual,
 )
 from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import driver_dependencies, refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import locked_driver_packages, refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     WantedDriver,
@@ -91,7 +91,7 @@ DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan_pin, for_driver
 def plan_run_driver(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the uninstallation of a .run driver where the command line asks for it."""
     if not recipe.remove_runfile_driver:
-        return Planned((), "only --remove-runfile-driver asks for this", asked=False)
+        return Planned((), "only --remove-runfile-driver asks for this", requested=False)
     from gpunode.steps.leftovers import plan_removal  # loaded on use
 
     return plan_removal(facts)
@@ -129,7 +129,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     installed, strays = installed_driver_packages(facts), mismatched_packages(recipe, facts, driver)
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
-    kept = {*driver.packages(recipe), *driver_dependencies(recipe), *strays, *tools_of_mismatched(strays, installed)}
+    kept = {*driver.packages(recipe), *locked_driver_packages(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
     of_fabric = fabric_packages(recipe, facts)
     kept.update(of_fabric)
@@ -145,7 +145,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
 
         old |= find_other_packagers(installed, old, driver)
     foreign = built_for_ubuntu(facts, driver)
-    rebuilt = [one for one in foreign if one not in kept and one.name not in BY_THEMSELVES]
+    rebuilt = [one for one in foreign if one not in kept and one.name not in STANDALONE_TOOLS]
     old |= {package: installed[package] for package in rebuilt}
     moves: tuple[PackageChange, ...] = ()
     if of_fabric:
@@ -212,7 +212,7 @@ def _is_helper(package: PackageId, state: PackageState) -> bool:
 
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
     """Return whether a package is of another driver version and cannot stand beside the chosen one."""
-    if name in BY_THEMSELVES and (branch_of(version) == chosen.branch or chosen.source == "distro"):
+    if name in STANDALONE_TOOLS and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
     if chosen.source == "distro" and name in OWN_VERSIONS_IN_DISTROS:
         return branch_of(version) != chosen.branch
@@ -253,9 +253,9 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else built_for_ubuntu(facts, driver)
-    rebuilt = [one for one in foreign if one in names or one.name in BY_THEMSELVES]
+    rebuilt = [one for one in foreign if one in names or one.name in STANDALONE_TOOLS]
     # With a lock also what came along with them, each in its own version.
-    locked = unlocked_versions(recipe, packages, driver_dependencies(recipe))
+    locked = unlocked_versions(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:

@@ -119,7 +119,7 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
     fabric = find_fabric(facts)
     if fabric is None:
         notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
-        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, asked=False)
+        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, requested=False)
     if driver.chosen.source == "distro" and not (driver.family.signs_modules and fabric.kind == "nvswitch"):
         return Refusal(
             what=f"{driver.family.name}'s own archive has no fabric manager for this machine",
@@ -211,7 +211,7 @@ def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if fabric is None or fabric.kind != "nvlink5":
-        return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", asked=False)
+        return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", requested=False)
     changes: list[Change] = []
     wanted = FileState(_MODULES_TEXT.encode())
     present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
@@ -239,10 +239,10 @@ def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if fabric is None:
-        return Planned((), "no NVSwitch joins the GPUs of this machine", asked=False)
+        return Planned((), "no NVSwitch joins the GPUs of this machine", requested=False)
     fact = facts.unit(fabric.unit)
     if not isinstance(fact, Known):
-        return Planned((), f"systemd does not say ({fact.reason})", later=True)
+        return Planned((), f"systemd does not say ({fact.reason})", deferred=True)
     unit = fact.value
     if unit.masked:
         # Kubernetes' DRA driver runs IMEX in pods, and then masks it.
@@ -250,14 +250,14 @@ def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{fabric.unit} is masked", notes)
     package = PackageId(_fabric_packages(fabric, driver, facts).locked[0])
     if not unit.exists and not matches(known(facts.packages, {}).get(package), ""):
-        return Planned((), f"{fabric.unit} is not there: {package} is not installed", later=True)
+        return Planned((), f"{fabric.unit} is not there: {package} is not installed", deferred=True)
     if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
-        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", later=True)
+        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", deferred=True)
     runs = facts.can_start(fabric.unit) and is_loaded(known(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, later=fact.probe == PLAN)
+        return Planned((), state, deferred=fact.probe == PLAN)
     return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")
 
 

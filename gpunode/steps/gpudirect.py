@@ -146,9 +146,9 @@ def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
 def _plan_nothing(recipe: Recipe, facts: Facts) -> Planned | None:
     """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
     if not wanted_features(recipe):
-        return Planned((), "not requested", asked=False)
+        return Planned((), "not requested", requested=False)
     if not need(facts.platform, MACHINE).owns_kernel:
-        return Planned((), "its kernel modules belong to the host of this system", later=True)
+        return Planned((), "its kernel modules belong to the host of this system", deferred=True)
     return None
 
 
@@ -203,7 +203,7 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
     if not modules:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
     if not _is_driver_up(recipe, facts):
-        return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", later=not file)
+        return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", deferred=not file)
     loaded = need(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
     starts = tuple(_start_services(features, facts))

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
-    BY_THEMSELVES,
     OWN_VERSIONS_IN_DISTROS,
+    STANDALONE_TOOLS,
     STANDS_ALONE,
     driver_packages,
     purge_reason,
@@ -143,7 +143,7 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
         package: version
         for package in driver_packages(packages)
         if not packages[package].config_files_only
-        and package.name not in BY_THEMSELVES
+        and package.name not in STANDALONE_TOOLS
         and not package.name.startswith(_MAY_DIFFER)
         and (version := upstream(packages[package].version))
     }

@@ -29,7 +29,7 @@ from gpunode.steps.installed_driver import (
     wants_driver,
     why_manual,
 )
-from gpunode.steps.secure_boot import WAITS, awaits_enrolment, lacks_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment, lacks_enrolment
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 
@@ -48,7 +48,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
     if not preexisting and awaits_enrolment(recipe, facts):
-        return Planned((), WAITS, later=True)
+        return Planned((), AWAITS_ENROLMENT, deferred=True)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
@@ -60,7 +60,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
     if not preexisting and found.brings_signed_modules(recipe.driver.source):
-        return Planned((), "not needed: the driver's modules come prebuilt in packages", asked=False)
+        return Planned((), "not needed: the driver's modules come prebuilt in packages", requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
     wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
@@ -254,7 +254,7 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
     if awaits_enrolment(recipe, facts):
-        return Planned((), WAITS, notes, later=True)
+        return Planned((), AWAITS_ENROLMENT, notes, deferred=True)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)
     if present == wanted:
@@ -298,7 +298,7 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     if not missing:
         is_planned = facts.module_files.probe == PLAN
         by = "the driver's package builds it" if is_planned else "built"
-        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
+        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
 
@@ -351,7 +351,7 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if facts.is_image:
-        return Planned((), "the kernel of the image loads it at boot", later=True)
+        return Planned((), "the kernel of the image loads it at boot", deferred=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_version(facts, driver))

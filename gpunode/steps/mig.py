@@ -99,8 +99,8 @@ def _is_operators(wanted: Kubernetes | None) -> bool:
 
 def _plan_nothing(wanted: Kubernetes | None) -> Planned:
     if wanted is not None and _is_operators(wanted) and wanted.mig.layout:
-        return Planned((), "the GPU Operator's MIG manager sets the layout", later=True)
-    return Planned((), "not requested", asked=False)
+        return Planned((), "the GPU Operator's MIG manager sets the layout", deferred=True)
+    return Planned((), "not requested", requested=False)
 
 
 def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
@@ -136,14 +136,14 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
 def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
     """Return the GPUs as NVML shows them, or the plan that waits for that."""
     if facts.is_image:
-        return Planned((), "set by the first `gpunode setup` on the booted node", later=True)
+        return Planned((), "set by the first `gpunode setup` on the booted node", deferred=True)
     if isinstance(plan_load(recipe, facts), Blocked):
-        return Planned((), "set after the reboot, which changes the driver", later=True)
+        return Planned((), "set after the reboot, which changes the driver", deferred=True)
     if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN:
-        return Planned((), "set once the driver is loaded", later=True)
+        return Planned((), "set once the driver is loaded", deferred=True)
     if not isinstance(facts.mig, Known):
         why = facts.mig.reason if facts.mig else "it was not queried"
-        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", later=True)
+        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", deferred=True)
     return facts.mig.value
 
 

@@ -42,7 +42,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Return the change of the file from which the kubelet takes its labels and taints."""
     wanted = recipe.kubernetes
     if wanted is None or wanted.node_registration == "none":
-        return Planned((), "not requested", asked=False)
+        return Planned((), "not requested", requested=False)
     from gpunode.recipe.kubernetes import refuse_foreign_labels  # loaded on use: most recipes have no such table
 
     try:
@@ -66,7 +66,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if register == "kubelet":
         path = ENVIRONMENT
         if not _reads_environment(facts):
-            return Planned((), f"waits for a kubelet that reads {ENVIRONMENT}, as kubeadm's does", later=True)
+            return Planned((), f"waits for a kubelet that reads {ENVIRONMENT}, as kubeadm's does", deferred=True)
         if taints and (elsewhere := _file_with_taints(facts)):
             return Refusal(
                 f"{elsewhere} has the kubelet register its Node with taints already",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
+from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstream
 from gpunode.catalog.distro_drivers import list_distro_drivers
 from gpunode.change import PackageState
 from gpunode.distros.own_driver import is_foreign
@@ -33,7 +33,7 @@ def plan_repository(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = [what for what, is_wanted in asked.items() if is_wanted]
     where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
     if not wanted:
-        return Planned((), f"{where}; nothing else needs NVIDIA's repository", asked=False)
+        return Planned((), f"{where}; nothing else needs NVIDIA's repository", requested=False)
     outcome = plan_cuda_repository(recipe, facts)
     what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
     return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
@@ -51,7 +51,7 @@ def find_other_packagers(
     """Return the packages of another packager's driver, and the tools that came with it or with those of ``old``."""
     foreign = find_foreign_packages(installed, driver)
     versions = {upstream(installed[one].version) for one in (*foreign, *old)} - {""}
-    tools = (one for one in installed if one.name in BY_THEMSELVES and upstream(installed[one].version) in versions)
+    tools = (one for one in installed if one.name in STANDALONE_TOOLS and upstream(installed[one].version) in versions)
     return {one: installed[one] for one in (*foreign, *tools)}
 
 
@@ -69,4 +69,4 @@ def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outco
         )
     is_planned = facts.module_files.probe == PLAN
     by = "a package brings it" if is_planned else "prebuilt"
-    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
+    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", deferred=is_planned)

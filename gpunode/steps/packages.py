@@ -52,7 +52,7 @@ def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
 
     outcomes = (plan_conflicts(recipe, facts), plan_driver(recipe, facts))
     changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
-    leaving = {change.id for change in PackageChange.among(changes) if change.ends_version}
+    leaving = {change.id for change in PackageChange.among(changes) if change.removes_or_replaces}
     return builds if leaving.issuperset(builds) else ()
 
 
@@ -152,7 +152,7 @@ def unlocked_versions(
     return tuple(one for one in there if packages[one].version != locked[one])
 
 
-def driver_dependencies(recipe: Recipe) -> tuple[PackageId, ...]:
+def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     """Return the locked packages of no other step: the driver, and its dependencies."""
     from gpunode.steps.table import STEPS  # which imports this module's users
 
@@ -195,12 +195,12 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     """
     packages = need(facts.packages, "which packages are installed")
     if not isinstance(facts.dependencies, Known):
-        return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", asked=False)
+        return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", requested=False)
     driver = wanted_driver(recipe, facts)
     chosen = driver if isinstance(driver, WantedDriver) else None
     missing = facts.dependencies.value.missing(packages, tuple(_requested_packages(recipe, facts, chosen)))
     if missing is None:
-        return Planned((), "none of the packages that the recipe asks for is installed yet", asked=False)
+        return Planned((), "none of the packages that the recipe asks for is installed yet", requested=False)
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
@@ -249,7 +249,7 @@ PROFILE: Final = "/etc/profile.d/gpunode-cuda.sh"
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the toolkit that the recipe asks for; see ``cuda_release``."""
     if not wants_cuda_toolkit(recipe):
-        return Planned((), "the recipe asks for no CUDA toolkit", asked=False)
+        return Planned((), "the recipe asks for no CUDA toolkit", requested=False)
     from gpunode.steps.cuda_release import plan_toolkit
 
     return plan_toolkit(recipe, facts)

@@ -17,7 +17,7 @@ from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, wants_driver
 
-WAITS: Final = "waits until the firmware has this machine's key, see Secure Boot"
+AWAITS_ENROLMENT: Final = "waits until the firmware has this machine's key, see Secure Boot"
 _SIGNATURES: Final = "module.sig_enforce"
 
 
@@ -46,24 +46,24 @@ def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the key enrolled that DKMS signs modules with; see ``enrolment``."""
     if not wants_driver(recipe, facts):
-        return Planned((), "this driver is not managed by gpunode", asked=False)
+        return Planned((), "this driver is not managed by gpunode", requested=False)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
     if _brings_signed_modules(recipe, facts):
         state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
-        return Planned((), f"{state}: the distribution has signed the driver's modules", asked=False)
+        return Planned((), f"{state}: the distribution has signed the driver's modules", requested=False)
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
         has_shim = matches(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IN_IMAGE,) if has_shim else ()
-        return Planned((), "whether it is on, the first boot of the image tells", notes, later=True)
+        return Planned((), "whether it is on, the first boot of the image tells", notes, deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_UNREAD,)
-        return Planned((), "on; which key signs modules was not captured", notes, later=True)
+        return Planned((), "on; which key signs modules was not captured", notes, deferred=True)
     if facts.module_key is None:
         if isinstance(facts.secure_boot, Known):
-            return _refuse_unsignable(facts) or Planned((), "off", asked=False)
-        return Planned((), f"unknown: {facts.secure_boot.reason}", asked=False)
+            return _refuse_unsignable(facts) or Planned((), "off", requested=False)
+        return Planned((), f"unknown: {facts.secure_boot.reason}", requested=False)
     from gpunode.steps.enrolment import plan_enrolment
 
     return plan_enrolment(facts)

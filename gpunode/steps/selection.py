@@ -9,7 +9,7 @@ from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, OWN_VERSIONS_IN_DISTROS, driver_packages, parts, upstream
+from gpunode.catalog.conflicts import OWN_VERSIONS_IN_DISTROS, STANDALONE_TOOLS, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
@@ -40,7 +40,7 @@ from gpunode.steps.installed_driver import (
     prefix,
     wants_driver,
 )
-from gpunode.steps.secure_boot import WAITS, awaits_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment
 
 _UBUNTU = "ubuntu"
 _REVISION = re.compile(r"-[^-]*\Z")
@@ -86,7 +86,7 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
     if refused := _refuse_mixture(found, chosen, facts):
         return refused
     if awaits_enrolment(recipe, facts):
-        return Planned((), WAITS, later=True)
+        return Planned((), AWAITS_ENROLMENT, deferred=True)
     if chosen.source == "nvidia":
         return WantedDriver(found, chosen)
     from gpunode.distros import own_driver  # loaded on use: few recipes take it
@@ -364,7 +364,7 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     if recipe.lock is not None or (driver.chosen.exact and not version):
         return ()
     branch = driver.chosen.branch
-    loose = BY_THEMSELVES if driver.chosen.source == "nvidia" else OWN_VERSIONS_IN_DISTROS
+    loose = STANDALONE_TOOLS if driver.chosen.source == "nvidia" else OWN_VERSIONS_IN_DISTROS
     found = parts(known(facts.packages, {}), branch, loose)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
@@ -376,5 +376,5 @@ def tools_of_mismatched(
 ) -> tuple[PackageId, ...]:
     """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
     theirs = {upstream(packages[package].version) for package in strays}
-    installed = ((one, packages[one]) for one in map(PackageId, sorted(BY_THEMSELVES)) if one in packages)
+    installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOLS)) if one in packages)
     return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)

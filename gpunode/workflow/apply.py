@@ -267,14 +267,14 @@ class Applier:
         """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
         self.on_event(Applying(stage, TRANSACTION, batch))
         started = time.monotonic()
-        seqs = [*self.run.intend_all(stage, CONFFILES, self._find_conffiles(batch), "removed by the purge")]
+        seqs = [*self.run.intend_all(stage, CONFFILES, self._find_purged_conffiles(batch), "removed by the purge")]
         seqs += self.run.intend_all(stage, OVERWRITTEN, self._find_foreign(batch), "a package may overwrite it")
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
         self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched(batch))
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
 
-    def _find_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+    def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):

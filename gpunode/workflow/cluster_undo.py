@@ -72,7 +72,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         node = cluster.whoami()
         if not node.startswith(NODE_USER):
             raise
-        return _plan_removal_by_kubelet(node.removeprefix(NODE_USER), cluster, identity)
+        return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER), cluster, identity)
     changes = [change for one in found if (change := _removal_change(one, identity.uid)) is not None]
     skipped: tuple[str, ...] = ()
     try:
@@ -102,7 +102,7 @@ def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
     return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
-def _plan_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) -> ClusterPlan:
+def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) -> ClusterPlan:
     """Return the plan that removes what the kubelet's credential may remove: the labels of its own Node.
 
     Source: the Kubernetes documentation, "NodeRestriction".

@@ -136,19 +136,19 @@ def _check_handlers(
         return ()
     place = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
 
-    def ask() -> Sequence[Check]:
+    def check_runtime_class() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
         return [*live_checks.check_handlers(name, found, nodes, request.on_node, request.apply)]
 
-    return _check_or_skip(ask, "runtime-class", f"RuntimeClass {name}")
+    return _check_or_skip(check_runtime_class, "runtime-class", f"RuntimeClass {name}")
 
 
 def _check_workloads(desired: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
-    def ask() -> Sequence[Check]:
+    def find_and_check_workloads() -> Sequence[Check]:
         found = find_workloads(desired, cluster.list("daemonsets.apps", "--all-namespaces"))
         return [_check_workload(one, request, cluster) for one in found]
 
-    return _check_or_skip(ask, "workloads", "DaemonSets")
+    return _check_or_skip(find_and_check_workloads, "workloads", "DaemonSets")
 
 
 def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster: Cluster) -> Check:
@@ -180,11 +180,11 @@ def _check_offers(
             for check in live_checks.check_resources(node, live[name], rendering.expected.get(name), request.apply)
         ]
 
-    def ask() -> Sequence[Check]:
+    def check_resource_slices() -> Sequence[Check]:
         slices = cluster.list("resourceslices.resource.k8s.io")
         return [live_checks.check_slices(node, slices) for node in nodes.values()]
 
-    return _check_or_skip(ask, "resource-slices", "ResourceSlices")
+    return _check_or_skip(check_resource_slices, "resource-slices", "ResourceSlices")
 
 
 def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Cluster) -> Check:

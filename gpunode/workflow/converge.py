@@ -190,7 +190,7 @@ def survey(
         image: whether it is a root folder without a running kernel of its own.
         gpus: the GPUs of the machine that an image is built for; they replace the present machine's devices.
     """
-    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_distribution())
+    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_live_distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 

@@ -124,7 +124,7 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
     options.pause()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()
-    unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(stage.triggers))
+    unsettled = tuple(change for change in store.untriggered_changes() if change.triggers & set(stage.triggers))
     run = store.begin(options.verb, version=options.version, argv=options.argv)
     applier = Applier(host, run, on_event, lambda: None, unsettled, earlier)
     with recording_failure(applier):

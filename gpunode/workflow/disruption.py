@@ -172,4 +172,4 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
 
 def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
     """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and change.ends_version for change in packages)
+    return any(change.id in those and change.removes_or_replaces for change in packages)

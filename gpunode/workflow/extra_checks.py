@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
 
-_RESEAT = "replace or reseat the hardware"
+# What to do about a difference, by the key of [expect].
+_CURES = {
+    "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
+    "model": "find out which GPUs were put in",
+    "driver": "set driver.version in the recipe and run gpunode setup",
+    "min_memory_mib": "find out which GPUs were put in",
+    "ecc": "set ECC with nvidia-smi --ecc-config, then reset the GPUs",
+}
 
 
 def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
@@ -36,8 +43,7 @@ def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Itera
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
-        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
+        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{_CURES[name]}, or correct [expect]")
 
 
 def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tuple[str, object, object, bool]]:
@@ -51,30 +57,27 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
         seen = str(inventory.driver) if inventory else ""
         yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
     if expect.min_memory_mib is not None:
-        sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
-        yield (
-            "min_memory_mib",
-            f"at least {expect.min_memory_mib}",
-            sizes,
-            bool(sizes) and min(sizes) >= expect.min_memory_mib,
-        )
+        sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else None for gpu in gpus]
+        is_enough = bool(sizes) and all(size is not None and size >= expect.min_memory_mib for size in sizes)
+        seen = ", ".join("unknown" if size is None else str(size) for size in sizes)
+        yield "min_memory_mib", f"at least {expect.min_memory_mib}", seen, is_enough
     if expect.ecc is not None:
         modes = [gpu.ecc for gpu in gpus]
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
 
 
-_TITLE = "programs and libraries are those of their packages"
-# What a node's programs reach the driver by: Debian's and NVIDIA's names, and Ubuntu's.
+_PACKAGE_FILES_TITLE = "programs and libraries are those of their packages"
+# The packages through which programs use the driver: Debian's and NVIDIA's names, and Ubuntu's.
 _DRIVER_LIBRARIES = re.compile(
     r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
 )
-_CODE = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
+_EXECUTABLE_OR_LIBRARY = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
 
 
 def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     """Yield the check of the toolkit's programs and the driver's libraries against their packages' checksums.
 
-    A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be meant.
+    A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be intentional.
     """
     packages = tuple(_packages(recipe, facts))
     if not packages:
@@ -84,19 +87,21 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     changed: dict[PackageId, list[str]] = {}
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
-            why = f"{probe.source}: {answer.error or answer.outcome}"
-            yield Check("package-files", _TITLE, "skipped", why, f"see what it says: {probe.source}")
+            detail = f"{probe.source}: {answer.error or answer.outcome}"
+            yield Check("package-files", _PACKAGE_FILES_TITLE, "skipped", detail, f"see what it says: {probe.source}")
             return
-        if paths := [path for path in system(facts).changed_in(answer.text) if _CODE.search(path)]:
+        if paths := [path for path in system(facts).changed_in(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)]:
             changed[package] = paths
     if not changed:
-        yield Check("package-files", _TITLE, "passed", f"by the checksums of {', '.join(map(str, packages))}")
+        yield Check(
+            "package-files", _PACKAGE_FILES_TITLE, "passed", f"by the checksums of {', '.join(map(str, packages))}"
+        )
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
     hint = (
         f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {_reinstall(facts, changed)}"
     )
-    yield Check("package-files", _TITLE, "failed", f"changed or missing: {named}", hint)
+    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
 
 
 def _reinstall(facts: Facts, packages: Iterable[PackageId]) -> str:
@@ -113,34 +118,34 @@ def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
             yield package
 
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    """Yield the checks that the CDI devices of the recipe's containers are offered, and regenerated when needed."""
+    """Yield the checks that the CDI devices of the recipe's containers exist, and stay up to date."""
     if not cdi.requests_cdi(recipe):
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
         yield Check("cdi", CDI_TITLE, "skipped", "no NVIDIA driver is loaded", "fix the driver first")
         return
-    judged = cdi.judge_specifications(recipe, facts, loaded)
-    yield _check_devices(judged, recipe, host)
+    verdict = cdi.judge_specifications(recipe, facts, loaded)
+    yield _check_devices(verdict, recipe, host)
     yield from _check_refresh_units(facts)
 
 
-def _check_devices(judged: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
-    anew = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
-    if judged.spec is None or judged.fault:
-        return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
-    if missing := [path for path in judged.spec.paths if _is_missing(path, host)]:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        detail = f"{judged.spec.path} names missing files: {', '.join(missing[:_SHOWN])}{more}"
-        again = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={judged.spec.path}"
-        return Check("cdi", CDI_TITLE, "failed", detail, again)
-    if takes_only_cdi(recipe.runtime.name) and (lack := _podman_too_old(judged.spec, host)):
-        return Check("cdi", CDI_TITLE, "failed", *lack)
-    return Check("cdi", CDI_TITLE, "passed", f"{cdi.describe_verdict(judged)}; every file that it names exists")
+def _check_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
+    setup_hint = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
+    if verdict.spec is None or verdict.fault:
+        return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
+    if missing := [path for path in verdict.spec.paths if _is_missing(path, host)]:
+        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+        detail = f"{verdict.spec.path} names missing files: {', '.join(missing[:_MAX_LISTED])}{more}"
+        regenerate_hint = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
+        return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
+    if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):
+        return Check("cdi", CDI_TITLE, "failed", *problem)
+    return Check("cdi", CDI_TITLE, "passed", f"{cdi.describe_verdict(verdict)}; every file that it names exists")
 
 
 def _is_missing(path: str, host: HostView) -> bool:
@@ -149,18 +154,18 @@ def _is_missing(path: str, host: HostView) -> bool:
     return found.outcome == "ok" and not found.data
 
 
-def _podman_too_old(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
-    """Return what podman is too old for and what to do; None if it is not."""
-    told = host.run_probe(Probe("podman-version", argv=("podman", "--version")))
-    numbers = re.search(r"\d+(?:\.\d+)+", told.text)
-    if told.outcome == "absent":
+def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
+    """Return why podman cannot use the specification and what to do; None if it can."""
+    answer = host.run_probe(Probe("podman-version", argv=("podman", "--version")))
+    numbers = re.search(r"\d+(?:\.\d+)+", answer.text)
+    if answer.outcome == "absent":
         return "podman is not installed", "gpunode setup --runtime podman"
     version = tuple(int(part) for part in numbers[0].split(".")) if numbers else None
-    if version is not None and version < podman.LEAST:
-        return f"{told.text.strip()} does not support CDI devices", "install podman 4.1 or later"
-    if not podman.takes(version, spec.version):
+    if version is not None and version < podman.MIN_VERSION:
+        return f"{answer.text.strip()} does not support CDI devices", "install podman 4.1 or later"
+    if not podman.supports_spec(version, spec.version):
         older = "gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
-        what = f"{told.text.strip()} cannot read {spec.path}: it has CDI version {spec.version}"
+        what = f"{answer.text.strip()} cannot read {spec.path}: it has CDI version {spec.version}"
         return (
             what,
             f"install a newer podman, or write an older CDI version:\n  {older}\n  systemctl restart {cdi.UNIT}",
@@ -170,7 +175,7 @@ def _podman_too_old(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
 
 def _check_refresh_units(facts: Facts) -> Iterator[Check]:
     """Yield the check of the units that write the specification at boot and when the driver changes."""
-    title = "the CDI specification is written again when the driver changes"
+    title = "the CDI specification is regenerated when the driver changes"
     service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
         detail = f"{cdi.UNIT} is missing; toolkit 1.18 and later have it"

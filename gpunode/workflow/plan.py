@@ -8,7 +8,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
+from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
@@ -229,7 +229,7 @@ def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulatio
     coming = {
         action.id: upstream(action.version)
         for action in simulation.actions
-        if action.verb == "install" and action.id in named and action.id.name not in BY_THEMSELVES
+        if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOLS
     }
     of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
     versions = {version for one, version in coming.items() if one not in of_fabric}
@@ -262,7 +262,7 @@ def _other_branch_installs(brings: Sequence[PackageChange], simulation: Simulati
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
         # A distribution has the tools in versions of their own.
-        branch = 0 if str(action.id) in BY_THEMSELVES else branch
+        branch = 0 if str(action.id) in STANDALONE_TOOLS else branch
         if branch and branch not in wanted:
             yield (
                 f"{simulation.manager} would install {action.id} {action.version}, which is of another driver branch"

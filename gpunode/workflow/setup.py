@@ -145,7 +145,7 @@ def setup(
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
-    unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(left.owed))
+    unsettled = tuple(change for change in store.untriggered_changes() if change.triggers & set(left.owed))
     run = store.begin(
         "setup",
         version=options.version,

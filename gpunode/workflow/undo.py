@@ -324,7 +324,7 @@ def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
 
     Such packages are not configured first: a driver's module that did not build would not build again.
     """
-    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.ends_version}
+    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.removes_or_replaces}
 
 
 def run_repair(

@@ -193,7 +193,9 @@ def _restore_files(
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        steps.append(UndoStep(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
+        steps.append(
+            UndoStep(first.stage, first.step, change, _runtime_expectation(path) if restored.is_merged else None)
+        )
         notes += restored.notes
     return tuple(steps), tuple(notes), tuple(kept)
 
@@ -245,7 +247,7 @@ def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool
     return is_made_anew and now.with_digest().content.decode() == trail.left
 
 
-def _expectation(path: str) -> RuntimeExpectation | None:
+def _runtime_expectation(path: str) -> RuntimeExpectation | None:
     """Return that the runtime whose file it is can read it."""
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 

@@ -203,7 +203,7 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     if not mig_is_wanted(recipe):
         return
     match MIG.plan(recipe, facts):
-        case Planned(changes=(), later=False) as found:
+        case Planned(changes=(), deferred=False) as found:
             yield Check("mig", _MIG_TITLE, "passed", found.reason)
         case Planned(changes=()) as found:
             yield Check("mig", _MIG_TITLE, "skipped", found.reason)

@@ -240,8 +240,8 @@ def _distro(snapshot: Snapshot) -> Distro:
     found = find_distro(snapshot)
     if found and found.id in USUAL and found.version_id:
         return replace(found, like=USUAL[found.id].like)
-    is_debian = running_kernel(snapshot).endswith("amd64")
-    return USUAL["debian" if is_debian else "ubuntu"]
+    is_debian_itself = running_kernel(snapshot).endswith("amd64")
+    return USUAL["debian" if is_debian_itself else "ubuntu"]
 
 
 def _devices(snapshot: Snapshot, otherwise: str) -> tuple[PciDevice, ...]:
@@ -630,7 +630,7 @@ class Shown:
         """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
-    def read_distribution(self) -> None:
+    def read_live_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

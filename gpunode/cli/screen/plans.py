@@ -75,8 +75,8 @@ def _is_notable(step: StepPlan) -> bool:
 
 def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
     """Yield the steps without changes: those already correct, and those done later by others."""
-    applicable = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
-    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.later]
+    applicable = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.requested]
+    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.deferred]
     good = [step.step.title for step in applicable if step not in later]
     if good:
         yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
@@ -102,7 +102,7 @@ def note_line(text: str) -> Line:
 
 def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
-        case Planned(reason=reason, later=later):
+        case Planned(reason=reason, deferred=later):
             return MARKS["change" if step.changes else "skipped" if later else "nothing"], reason
         case Blocked(for_=for_, reason=reason):
             return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"

@@ -103,7 +103,7 @@ def _parse_boards(item: Item) -> Iterator[Board]:
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
 
 
-def gpu_names(snapshot: Snapshot) -> tuple[str, ...]:
+def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the models of the GPUs, by whatever names them."""
     found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
     found += [board.name for one in snapshot.view(smi_inventories) for board in one.boards if board.name]
@@ -126,7 +126,7 @@ def carrier_of(name: str) -> Carrier:
 def gpu_carriers(snapshot: Snapshot) -> frozenset[Carrier]:
     """Return the kinds of board of the node's GPUs, by device id or by name."""
     by_id = {_carrier_by_id(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
-    by_name = {carrier_of(name) for name in snapshot.view(gpu_names)}
+    by_name = {carrier_of(name) for name in snapshot.view(gpu_model_names)}
     return frozenset((by_id or by_name) - {""})
 
 
@@ -139,7 +139,7 @@ def _carrier_by_id(gpu: pci.PciFunction) -> Carrier:
 
 def has_nvlink5(snapshot: Snapshot) -> bool:
     """Return whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
-    return any(_FIFTH.search(name) for name in snapshot.view(gpu_names))
+    return any(_FIFTH.search(name) for name in snapshot.view(gpu_model_names))
 
 
 def nvml_inventory(snapshot: Snapshot) -> nvml.NvmlInventory | None:

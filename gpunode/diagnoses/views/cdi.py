@@ -140,7 +140,7 @@ _PATH: Final = Pattern(r"/[\w./-]+")
 def search_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """Return the folders that the engine searches, and the evidence unless they are the usual ones."""
     for item in snapshot.items:
-        if not item.is_register and item.where == "host" and (match := find_first(item, _LOOKS)):
+        if not item.is_package_record and item.where == "host" and (match := find_first(item, _LOOKS)):
             folders = tuple(_canonical_path(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
             return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
     podman = podman_version(snapshot)

@@ -40,7 +40,7 @@ class GpuCard:
     citation: Citation
 
 
-def gpu_cards(snapshot: Snapshot) -> tuple[GpuCard, ...]:
+def whole_gpus(snapshot: Snapshot) -> tuple[GpuCard, ...]:
     """Return the GPUs that a driver for the whole device is to drive, each once; guests of a vGPU are none."""
     found: dict[str, GpuCard] = {}
     for card in _find_cards(snapshot):
@@ -50,19 +50,19 @@ def gpu_cards(snapshot: Snapshot) -> tuple[GpuCard, ...]:
 
 def gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     """Return the models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
-    shown = tuple(card.model for card in snapshot.view(gpu_cards))
-    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.gpu_names))
+    shown = tuple(card.model for card in snapshot.view(whole_gpus))
+    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.gpu_model_names))
     return shown or tuple(model for model in named_ones if model is not None)
 
 
 def known_gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     """Return the models of all GPUs; none if one of them is unknown."""
-    shown, listed = snapshot.view(gpu_cards), snapshot.view(pci.pci_gpus)
+    shown, listed = snapshot.view(whole_gpus), snapshot.view(pci.pci_gpus)
     if shown and len(shown) >= len(listed):
         return tuple(card.model for card in shown)
     if listed:
         return ()
-    found = [_unambiguous_model(name) for name in sorted(snapshot.view(boards.gpu_names))]
+    found = [_unambiguous_model(name) for name in sorted(snapshot.view(boards.gpu_model_names))]
     return tuple(model for model in found if model) if all(found) else ()
 
 

@@ -126,7 +126,7 @@ def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
 def _read_log(item: Item) -> _KernelLog | None:
     if item.kind == "kernel-log":
         return _KernelLog(item, range(1, len(item.lines) + 1))
-    if item.kind in _LOGS and not item.is_register and (numbers := [*_kernel_lines(item)]):
+    if item.kind in _LOGS and not item.is_package_record and (numbers := [*_kernel_lines(item)]):
         return _KernelLog(item, numbers)
     return None
 
@@ -161,7 +161,7 @@ class _KernelLog:
     def __init__(self, item: Item, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
         self._lines: dict[int, _Line] = {}
-        self._starts: dict[int, int] = {}
+        self._line_offsets: dict[int, int] = {}
         self._blocks: dict[int, tuple[Message, ...]] = {}
 
     @property
@@ -214,12 +214,12 @@ class _KernelLog:
     def _start_of_block(self, place: int) -> int:
         """Return the place of the last line up to this one that continues no message."""
         walked: list[int] = []
-        while place > 0 and place not in self._starts and self._line(place).goes_on:
+        while place > 0 and place not in self._line_offsets and self._line(place).goes_on:
             walked.append(place)
             place -= 1
-        start = self._starts.get(place, place)
+        start = self._line_offsets.get(place, place)
         # A block may be a whole log: ten thousand lines of one Xid. No place is walked over twice.
-        self._starts.update(dict.fromkeys(walked, start))
+        self._line_offsets.update(dict.fromkeys(walked, start))
         return start
 
     def _end_of_block(self, place: int) -> int:

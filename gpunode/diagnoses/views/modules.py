@@ -222,7 +222,7 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
             yield InstalledModule(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
-    running = kernel_of_search(snapshot)
+    running = running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _listed_files(item, running)
@@ -266,7 +266,7 @@ def _is_for_kernel(match: re.Match[str] | None, running: str) -> bool:
     return match is None or not match["kernel"] or not running or match["kernel"] == running
 
 
-def kernel_of_search(snapshot: Snapshot) -> str:
+def running_or_searched_kernel(snapshot: Snapshot) -> str:
     """Return the running kernel: by uname, else by the folder in which modprobe looked."""
     if running := snapshot.view(system.running_kernel):
         return running

@@ -134,7 +134,7 @@ def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str
     """Return address, numbered lines and item of each device in a verbose lspci; headings may be missing."""
     found = []
     for item in snapshot.items_of("lspci", "text", "file"):
-        if item.where != "host" or item.is_register or not find_first(item, _VERBOSE):
+        if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE):
             continue
         listed = tuple(pci.parse_lspci(item))
         found += [

@@ -106,7 +106,9 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
         return "containerd" if kind == "kubelet" else kind, (cite_fact("the kubelet", f"of {kind}", kubelet.probe),)
-    items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
+    items = [
+        one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_package_record)
+    ]
     for name, pattern in _PRODUCTS:
         for item in items:
             if item.text.strip() and pattern.search(item.written):

@@ -136,7 +136,7 @@ def normalize_name(name: str) -> str:
 
 def smi_answers(snapshot: Snapshot) -> tuple[tuple[SmiGpu, ...], ...]:
     """Return every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
-    items = (item for item in snapshot.items if item.where == "host" and not item.is_register)
+    items = (item for item in snapshot.items if item.where == "host" and not item.is_package_record)
     return tuple(gpus for item in items if (gpus := tuple(_parse_item(item))))
 
 

@@ -125,7 +125,7 @@ def has_yum_only(snapshot: Snapshot) -> bool:
     return _manager_of(known) == "dnf" and known.id != "fedora" and major in {"6", "7"}
 
 
-def is_debian(snapshot: Snapshot) -> bool:
+def is_debian_itself(snapshot: Snapshot) -> bool:
     """Return whether the system is Debian and none of those made of it, by its name or its kernel's."""
     known = find_distro(snapshot)
     return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))

@@ -147,7 +147,7 @@ def _lines_ending_with(item: Item, end: str) -> Iterator[int]:
 
 
 def _program_presence(item: Item, name: str) -> Presence | None:
-    if item.where == "container" or item.is_register or not item.is_seen:
+    if item.where == "container" or item.is_package_record or not item.is_seen:
         return None
     found = [*_lines_ending_with(item, f"/{name}")]
     if item.kind in {"which", "listing"} and found:

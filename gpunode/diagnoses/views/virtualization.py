@@ -31,7 +31,7 @@ def is_vgpu(snapshot: Snapshot) -> bool:
 
 
 def _is_vgpu(snapshot: Snapshot) -> bool:
-    if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_names))):
+    if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_model_names))):
         return True
     modes = [row.value.strip().upper() for _, row in smi_query.find_rows(snapshot, "Virtualization Mode")]
     # A licence for a whole GPU is fetched by the same daemon.

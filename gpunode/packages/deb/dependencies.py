@@ -14,7 +14,7 @@ from typing import Final
 from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.status import HALF, PRESENT, Alternative, Entry, clauses, id_of, native_architecture
+from gpunode.packages.deb.status import HALF_INSTALLED, PRESENT, Alternative, Entry, clauses, id_of, native_architecture
 from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.packages.version import without_epoch
@@ -102,7 +102,11 @@ class _Installed:
     def of(entries: Sequence[Entry], packages: Mapping[PackageId, PackageState]) -> _Installed:
         """Return what is installed by both: the database, and what a plan has made of it."""
         native = native_architecture(entries)
-        rows = {id_of(entry, native): entry for entry in entries if entry.status in PRESENT or entry.status == HALF}
+        rows = {
+            id_of(entry, native): entry
+            for entry in entries
+            if entry.status in PRESENT or entry.status == HALF_INSTALLED
+        }
         present = {package for package, state in packages.items() if not state.config_files_only}
         providing = [one for one, entry in rows.items() if entry.provides]
         return _Installed(native, packages, rows, _by_name(rows), _by_name(present - rows.keys()), providing)

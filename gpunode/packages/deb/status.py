@@ -19,7 +19,7 @@ _JOURNAL = Pattern(r"/\d+\Z")
 _TO_CONFIGURE = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
 PRESENT = _TO_CONFIGURE | {"installed"}
 # It has lost some of its files, and counts as absent; it can only be installed anew.
-HALF = "half-installed"
+HALF_INSTALLED = "half-installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def was_interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    unfinished = _TO_CONFIGURE | {HALF}
+    unfinished = _TO_CONFIGURE | {HALF_INSTALLED}
     return _has_journal(updates) or any(entry.status in unfinished for entry in found)
 
 
@@ -132,7 +132,7 @@ def _has_journal(updates: Iterable[str]) -> bool:
 
 def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
     """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
-    return tuple(entry.name for entry in found if entry.status == HALF)
+    return tuple(entry.name for entry in found if entry.status == HALF_INSTALLED)
 
 
 def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:

@@ -49,7 +49,7 @@ class Standing:
         self.asked.add(probe.key)
         return _capture(probe, self.node.get(probe.key))
 
-    def read_distribution(self) -> None:
+    def read_live_distribution(self) -> None:
         """Do nothing: the evidence tells the distribution."""
         return
 

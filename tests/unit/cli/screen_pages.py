@@ -126,7 +126,7 @@ def reboot(screen: Screen) -> None:
 
 
 def verify(screen: Screen) -> None:
-    failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
+    failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "run gpunode doctor")
     idle = Check("container", "a container sees the same GPUs", "skipped", "NVML does not answer", "")
     screen.put(*report_lines(nodes.RECIPE, VerifyReport((*CHECKS, failed, idle), nodes.INVENTORY)))
 

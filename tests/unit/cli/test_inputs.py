@@ -16,7 +16,7 @@ from gpunode.cli.inputs import (
     validate_root,
     view_node,
 )
-from gpunode.cli.samples import SAMPLES_FOLDER, resolve_sample, sample_names
+from gpunode.cli.samples import SAMPLES_FOLDER, resolve_sample, sample_capture_names
 from gpunode.errors import UsageError
 from gpunode.facts.model import Known
 from gpunode.steps.detect import DETECT
@@ -53,8 +53,8 @@ def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
 
 
 def test_shipped_samples_are_completed_and_listed() -> None:
-    assert sample_names() == ("debian12-gtx1080",)
-    assert app.sample_nodes() == list(sample_names())
+    assert sample_capture_names() == ("debian12-gtx1080",)
+    assert app.sample_nodes() == list(sample_capture_names())
     assert view_node("debian12-gtx1080", "/", "").evidence
     for wrong in ("debian12", "README.md-of-samples"):
         with pytest.raises(UsageError, match="no sample of that name") as caught:

@@ -48,7 +48,7 @@ def commands(finding: Finding) -> list[str]:
 def test_vgpu_guest_is_recognized(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert virtualization.is_vgpu(node)
-    assert not gpu_models.gpu_cards(node)
+    assert not gpu_models.whole_gpus(node)
     assert not is_supported(node)
 
 

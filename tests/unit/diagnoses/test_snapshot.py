@@ -10,6 +10,6 @@ def test_package_logs_contain_no_kernel_messages() -> None:
         [("/var/log/dpkg.log", "NVRM: GPU is lost\n"), ("journalctl -u x", "all is well\n")]
     )
     seen = take_snapshot(evidence)
-    assert [one.is_register for one in seen.items] == [True, False]
+    assert [one.is_package_record for one in seen.items] == [True, False]
     assert not seen.contains(Pattern("GPU is lost"))
     assert seen.contains(Pattern("all is well"))

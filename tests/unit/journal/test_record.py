@@ -34,7 +34,7 @@ from gpunode.journal.history import (
     pending_triggers,
     summarize_run,
     triggers_settled_by,
-    unsettled_changes,
+    untriggered_changes,
 )
 from gpunode.journal.record import (
     FORMAT,
@@ -331,14 +331,14 @@ class TestUndo:
 class TestUnsettledChanges:
     ONE, OTHER = (FileChange(path, None, FileState(b"1"), frozenset({RESTART})) for path in ("/a", "/b"))
 
-    def test_unsettled_changes_are_listed_newest_first(self) -> None:
+    def test_untriggered_changes_are_listed_newest_first(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER), Done(1))
-        assert unsettled_changes(entries) == (self.OTHER, self.ONE)
-        assert unsettled_changes((*entries, BEGIN, TriggerCompleted(RESTART))) == ()
+        assert untriggered_changes(entries) == (self.OTHER, self.ONE)
+        assert untriggered_changes((*entries, BEGIN, TriggerCompleted(RESTART))) == ()
 
     def test_failed_change_is_settled_by_its_own_run_only(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
-        assert unsettled_changes((*entries, Failed(1, "no"))) == (self.ONE,)
+        assert untriggered_changes((*entries, Failed(1, "no"))) == (self.ONE,)
 
     def test_failed_package_is_no_unsettled_change(self) -> None:
         entries = (
@@ -346,11 +346,11 @@ class TestUnsettledChanges:
             Intent(1, "packages", "x", PackageChange(PackageId("p"), None, PackageState("1"))),
             Failed(1, "no"),
         )
-        assert unsettled_changes(entries) == ()
+        assert untriggered_changes(entries) == ()
 
-    def test_only_files_are_unsettled_changes(self) -> None:
+    def test_only_files_are_untriggered_changes(self) -> None:
         assert (
-            unsettled_changes(
+            untriggered_changes(
                 (BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), TriggerPending(RESTART, 1))
             )
             == ()

@@ -482,7 +482,12 @@ class TestSpecialFilesInTheJournalFolder:
         run = setup_run(store)
         run.path.unlink()
         planted(run.path)
-        for act in (store.runs, store.pending_triggers, store.unsettled_changes, lambda: store.read(run.id)):
+        for act in (
+            store.runs,
+            store.pending_triggers,
+            store.untriggered_changes,
+            lambda: store.read(run.id),
+        ):
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
                 act()
 

@@ -72,4 +72,4 @@ def test_podman_config_files_override_in_order() -> None:
     ],
 )
 def test_cdi_versions_that_podman_reads(version: tuple[int, ...] | None, spec: str, taken: bool) -> None:
-    assert podman.takes(version, spec) is taken
+    assert podman.supports_spec(version, spec) is taken

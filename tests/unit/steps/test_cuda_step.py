@@ -165,7 +165,7 @@ def test_a_lock_names_the_version_of_every_package() -> None:
 def test_a_recipe_without_the_key_asks_for_nothing() -> None:
     outcome = planned(CUDA_TOOLKIT.plan(recipe(), machine()))
     assert not outcome.changes
-    assert not outcome.asked
+    assert not outcome.requested
 
 
 def test_the_toolkit_alone_on_a_managed_node_is_not_refused() -> None:

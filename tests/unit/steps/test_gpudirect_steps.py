@@ -156,7 +156,7 @@ def test_gpudirect_modules_are_only_loaded_after_the_reboot() -> None:
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(GDS), node)).changes
     assert isinstance(change, FileChange)
     again = planned(GPUDIRECT_MODULES.plan(asking(GDS), project_changes(node, (change,))))
-    assert (again.changes, again.later) == ((), True)
+    assert (again.changes, again.deferred) == ((), True)
 
 
 def test_gdrcopy_service_is_started_after_its_module() -> None:
@@ -182,7 +182,7 @@ def test_module_no_longer_requested_is_not_loaded_at_boot() -> None:
 @pytest.mark.parametrize("step", [GPUDIRECT, GPUDIRECT_MODULES])
 def test_container_leaves_gpudirect_to_its_host(step: Any) -> None:
     inside = machine(platform=Platform("container", "docker"))
-    assert planned(step.plan(asking(ALL, version="none"), inside)).later
+    assert planned(step.plan(asking(ALL, version="none"), inside)).deferred
     assert planned(step.plan(recipe(), machine())).reason == "not requested"
 
 

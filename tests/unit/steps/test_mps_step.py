@@ -15,15 +15,14 @@ from gpunode.facts.probes import MPS_UNIT
 from gpunode.facts.project import project_changes
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
-from gpunode.steps.daemons import MPS, MPS_SERVICE, PIPES, unit
-from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
-from tests.unit.steps.machines import unit as unit_of
+from gpunode.steps.daemons import MPS, MPS_SERVICE, PIPE_DIRECTORY, render_mps_unit
+from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
 
 WANTED = replace(recipe(version="none"), mps=Mps(enabled=True))
 
 
 def node(facts: Facts, *, running: bool = False, exists: bool = False) -> Facts:
-    state = unit_of(active=running, enabled=running, exists=exists or running)
+    state = unit(active=running, enabled=running, exists=exists or running)
     folders = {**facts.folders, "/etc/systemd/system": "units"}
     return replace(facts, units={**facts.units, MPS_SERVICE: Known(state, "units")}, folders=folders)
 
@@ -55,7 +54,7 @@ def test_mps_mode_change_restarts_the_daemon() -> None:
 
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_mps_unit_sets_and_resets_the_compute_mode(*, exclusive: bool) -> None:
-    text = unit(exclusive=exclusive).decode()
+    text = render_mps_unit(exclusive=exclusive).decode()
     assert ("ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS" in text) is exclusive
     assert ("ExecStopPost=" in text) is exclusive
 
@@ -66,7 +65,12 @@ def test_mps_unit_restores_the_former_compute_mode_of_each_gpu(tmp_path: Path) -
     modes = r'printf "0, Default\n1, Exclusive_Process\n10, Prohibited\n"'
     smi.write_text(f'#!/bin/sh\necho "$*" >> {said}\ncase $1 in --query*) {modes};; esac\n')
     smi.chmod(0o755)
-    text = unit(exclusive=True).decode().replace("/usr/bin/nvidia-smi", str(smi)).replace(PIPES, str(tmp_path))
+    text = (
+        render_mps_unit(exclusive=True)
+        .decode()
+        .replace("/usr/bin/nvidia-smi", str(smi))
+        .replace(PIPE_DIRECTORY, str(tmp_path))
+    )
     for key in ("ExecStartPre=", "ExecStopPost="):
         for one in (line for line in text.splitlines() if line.startswith(key)):
             subprocess.run(shlex.split(one.removeprefix(key).replace("$$", "$")), check=True)

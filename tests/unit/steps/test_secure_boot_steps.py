@@ -106,7 +106,7 @@ def test_certificate_in_pem_is_refused_with_the_conversion() -> None:
 def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> None:
     outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
     assert outcome.changes == ()
-    assert outcome.later
+    assert outcome.deferred
 
 
 def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:
@@ -153,7 +153,7 @@ def test_certificate_replaced_by_a_transaction_stops_the_run() -> None:
 
 def test_secure_boot_that_is_off_asks_for_nothing() -> None:
     off = planned(SECURE_BOOT.plan(recipe(), machine(secure_boot=False)))
-    assert (off.changes, off.notes, off.asked) == ((), (), False)
+    assert (off.changes, off.notes, off.requested) == ((), (), False)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_unreadable_key_is_no_missing_key() -> None:
 
 def test_no_driver_needs_no_key() -> None:
     outcome = planned(SECURE_BOOT.plan(recipe(version="none"), node(Firmware())))
-    assert (outcome.changes, outcome.asked) == ((), False)
+    assert (outcome.changes, outcome.requested) == ((), False)
 
 
 def test_image_is_told_what_its_first_boot_needs() -> None:

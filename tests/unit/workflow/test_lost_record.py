@@ -36,7 +36,13 @@ def node(files: Mapping[str, FileState] | None = None) -> Facts:
 
 
 def test_every_file_owned_by_gpunode_begins_with_the_marker() -> None:
-    texts = (PIN.content, kernel._TEXT, gpudirect._HEADER.encode(), daemons.unit(exclusive=False), mig._WANTS)
+    texts = (
+        PIN.content,
+        kernel._TEXT,
+        gpudirect._HEADER.encode(),
+        daemons.render_mps_unit(exclusive=False),
+        mig._WANTS,
+    )
     assert all(text.startswith(MARK) for text in (*texts, mig.make_unit({}), resume_unit(("gpunode", "setup"))))
 
 

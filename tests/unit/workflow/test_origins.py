@@ -55,7 +55,7 @@ class Node:
             return Capture(probe.source, "ok", self.files[probe.path], "")
         return Capture(probe.source, "absent", b"", "")
 
-    def read_distribution(self) -> None:
+    def read_live_distribution(self) -> None:
         return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
