@@ -143,7 +143,7 @@ class ChangeKind(ABC):
 
     @property
     def is_reread(self) -> bool:
-        """True if the state stays, and only what reads it is told to read it again."""
+        """True if the state stays, and only its reader has to read it again."""
         return False
 
     @property
@@ -153,7 +153,7 @@ class ChangeKind(ABC):
 
     @property
     def outlasts_stage(self) -> bool:
-        """True if a stage planned anew may still have it: its end does not complete it."""
+        """True if a new plan of the stage may contain it again: making it once does not complete it."""
         return False
 
     @property

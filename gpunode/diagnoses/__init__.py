@@ -151,7 +151,7 @@ def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bu
 
 
 def fit_remedy(cause: str, snapshot: Snapshot, bugs: _Tracebacks = None) -> tuple[Fix, ...]:
-    """Return the remedy of a cause for this node, which may not have it."""
+    """Return the remedy of a cause for this node, whether or not the cause was found on it."""
     rule = rules_by_cause()[cause]
     return _fit_remedy(rule, (Proof(rule.title),), (), snapshot, bugs)[0]
 

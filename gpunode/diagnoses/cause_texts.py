@@ -1,4 +1,4 @@
-"""Read what people are told about a cause: ``causes/FAMILY.md`` has a section per cause, its reference as well."""
+"""Read the texts about causes: ``causes/FAMILY.md``, which is the reference too, has a section for each."""
 
 from __future__ import annotations
 

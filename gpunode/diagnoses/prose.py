@@ -101,7 +101,7 @@ def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[Item, 
 
 
 class _ProseLines:
-    """The numbers of the lines that are prose, decided when they are asked for."""
+    """The numbers of the lines that are prose, computed on use."""
 
     def __init__(self, item: Item) -> None:
         self._lines = item.lines

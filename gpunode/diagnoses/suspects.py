@@ -239,7 +239,7 @@ _READS_FILE: Final = frozenset({"cat", "grep", "head", "tail", "less"})
 
 
 class _Question(NamedTuple):
-    """A command in a form that compares: the program with what it is told, and the words that its filters keep."""
+    """A command in a form that compares: the program with its arguments, and the words that its filters keep."""
 
     asked: str
     kept: frozenset[str]

@@ -328,7 +328,7 @@ class ModuleKey:
         is_der: whether the file holds it so, as mokutil and shim need it.
         enrolled: whether the firmware, or shim's own list, has the certificate.
         queued: whether the next boot asks at the console to enrol it.
-        timeout_s: how long that boot waits for somebody at the console; -1 for ever.
+        timeout_s: how long that boot waits for somebody at the console; -1 without a limit.
         signatures: of the modules that DKMS has built, by kernel.
         is_made: whether a plan makes the key: its certificate is known after that.
     """

@@ -107,7 +107,7 @@ def _is_ubuntu(evidence: Evidence) -> bool:
 
 
 def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
-    """Return the key's state; None where it was not asked for, as Secure Boot is not on."""
+    """Return the key's state; None where Secure Boot is not on, for it is not looked at then."""
     if _CERTIFICATE not in evidence:
         return None
     return derive_fact(_CERTIFICATE, lambda: _read_module_key(evidence))

@@ -60,7 +60,7 @@ def _list_descriptors(folder: Path) -> Iterator[Path]:
 
 
 def _is_gpu(descriptor: Path, majors: frozenset[int]) -> bool:
-    """Return whether an open file is a device of NVIDIA's, wherever a container has its node."""
+    """Return whether an open file is an NVIDIA device, wherever a container has its node."""
     with suppress(OSError):  # it has been closed meanwhile
         target = str(descriptor.readlink())
         if target.startswith("/dev/nvidia"):

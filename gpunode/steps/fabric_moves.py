@@ -18,7 +18,7 @@ from gpunode.steps.selection import WantedDriver, kept_version
 def plan_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
     """Return what brings the parts that are there to the driver's version, where their own step is left out.
 
-    They work with the driver of their exact version alone, whoever has installed them.
+    They work only with the driver of their exact version, also where somebody else installed them.
     """
     if FABRIC.id not in recipe.skip:
         return ()

@@ -156,7 +156,7 @@ class _Line(NamedTuple):
 
 
 class _KernelLog:
-    """The kernel's lines in one item, of which only those are parsed that are asked for."""
+    """The kernel's lines in one item, each parsed on use."""
 
     def __init__(self, item: Item, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
