@@ -18,7 +18,15 @@ from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, join_names
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired, UsageError, VerifyFailed
+from gpunode.errors import (
+    ChangeFailed,
+    Conflict,
+    DrainRequired,
+    GpunodeError,
+    RebootRequired,
+    UsageError,
+    VerifyFailed,
+)
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
@@ -236,8 +244,8 @@ def _plan_after_repair(
 
 def _plan_without_repair(
     verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
-) -> UndoPlan | None:
-    """Return the plan if it takes away all that is unfinished; None if a repair has to come first."""
+) -> UndoPlan | NothingToUndo | None:
+    """Return the plan if it takes away all that is unfinished, or nothing; None if a repair has to come first."""
     from gpunode.workflow.undo import is_superseded
 
     facts = survey(node.host, image=node.host.root != "/")
@@ -245,9 +253,13 @@ def _plan_without_repair(
         return None
     try:
         plan = make_plan(node)
+    except (Conflict, DrainRequired):
+        raise  # no repair changes that
     except GpunodeError:
         return None  # it may be the broken packages' fault; else it is raised again
-    if isinstance(plan, NothingToUndo) or not is_superseded(facts, plan.packages):
+    if isinstance(plan, NothingToUndo):
+        return plan
+    if not is_superseded(facts, plan.packages):
         return None
     names = ", ".join(map(str, sorted(facts.unconfigured)))
     node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")

@@ -33,7 +33,7 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     if not any(one.vendor == "10de" and int(one.device, 16) >= _FIRST_BLACKWELL for one in listed):
         return None
     files = [f"/sys/bus/pci/devices/{one.address}/vpd" for one in listed if one.vendor == MELLANOX]
-    return Probe(KEY, argv=("grep", "-aosH", _MARK, *files), content_kind="table") if files else None
+    return Probe(KEY, argv=("grep", "-aoH", _MARK, *files), content_kind="table") if files else None
 
 
 def derive_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
@@ -44,6 +44,8 @@ def derive_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
 def _read_bridges(evidence: Evidence) -> tuple[str, ...]:
     capture = evidence[KEY]
     found = tuple(dict.fromkeys(_FOUND.findall(capture.text)))
-    if found or capture.outcome == "ok" or capture.exit_status == _NO_MATCH:
+    # A network card's virtual function has no such file.
+    absent = all(line.endswith("No such file or directory") for line in capture.error.splitlines())
+    if found or capture.outcome == "ok" or capture.exit_status == _NO_MATCH or (capture.error and absent):
         return found
     raise EvidenceMissing(KEY, explain_missing(capture))

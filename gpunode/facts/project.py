@@ -155,9 +155,17 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         leftovers=_project_leftovers(facts.leftovers, change),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
+    if change.id in facts.unconfigured and change.removes_or_replaces:
+        facts = _without_unconfigured(facts, change.id)
     if kernel or system(facts).builds_driver(change.id):
         return _with_built_modules(facts, is_rebuilt=not kernel)
     return facts
+
+
+def _without_unconfigured(facts: Facts, package: PackageId) -> Facts:
+    left = facts.unconfigured - {package}
+    interrupted = facts.packages_interrupted if left else Known(False, PLAN)
+    return replace(facts, unconfigured=left, packages_interrupted=interrupted)
 
 
 def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bool) -> Facts:

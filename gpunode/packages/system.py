@@ -131,6 +131,7 @@ class PackageSystem:
         headers_of: the kernel whose headers a package has; empty where it has none.
         prebuilt_module_of: the kernel and the driver's branch for which a package has a built module; None for others.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
+        runs_dkms: whether configuring a package has DKMS build all its modules, as a kernel's image and headers do.
         is_older: whether the first version comes before the second.
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
@@ -193,6 +194,7 @@ class PackageSystem:
     headers_of: Callable[[PackageId], str]
     prebuilt_module_of: Callable[[PackageId], tuple[str, str] | None]
     builds_driver: Callable[[PackageId], bool]
+    runs_dkms: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
     plan_repository: Callable[[Repository, Facts], Outcome]

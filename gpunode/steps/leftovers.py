@@ -56,6 +56,8 @@ def _note_toolkits(facts: Facts) -> Iterator[str]:
 
 def find_run_toolkits(facts: Facts) -> dict[str, str]:
     """Return the toolkits that belong to no package, by release (``12.6``), with what removes each."""
+    if _is_interrupted(facts):
+        return {}  # a package's own files may be there already
     installed = known(facts.packages, {})
     paths = known(facts.leftovers, frozenset[str]())
     owners = {package.name for package, state in installed.items() if not state.config_files_only}

@@ -19,6 +19,7 @@ from gpunode.catalog.repositories import (
 )
 from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
 from gpunode.facts.model import Facts, Known, MissingDependency, need
+from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
@@ -38,22 +39,30 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "no package change was interrupted")
     if leaving := _find_leaving_builds(recipe, facts):
         names = ", ".join(map(str, leaving))
-        return Planned((), f"{names} is not configured, and leaves with the old driver, so it is not built once more")
+        return Planned((), f"{names} leaves with the old driver, so its modules are not built once more before that")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
 
 
 def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the unconfigured packages with the old driver's modules, if none of them stays."""
-    builds = tuple(sorted(one for one in facts.unconfigured if system(facts).builds_driver(one)))
-    if not builds:
-        return ()
-    from gpunode.steps.driver import plan_conflicts, plan_driver  # both need what is here
+    """Return the packages with the old driver's modules where nothing is to be configured before they leave.
 
-    outcomes = (plan_conflicts(recipe, facts), plan_driver(recipe, facts))
+    Their own configuration builds the modules, and so does that of a kernel's packages, which runs DKMS. What one of
+    these waits for does not count: whether or not it comes in this run, the old modules need no other build.
+    """
+    builds = frozenset(one for one in facts.unconfigured if system(facts).builds_driver(one))
+    if not builds and not any(map(system(facts).runs_dkms, facts.unconfigured)):
+        return ()
+    from gpunode.steps.driver import CONFLICTS, DRIVER  # both need what is here
+
+    # A driver that stays is not taken for one that leaves because it is upgraded.
+    asked = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
+    unwatched = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
+    outcomes = [step.plan(asked, unwatched) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
     changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
     leaving = {change.id for change in PackageChange.among(changes) if change.removes_or_replaces}
-    return builds if leaving.issuperset(builds) else ()
+    builders = tuple(sorted(one for one in leaving if system(facts).builds_driver(one)))
+    return builders if leaving.issuperset(builds) else ()
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)

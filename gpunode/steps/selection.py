@@ -115,13 +115,17 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
     named = ", ".join(f"{one} {packages[one].version}" for one in others)
     purge = system(facts).purge(tuple(str(one) for one in sorted(driver_packages(packages))))
+    ways = [f"purge the driver first: `sudo {purge}`"]
+    if len(others) == len(revisions):  # else the other source would be mixed, too
+        ways.insert(0, f"take the driver of the other source (--driver-source {'nvidia' if wants_own else 'distro'})")
+    if not wants_own:
+        ways.insert(0, f"take another branch ({gpunode('gpus')} lists those that fit)")
     return Refusal(
         what=f"{named} of {theirs}'s driver {'is' if len(others) == 1 else 'are'} installed, and {ours}'s driver of "
         f"the same branch {chosen.branch} is wanted",
         why="the packages of both have the same names, so they would be mixed, and Debian's nvidia-alternative removes "
         "links of the libraries that NVIDIA's packages bring",
-        hint=f"take another branch ({gpunode('gpus')} lists those that fit), or the driver of the other source "
-        f"(--driver-source {'nvidia' if wants_own else 'distro'}); or purge the driver first: `sudo {purge}`",
+        hint="; or ".join(ways),
     )
 
 

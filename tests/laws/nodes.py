@@ -104,6 +104,7 @@ def _dependencies(packages: Mapping[str, PackageState], relations: Mapping[str, 
             Entry(
                 package.name,
                 "install",
+                False,
                 "config-files" if state.config_files_only else "installed",
                 package.arch or "amd64",
                 state.version,

@@ -79,7 +79,8 @@ def relations(facts: Facts) -> InstalledRelations:
     """Return the packages of ``facts`` as dpkg's status lists them, with ``RELATIONS``."""
     assert isinstance(facts.packages, Known)
     return InstalledRelations(tuple(
-        Entry(package.name, "install", "installed", "amd64", state.version, depends=RELATIONS.get(package.name, ""))
+        Entry(package.name, "install", False, "installed", "amd64", state.version,
+              depends=RELATIONS.get(package.name, ""))
         for package, state in facts.packages.value.items()
         if not state.config_files_only
     ))  # fmt: skip

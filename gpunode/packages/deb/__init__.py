@@ -98,6 +98,11 @@ def _builds_driver(package: PackageId) -> bool:
     return _DKMS.fullmatch(package.name) is not None and package.name not in _NOT_THE_DRIVER
 
 
+def _runs_dkms(package: PackageId) -> bool:
+    """Return whether it is a kernel's; dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
+    return package.name.startswith(("linux-image-", "linux-headers-"))
+
+
 def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
 
@@ -183,6 +188,7 @@ DEB: Final = PackageSystem(
     headers_of=_headers_of,
     prebuilt_module_of=_prebuilt_module_of,
     builds_driver=_builds_driver,
+    runs_dkms=_runs_dkms,
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,

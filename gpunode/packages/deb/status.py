@@ -28,6 +28,7 @@ class Entry:
 
     name: str
     want: str
+    must_be_reinstalled: bool
     status: str
     architecture: str
     version: str
@@ -56,7 +57,8 @@ def _entry(fields: Mapping[str, str]) -> Entry:
     if not name or len(words) != 3:
         raise ValueError(f"a paragraph of dpkg's status without name or status: {name[:80]!r} {words[:4]}")
     keys = ("Architecture", "Version", "Multi-Arch", "Pre-Depends", "Depends", "Provides")
-    return Entry(name, words[0], words[2], *(fields.get(key, "").strip() for key in keys))
+    relations = (fields.get(key, "").strip() for key in keys)
+    return Entry(name, words[0], words[1] == "reinstreq", words[2], *relations)
 
 
 def native_architecture(found: Sequence[Entry]) -> str:
@@ -120,7 +122,7 @@ def find_unconfigured(found: Sequence[Entry], updates: Iterable[str]) -> frozens
     None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
     Triggers that wait are no obstacle: whatever dpkg does next processes them.
     """
-    if _has_journal(updates) or half_installed(found):
+    if _has_journal(updates) or half_installed(found) or any(entry.must_be_reinstalled for entry in found):
         return frozenset()
     native = native_architecture(found)
     return frozenset(id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})

@@ -45,7 +45,12 @@ def test_machine_with_ordinary_cards_has_no_bridge(bus: Path) -> None:
     assert derive_bridges({KEY: look(bus)}) == Known((), KEY)
 
 
+def test_virtual_function_without_vital_product_data_is_no_bridge(bus: Path) -> None:
+    (bus / CARDS[0].address / "vpd").unlink()
+    assert derive_bridges({KEY: look(bus)}) == Known((), KEY)
+
+
 def test_unreadable_data_is_no_answer(bus: Path) -> None:
-    for card in CARDS:
-        (bus / card.address / "vpd").unlink()
+    (bus / CARDS[0].address / "vpd").unlink()
+    (bus / CARDS[0].address / "vpd").mkdir()
     assert isinstance(derive_bridges({KEY: look(bus)}), Unknown)

@@ -76,6 +76,20 @@ def test_old_driver_that_does_not_build_is_replaced(node: Chroot) -> None:
     assert ask(node, "plan", RECIPE, "--check").exit_code == 0
 
 
+def test_kernel_that_the_old_driver_does_not_know_blocks_no_setup(node: Chroot) -> None:
+    """Its own package is configured; the new kernel's is not, since its scripts have dkms build the old module."""
+    install_old_driver(node)
+    fails_while_old = {"postinst": "#!/bin/sh\n! dkms status | grep -q nvidia-current\n"}
+    kernel = Package("linux-headers-6.1.0-99-lab", "6.1.99-1", scripts=fails_while_old)
+    build_all([kernel], node.path("/root"))
+    node.run("sh", "-ec", f"! dpkg -i /root/{kernel.file_name}")
+
+    setup_ok(node)
+
+    assert node.run("dpkg", "--audit").stdout == ""
+    assert node.installed()["nvidia-kernel-open-dkms"] == "595.91.07-1"
+
+
 def test_unplanned_removal_stops_the_run(node: Chroot, chroots: Lab) -> None:
     hostile = Package("nvidia-modprobe", "595.91.07-1", conflicts=("docker.io",))
     folder = chroots.repositories.variant(

@@ -210,5 +210,8 @@ def test_release_of_a_run_installer_is_not_overwritten() -> None:
     installs = (PackageChange(PackageId("libcuda1"), None, PackageState("595.91.07-1")),)
     projected = project_changes(_machine(leftovers=paths), installs)
     assert refusal(CUDA_TOOLKIT.plan(_recipe("12.9"), projected)).what == refused.what, "with a driver before it"
+    # dpkg unpacks files before it records the package.
+    cut = _machine(leftovers=paths, packages_interrupted=Known(value=True, probe="x"))
+    assert planned(CUDA_TOOLKIT.plan(_recipe("12.9"), cut)).changes
     ours = _machine(leftovers=paths, packages={"cuda-toolkit-12-9": "12.9.1-1", "cuda-nvcc-12-9": "12.9.86-1"})
     assert not _installed(planned(CUDA_TOOLKIT.plan(_recipe("12.9"), ours)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog import openpgp
-from gpunode.change import FileChange, FileState, SigningKey
+from gpunode.change import FileChange, FileState, PackageChange, PackageState, SigningKey
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
@@ -358,14 +358,43 @@ def unfinished(packages: dict[str, str], *also: str) -> Facts:
     return replace(cut, unconfigured=frozenset(map(PackageId, (*packages, *also))))
 
 
-@pytest.mark.parametrize("also", [(), ("linux-headers-6.1.0-18-amd64",)])
+OLD = {"nvidia-kernel-dkms": "470.256.02-2"}
+HEADERS = "linux-headers-6.1.0-18-amd64"
+
+
+def repairs(wanted: Recipe, cut: Facts) -> bool:
+    return bool(planned(REPAIR.plan(wanted, cut)).changes)
+
+
+@pytest.mark.parametrize("also", [(), (HEADERS,)])
 def test_old_module_that_did_not_build_is_not_built_before_it_leaves(also: tuple[str, ...]) -> None:
-    assert not planned(REPAIR.plan(recipe(), unfinished({"nvidia-kernel-dkms": "470.256.02-2"}, *also))).changes
+    assert not repairs(recipe(), unfinished(OLD, *also))
+
+
+def test_kernel_that_builds_the_leaving_module_is_not_configured_first() -> None:
+    cut = machine(packages={**OLD, HEADERS: "6.1.76-1"}, packages_interrupted=Known(value=True, probe="x"))
+    assert not repairs(recipe(), replace(cut, unconfigured=frozenset({PackageId(HEADERS)})))
+
+
+def test_old_module_is_not_built_before_a_run_driver_goes() -> None:
+    cut = replace(unfinished(OLD), run_installer=Known(True, "x"))
+    assert not repairs(replace(recipe(), remove_runfile_driver=True), cut)
 
 
 @pytest.mark.parametrize("package", ["nvidia-kernel-open-dkms", "zfs-dkms"])
-def test_module_that_stays_is_repaired_first(package: str) -> None:
-    assert planned(REPAIR.plan(recipe(), unfinished({package: "595.91.07-1"}))).changes
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_module_that_stays_is_repaired_first(package: str, *, upgrade: bool) -> None:
+    assert repairs(replace(recipe(), upgrade=upgrade), unfinished({package: "595.91.07-1"}))
+
+
+def test_module_that_no_selected_step_removes_is_repaired() -> None:
+    assert repairs(replace(recipe(), skip=("conflicts", "driver")), unfinished(OLD))
+
+
+def test_packages_that_leave_need_no_repair_afterwards() -> None:
+    cut = unfinished(OLD)
+    changes = [PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("470.256.02-2"), None)]
+    assert not repairs(recipe(), project_changes(cut, changes))
 
 
 def test_interrupted_dpkg_is_repaired_first() -> None:

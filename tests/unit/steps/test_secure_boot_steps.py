@@ -13,10 +13,12 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, ModuleKey, ModuleSig
 from gpunode.facts.module_key import CONFIG, DKMS_KEY
 from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, SIG_ENFORCE
 from gpunode.outcome import Blocked, Planned
+from gpunode.package_id import PackageId
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
 from gpunode.steps.enrolment import KEY_BACKUP, describe_kept_key, refuse_replaced_key
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
+from gpunode.steps.packages import REPAIR
 from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.table import STEPS
 from gpunode.workflow.recovery import Backlog
@@ -107,6 +109,13 @@ def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> 
     outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
     assert outcome.changes == ()
     assert outcome.deferred
+
+
+def test_old_module_that_does_not_build_keeps_no_key_from_being_enrolled() -> None:
+    old = {"nvidia-kernel-dkms": "470.256.02-2"}
+    cut = machine(packages={**TOOLS, **old}, packages_interrupted=Known(value=True, probe="x"))
+    facts = node(Firmware().with_key(), replace(cut, unconfigured=frozenset(map(PackageId, old))))
+    assert planned(REPAIR.plan(recipe(), facts)).changes == ()
 
 
 def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:

@@ -83,8 +83,9 @@ def test_only_what_dpkg_can_remove_as_it_is_counts_as_unconfigured(
     assert dpkg.find_unconfigured(found, updates) == ids(*expected)
 
 
-def test_package_that_lost_files_leaves_nothing_unconfigured() -> None:
-    broken = paragraph("nvidia-smi", "install reinstreq half-installed")
+@pytest.mark.parametrize("status", ["install reinstreq half-installed", "install reinstreq unpacked"])
+def test_package_that_lost_files_leaves_nothing_unconfigured(status: str) -> None:
+    broken = paragraph("nvidia-smi", status)
     found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-dkms-580", "install ok half-configured") + broken)
     assert dpkg.find_unconfigured(found, []) == frozenset()
 
