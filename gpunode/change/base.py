@@ -157,11 +157,6 @@ class ChangeKind(ABC):
         return False
 
     @property
-    def may_take_gpus(self) -> bool:
-        """True if what holds a GPU open may be in its way."""
-        return True
-
-    @property
     def is_there_before(self) -> bool:
         """True unless it makes its subject."""
         return True

@@ -129,10 +129,6 @@ class FileChange(ChangeKind):
         return self.is_reread or isinstance(self.after, Deferred)
 
     @property
-    def may_take_gpus(self) -> bool:
-        return False
-
-    @property
     def is_there_before(self) -> bool:
         return self.before is not None
 

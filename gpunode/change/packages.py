@@ -63,10 +63,6 @@ class PackageChange(ChangeKind):
         return not isinstance(self.after, KnownAfter)
 
     @property
-    def may_take_gpus(self) -> bool:
-        return self.removes_or_replaces
-
-    @property
     def is_there_before(self) -> bool:
         return self.before is not None and not self.before.config_files_only
 

@@ -12,6 +12,7 @@ from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import Line, line, next_line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode, sudo_gpunode
+from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
 
 def find_missing_probes(evidence: Evidence) -> dict[str, str]:
     """Return the reason for each probe that failed; a tool's own non-zero exit status is no failure."""
-    from gpunode.facts.probes import PROBES
     from gpunode.workflow.doctor import denied_sources
 
     needed = {probe.key for probe in PROBES}

@@ -15,6 +15,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
 from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reasons
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.resume import hash_recipe
 from gpunode.cli.screen.checks import check_lines, verdict_line
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
@@ -30,6 +31,7 @@ from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.kubectl import ProgramMissing
+from gpunode.host.local import LocalHost
 from gpunode.journal.chronicle import list_runs
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
@@ -41,6 +43,7 @@ from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
+from gpunode.workflow.converge import survey
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -213,8 +216,6 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
     """Return the check of this machine's container runtime; its result is None if gpunode may not read it."""
 
     def ask(_: str) -> Check | None:
-        from gpunode.host.local import LocalHost
-        from gpunode.workflow.converge import survey
         from gpunode.workflow.verify import runtime_checks
 
         host = LocalHost("/")
@@ -303,8 +304,6 @@ def _other_cluster(identity: Identity) -> str:
 
 
 def _run_header(verb: Verb, recipe: Recipe | None = None, undoes: str = "") -> RunHeader:
-    from gpunode.cli.resume import hash_recipe
-
     named = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
     return RunHeader(verb, __version__, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, undoes=undoes)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
+from gpunode.catalog import xids
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import (
@@ -28,6 +29,7 @@ from gpunode.cli.screen.text import (
 from gpunode.cli.screen.words import count, join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses import generic_remedy, rules_by_cause
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
@@ -212,16 +214,12 @@ _XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 
 def _find_xid(name: str) -> Xid | None:
     """Return the Xid of ``xid-79`` unless ``name`` is a cause or a report."""
-    from gpunode.catalog import xids
-
     number = _XID.fullmatch(name)
     return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not _may_exist(name) else None
 
 
 def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> None:
     """Show the story of a cause, or of an Xid, with the remedy for any node."""
-    from gpunode.diagnoses.snapshot import take_snapshot
-
     screen = options.open_report_screen()
     if xid is not None:
         from gpunode.workflow.doctor import cause_of_xid

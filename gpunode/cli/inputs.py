@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
+from gpunode.catalog.gpus import LIST_GPUS, other_device
 from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
@@ -144,7 +145,6 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
     Raises:
         UsageError: if it is not a list of PCI ids, or contains no GPU.
     """
-    from gpunode.catalog.gpus import LIST_GPUS, other_device  # loaded on use: most commands name no GPU
     from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, find_own_gpus
 
     found: list[PciDevice] = []

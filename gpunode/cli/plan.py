@@ -24,7 +24,8 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
-from gpunode.workflow.plan import archive_lookup, loss_note, lost_packages, refuse_loss
+from gpunode.workflow.plan import archive_lookup, has_pending_work, loss_note, lost_packages, refuse_loss
+from gpunode.workflow.plan import plan as make_plan
 
 if TYPE_CHECKING:
     from gpunode.cli.node_screen import Screen
@@ -45,9 +46,6 @@ def plan(
     allow_loss: bool = False,
 ) -> None:
     """Show what setup would do."""
-    from gpunode.workflow.plan import has_pending_work
-    from gpunode.workflow.plan import plan as make_plan
-
     validate_steps(only)
     write_lock = _prepare_lock_writer(recipe_options, only, check=check)
     recipe = (replace(recipe_options, lock="") if write_lock else recipe_options).load()

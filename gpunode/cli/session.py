@@ -14,6 +14,7 @@ from gpunode.cli.inputs import create_announcer
 from gpunode.cli.node_screen import Screen, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import program_risk
+from gpunode.cli.screen.commands import same_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
@@ -149,8 +150,6 @@ class SignalGuard:
             Interrupted: on SIGINT; ``Terminated`` on SIGTERM and SIGHUP.
         """
         if self._signal:
-            from gpunode.cli.screen.commands import same_command
-
             kind = Interrupted if self._signal == 2 else Terminated
             raise kind(
                 "stopped by a signal, between two changes",

@@ -27,11 +27,25 @@ from gpunode.errors import (
     UsageError,
     VerifyFailed,
 )
+from gpunode.facts.evidence import Probe, decode_found
+from gpunode.host.local import LocalHost
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
-from gpunode.workflow.recovery import describe_interrupted_run
-from gpunode.workflow.rollback import NothingToUndo
+from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
+from gpunode.workflow.rollback import (
+    NothingToUndo,
+    explain_undone,
+    failure_of,
+    find_newest_run,
+    find_run,
+    incomplete_undo,
+    mark_undone,
+    plan_rollback,
+    preview_rollback,
+)
+from gpunode.workflow.rollback import rollback as apply_rollback
+from gpunode.workflow.undo import find_leftovers, find_repair, is_superseded, run_repair
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -69,15 +83,13 @@ class UndoPermissions:
 
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
-    from gpunode.workflow import rollback as undo
-
     require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = validate_root(root)
 
     def make_plan(node: Session) -> UndoPlan | NothingToUndo:
         store, whole = node.store, permissions.whole
         try:
-            of = undo.find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            of = find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
         except UsageError as error:
             for note in explain_lost_record(node.host, store):
                 error.why = f"{error.why}\n{note}"
@@ -86,20 +98,18 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             return of
         facts = survey(node.host, image=is_image(root)) if whole else None
         force, disrupt = permissions.force, permissions.allow_disruption
-        plan = undo.plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
+        plan = plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
         if plan.steps or plan.owed or plan.incomplete:
             return plan
-        undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
+        mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-        return replace(undo.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
+        return replace(explain_undone(store, of, why, whole=whole), notes=plan.remarks)
 
     _run_undo("rollback", make_plan, output, place, permissions)
 
 
 def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummary | NothingToUndo:
     """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    from gpunode.workflow.rollback import explain_undone, find_newest_run
-
     last = find_newest_run(node.store, whole=permissions.whole)
     if not last.is_undone(whole=permissions.whole):
         return last
@@ -134,7 +144,6 @@ def _run_undo(
 ) -> None:
     """Show the plan that ``make_plan`` returns, ask, execute it and answer."""
     from gpunode.workflow.remove import Remainder
-    from gpunode.workflow.rollback import incomplete_undo
 
     whole, yes = permissions.whole, permissions.yes
     with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
@@ -173,11 +182,10 @@ def _execute_undo(
 ) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
     from gpunode.workflow.remove import Remainder
-    from gpunode.workflow.rollback import failure_of, rollback
 
     argv = tuple(sys.argv[1:])
     with report_partial_run(verb, output, node.store):
-        done = rollback(
+        done = apply_rollback(
             plan,
             node.host,
             node.store,
@@ -221,8 +229,6 @@ def _plan_after_repair(
     Returns:
         The plan, and whether something was finished.
     """
-    from gpunode.workflow.undo import find_repair, run_repair
-
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return make_plan(node), False
     if plan := _plan_without_repair(verb, make_plan, node):
@@ -246,8 +252,6 @@ def _plan_without_repair(
     verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
 ) -> UndoPlan | NothingToUndo | None:
     """Return the plan if it takes away all that is unfinished, or nothing; None if a repair has to come first."""
-    from gpunode.workflow.undo import is_superseded
-
     facts = survey(node.host, image=node.host.root != "/")
     if not facts.unconfigured:
         return None
@@ -402,9 +406,6 @@ _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpuno
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
     from gpunode.cli.log import undo_record
-    from gpunode.cli.screen.plans import note_line
-    from gpunode.host.local import LocalHost
-    from gpunode.workflow.rollback import preview_rollback
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
@@ -423,22 +424,14 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     """Return a sentence about a lost record of this node; none if nothing indicates one."""
-    from gpunode.facts.evidence import Probe
-
     # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
     if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
         return ()
-    from gpunode.workflow.converge import survey
-    from gpunode.workflow.recovery import find_lost_record
-
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()
 
 
 def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     """Return old versions of ``path`` beside it that other tools or people left."""
-    from gpunode.facts.evidence import Probe, decode_found
-    from gpunode.workflow.undo import find_leftovers
-
     looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
     return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))

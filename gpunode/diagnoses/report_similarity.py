@@ -16,8 +16,6 @@ from typing import Final
 
 from gpunode.facts.patterns import Pattern
 
-# Rarer words identify somebody: names of hosts, people, files.
-MIN_REPORTS: Final = 3
 _WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
 # The beginning of a long text characterizes it; a whole journal contains every word.
 _MAX_TEXT_LENGTH: Final = 20_000
@@ -41,27 +39,8 @@ def extract_words(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word.lower() for text in texts for word in _WORD.findall(text[:_MAX_TEXT_LENGTH]))
 
 
-def count_words(reports: Iterable[tuple[str, frozenset[str]]]) -> ReportWords:
-    """Count the words of ``reports``, pairs of a cause and its words; drop words in fewer than ``MIN_REPORTS``."""
-    words_by_report = list(reports)
-    report_counts = Counter(word for _, said in words_by_report for word in said)
-    counts: dict[str, Counter[str]] = {}
-    for cause, said in words_by_report:
-        counts.setdefault(cause, Counter()).update(word for word in said if report_counts[word] >= MIN_REPORTS)
-    return ReportWords(Counter(cause for cause, _ in words_by_report), counts)
-
-
-def dump_words(report_words: ReportWords) -> str:
-    """Return the counts as text: a line for each cause, with ``word:count``, or ``word`` for a count of 1."""
-    lines = []
-    for cause, counts in sorted(report_words.counts.items()):
-        said = (word if count == 1 else f"{word}:{count}" for word, count in sorted(counts.items()))
-        lines.append(f"{cause}:{report_words.reports[cause]} {' '.join(said)}\n")
-    return "".join(lines)
-
-
 def load_words(text: str) -> ReportWords:
-    """Parse the text that ``dump_words`` returned."""
+    """Parse a line for each cause: ``cause:reports``, then ``word:count``, or ``word`` for a count of 1."""
     rows = [[_parse_count(word) for word in line.split()] for line in text.splitlines()]
     return ReportWords({row[0][0]: row[0][1] for row in rows}, {row[0][0]: dict(row[1:]) for row in rows})
 

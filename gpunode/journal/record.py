@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
@@ -214,14 +214,6 @@ def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
-
-
-def encode_lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
-    """Return ``entries`` as the lines that follow the line ``above``, one for each."""
-    written: list[bytes] = []
-    for entry in entries:
-        written.append(encode(entry, above=written[-1] if written else above))
-    return tuple(written)
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:

@@ -45,24 +45,23 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the packages with the old driver's modules where nothing is to be configured before they leave.
+    """Return the packages of old modules that leave, where something not configured would build them first.
 
-    Their own configuration builds the modules, and so does that of a kernel's packages, which runs DKMS. What one of
-    these waits for does not count: whether or not it comes in this run, the old modules need no other build.
+    Their own configuration builds them, and so does that of a kernel's packages, which runs DKMS. A driver that waits
+    for its key, or for a .run driver to leave, counts as one that comes: the old modules need no other build for it.
     """
-    builds = frozenset(one for one in facts.unconfigured if system(facts).builds_driver(one))
-    if not builds and not any(map(system(facts).runs_dkms, facts.unconfigured)):
+    builds, runs_dkms = system(facts).builds_driver, system(facts).runs_dkms
+    if not any(builds(one) or runs_dkms(one) for one in facts.unconfigured):
         return ()
     from gpunode.steps.driver import CONFLICTS, DRIVER  # both need what is here
 
-    # A driver that stays is not taken for one that leaves because it is upgraded.
-    asked = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
-    unwatched = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
-    outcomes = [step.plan(asked, unwatched) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
+    # An upgrade would replace the packages of a driver that stays, too.
+    desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
+    projected = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
+    outcomes = [step.plan(desired, projected) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
     changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
-    leaving = {change.id for change in PackageChange.among(changes) if change.removes_or_replaces}
-    builders = tuple(sorted(one for one in leaving if system(facts).builds_driver(one)))
-    return builders if leaving.issuperset(builds) else ()
+    leaving = (change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
+    return tuple(sorted(filter(builds, leaving)))
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)

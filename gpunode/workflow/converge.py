@@ -26,6 +26,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
+from gpunode.steps.daemons import GPU_RELEASE, plan_gpu_services
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, with_all_holds
@@ -280,10 +281,6 @@ def walk(
 
 def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
-    if not any(change.may_take_gpus for change in plan.changes):
-        return plan
-    from gpunode.steps.daemons import GPU_RELEASE, plan_gpu_services  # a first setup has nothing to take
-
     release = plan_gpu_services(plan.changes, facts)
     steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))

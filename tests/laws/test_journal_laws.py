@@ -21,8 +21,8 @@ from gpunode.journal.record import (
     decode,
     decode_without_contents,
     encode,
-    encode_lines,
 )
+from tests.fakes.journals import encode_lines
 from tests.laws.strategies import argvs, changes, file_states, settled_changes, settled_files, triggers, words
 
 times = st.floats(0, 2**33)

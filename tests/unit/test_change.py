@@ -46,6 +46,11 @@ def test_change_is_named_by_its_subject(change: FileChange, said: str) -> None:
     assert change.subject == said
 
 
+def test_only_a_started_unit_has_its_files_restored_on_failure() -> None:
+    assert ServiceChange("docker.service", OFF, ON).running_unit == "docker.service"
+    assert ServiceChange("docker.service", ON, OFF).running_unit == ""
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,6 +114,11 @@ class TestDiff:
         known_later = "+ (what the package ships; known after the transaction)"
         assert list(FileChange("/etc/x", None, later).diff()) == ["--- /dev/null", "+++ /etc/x", known_later]
         assert list(FileChange("/etc/x", FileState(b""), later).diff()) == ["--- /etc/x", "+++ /etc/x", known_later]
+
+    def test_deferred_file_may_be_planned_again_once_it_is_made(self) -> None:
+        made = FileState(b"")
+        assert FileChange("/etc/x", made, Deferred("what the package ships", "the transaction")).outlasts_stage
+        assert not FileChange("/etc/x", None, made).outlasts_stage
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_binary_content_is_not_shown(self, content: bytes) -> None:

@@ -54,3 +54,7 @@ def test_unreadable_data_is_no_answer(bus: Path) -> None:
     (bus / CARDS[0].address / "vpd").unlink()
     (bus / CARDS[0].address / "vpd").mkdir()
     assert isinstance(derive_bridges({KEY: look(bus)}), Unknown)
+
+
+def test_program_that_failed_without_a_word_is_no_answer() -> None:
+    assert isinstance(derive_bridges({KEY: Capture("grep", "failed", exit_status=2)}), Unknown)

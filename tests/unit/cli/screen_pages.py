@@ -43,6 +43,7 @@ from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import VerifyReport
+from tests.fakes.journals import encode_lines
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.journal.chronicles import BEGIN, RUN, entries
 from tests.unit.page import nodes as doctor_nodes
@@ -183,7 +184,7 @@ def runs(screen: Screen) -> None:
 
 def _logged() -> tuple[RunRecord, ...]:
     """Return a run as the log reads it, the same cut short, and one that undid it."""
-    data = [b"".join(record.encode_lines(entries(ended=ended))) for ended in (True, False)]
+    data = [b"".join(encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
     told = (
         record_of_run(record.decode_without_contents(data[0]), undone_by=undo.run),

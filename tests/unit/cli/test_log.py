@@ -18,6 +18,7 @@ from gpunode.errors import UsageError
 from gpunode.journal import record
 from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.store import Store
+from tests.fakes.journals import encode_lines
 from tests.unit.journal.chronicles import CONFIG, CUDA, SECRET, entries
 
 SUMMARY = {
@@ -51,7 +52,7 @@ UNDO = {
 
 def run_record(*, ended: bool = True) -> RunRecord:
     """Return the file as the journal is read without backups: its content is its name."""
-    data = b"".join(record.encode_lines(entries(ended=ended)))
+    data = b"".join(encode_lines(entries(ended=ended)))
     found = record_of_run(record.decode_without_contents(data))
     assert found is not None
     return found

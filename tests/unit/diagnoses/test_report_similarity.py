@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.diagnoses.report_similarity import (
-    MIN_REPORTS,
-    count_words,
-    dump_words,
-    extract_words,
-    load_words,
-    score_causes,
-)
+from gpunode.diagnoses.report_similarity import extract_words, load_words, score_causes
 from tests.scenarios.reports import diagnosis, reports
-from tests.scenarios.words import FILE, words_of
+from tests.scenarios.words import FILE, MIN_REPORTS, count_words, dump_words, words_of
 
 FALLEN, SPOKEN = frozenset({"lost", "gpu"}), frozenset({"key", "gpu"})
 WORDS = count_words(

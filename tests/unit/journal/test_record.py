@@ -50,10 +50,10 @@ from gpunode.journal.record import (
     decode,
     decode_without_contents,
     encode,
-    encode_lines,
     without_torn_line,
 )
 from gpunode.package_id import PackageId
+from tests.fakes.journals import encode_lines
 
 RESTART = Trigger("restart", "docker.service")
 RELOAD = Trigger("reload", "docker.service")

@@ -11,6 +11,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
 from gpunode.facts.project import project_changes
+from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.steps.packages import REPAIR
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
@@ -63,6 +64,12 @@ def test_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bo
         planned(CONFLICTS.plan(recipe(), project_changes(cut, planned(REPAIR.plan(recipe(), cut)).changes)))
     whole = replace(cut, packages_interrupted=Known(False, "dpkg-status"))
     refusal(CONFLICTS.plan(recipe(), whole))
+
+
+def test_foreign_libraries_beside_unconfigured_packages_are_refused() -> None:
+    """Such packages are unpacked and recorded; where their repair is left out, nobody looks again."""
+    cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=Known(True, "dpkg-status"))
+    refusal(CONFLICTS.plan(recipe(), replace(cut, unconfigured=frozenset({PackageId("nvidia-kernel-dkms")}))))
 
 
 def test_package_of_any_name_may_own_a_driver_library() -> None:

@@ -224,6 +224,7 @@ def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, 
         refused = refusal(step.plan(recipe(source=source, version="535"), facts))
         assert named in refused.what
         # Where packages of both are there already, the other source would be refused as well.
+        assert ("take another branch" in refused.hint) is (source == "nvidia"), "Debian has one"
         is_mixed = len({version == OWN for version in packages.values()}) > 1
         assert (f"--driver-source {'distro' if source == 'nvidia' else 'nvidia'}" in refused.hint) is not is_mixed
         assert "nvidia-kernel-dkms" in refused.hint

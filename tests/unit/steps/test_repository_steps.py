@@ -371,14 +371,26 @@ def test_old_module_that_did_not_build_is_not_built_before_it_leaves(also: tuple
     assert not repairs(recipe(), unfinished(OLD, *also))
 
 
-def test_kernel_that_builds_the_leaving_module_is_not_configured_first() -> None:
-    cut = machine(packages={**OLD, HEADERS: "6.1.76-1"}, packages_interrupted=Known(value=True, probe="x"))
-    assert not repairs(recipe(), replace(cut, unconfigured=frozenset({PackageId(HEADERS)})))
+@pytest.mark.parametrize("kernel", [HEADERS, "linux-image-6.1.0-18-amd64"])
+def test_kernel_that_builds_the_leaving_module_is_not_configured_first(kernel: str) -> None:
+    cut = machine(packages={**OLD, kernel: "6.1.76-1"}, packages_interrupted=Known(value=True, probe="x"))
+    assert not repairs(recipe(), replace(cut, unconfigured=frozenset({PackageId(kernel)})))
+
+
+def test_package_that_builds_nothing_is_configured_first() -> None:
+    cut = machine(packages={**OLD, "nginx": "1.22"}, packages_interrupted=Known(value=True, probe="x"))
+    assert repairs(recipe(), replace(cut, unconfigured=frozenset({PackageId("nginx")})))
 
 
 def test_old_module_is_not_built_before_a_run_driver_goes() -> None:
-    cut = replace(unfinished(OLD), run_installer=Known(True, "x"))
+    cut = replace(unfinished({"nvidia-tesla-470-kernel-dkms": "470.256.02-2"}), run_installer=Known(True, "x"))
     assert not repairs(replace(recipe(), remove_runfile_driver=True), cut)
+    assert repairs(recipe(), cut), "the .run driver stays, and with it the refusal"
+
+
+def test_wanted_module_beside_an_old_one_waits_for_it_to_leave() -> None:
+    both = {"nvidia-tesla-470-kernel-dkms": "470.256.02-2", "nvidia-kernel-open-dkms": "595.91.07-1"}
+    assert not repairs(recipe(), unfinished(both))
 
 
 @pytest.mark.parametrize("package", ["nvidia-kernel-open-dkms", "zfs-dkms"])

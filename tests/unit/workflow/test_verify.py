@@ -194,6 +194,20 @@ def test_expectations_hold_for_every_gpu(expected: dict[str, Any], passes: bool)
     assert check(found, f"expect-{name}").status == ("passed" if passes else "failed")
 
 
+def test_memory_that_nvml_does_not_tell_is_unknown_and_not_enough() -> None:
+    unknown = {"memory_mib": {"error": "Unknown", "code": 999}}
+    found = check(report(expecting(min_memory_mib=1), answer=gpus({}, unknown)), "expect-min_memory_mib")
+    assert (found.status, found.detail) == ("failed", "expected at least 1, found 15360, unknown")
+
+
+def test_hint_of_an_expectation_fits_its_key() -> None:
+    found = report(expecting(gpus=8, ecc=True, model="H100"), answer=gpus({}))
+    hints = [check(found, f"expect-{name}").hint for name in ("gpus", "ecc", "model")]
+    assert [word in hint for word, hint in zip(("reseat", "--ecc-config", "which GPUs"), hints, strict=True)] == [
+        True
+    ] * 3
+
+
 def test_loaded_module_of_another_version_fails() -> None:
     node = with_driver("580.95.05", loaded_driver=LoadedDriver("580.82.07", open_module=True), device_nodes=NODES)
     assert check(report(node=node), "versions").status == "failed"
