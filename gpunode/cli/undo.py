@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import is_image, require_root, validate_root
+from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
@@ -31,6 +31,7 @@ from gpunode.facts.evidence import Probe, decode_found
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.journal.store import Store
+from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
 from gpunode.workflow.rollback import (
@@ -45,13 +46,13 @@ from gpunode.workflow.rollback import (
     preview_rollback,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_leftovers, find_repair, is_superseded, run_repair
+from gpunode.workflow.undo import find_leftovers, find_repair, run_repair
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
     from gpunode.change import PackageChange
-    from gpunode.errors import GpunodeError
+    from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
     from gpunode.journal.history import RunSummary
     from gpunode.workflow.remove import Remainder
@@ -81,31 +82,39 @@ class UndoPermissions:
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
+Planner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
+
+
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
     require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
-    place = validate_root(root)
+    place, whole = validate_root(root), permissions.whole
 
-    def make_plan(node: Session) -> UndoPlan | NothingToUndo:
-        store, whole = node.store, permissions.whole
+    def choose_run(node: Session) -> Planner:
         try:
-            of = find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            found = find_run(node.store, run, whole=whole) if run else _choose_newest_run(node, permissions)
         except UsageError as error:
-            for note in explain_lost_record(node.host, store):
+            for note in explain_lost_record(node.host, node.store):
                 error.why = f"{error.why}\n{note}"
             raise
-        if isinstance(of, NothingToUndo):
-            return of
-        facts = survey(node.host, image=is_image(root)) if whole else None
-        force, disrupt = permissions.force, permissions.allow_disruption
-        plan = plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
-        if plan.steps or plan.owed or plan.incomplete:
-            return plan
-        mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
-        why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-        return replace(explain_undone(store, of, why, whole=whole), notes=plan.remarks)
+        return lambda: found if isinstance(found, NothingToUndo) else _plan_rollback(found, node, permissions)
 
-    _run_undo("rollback", make_plan, output, place, permissions)
+    _run_undo("rollback", choose_run, output, place, permissions)
+
+
+def _plan_rollback(run: RunSummary, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
+    store, whole = node.store, permissions.whole
+    facts, force, disrupt = _survey(node) if whole else None, permissions.force, permissions.allow_disruption
+    plan = plan_rollback(store, node.host, run.run, facts, force=force, disrupt=disrupt)
+    if plan.steps or plan.owed or plan.incomplete:
+        return plan
+    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
+    why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
+    return replace(explain_undone(store, run, why, whole=whole), notes=plan.remarks)
+
+
+def _survey(node: Session) -> Facts:
+    return survey(node.host, image=node.host.root != "/")
 
 
 def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummary | NothingToUndo:
@@ -127,29 +136,29 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
     require_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = validate_root(root)
 
-    def make_plan(node: Session) -> UndoPlan:
-        facts = survey(node.host, image=is_image(root))
+    def choose_all(node: Session) -> Planner:
         force, disrupt = permissions.force, permissions.allow_disruption
-        return plan_removal(node.store, node.host, facts, force=force, disrupt=disrupt)
+        return lambda: plan_removal(node.store, node.host, _survey(node), force=force, disrupt=disrupt)
 
-    _run_undo("remove", make_plan, output, place, permissions)
+    _run_undo("remove", choose_all, output, place, permissions)
 
 
 def _run_undo(
     verb: Literal["rollback", "remove"],
-    make_plan: Callable[[Session], UndoPlan | NothingToUndo],
+    choose: Callable[[Session], Planner],
     output: OutputOptions,
     place: str,
     permissions: UndoPermissions,
 ) -> None:
-    """Show the plan that ``make_plan`` returns, ask, execute it and answer."""
+    """Show the plan of what ``choose`` says is to be undone, ask, execute it and answer."""
     from gpunode.workflow.remove import Remainder
 
     whole, yes = permissions.whole, permissions.yes
     with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
         if (interrupted := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(node), False)
+        make_plan = choose(node)
+        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
             result = {"undone_run": plan.run.run, "next_run": plan.standing.run if plan.standing else ""}
@@ -216,21 +225,21 @@ def _find_remainder(plan: UndoPlan, node: Session) -> Remainder:
     """Return what gpunode added and ``plan`` did not remove."""
     from gpunode.workflow.remove import find_remainder
 
-    return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), plan)
+    return find_remainder(node.store, node.host, _survey(node), plan)
 
 
 def _plan_after_repair(
-    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session, *, yes: bool
+    verb: str, make_plan: Planner, node: Session, *, yes: bool
 ) -> tuple[UndoPlan | NothingToUndo, bool]:
     """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
 
-    Where all that is unfinished goes with the plan, nothing is finished before.
+    Where the plan takes away what could not be finished, nothing is finished before.
 
     Returns:
         The plan, and whether something was finished.
     """
-    if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
-        return make_plan(node), False
+    if (work := find_repair(_survey(node))) is None:
+        return make_plan(), False
     if plan := _plan_without_repair(verb, make_plan, node):
         return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
@@ -245,28 +254,28 @@ def _plan_after_repair(
         if plan := _plan_without_repair(verb, make_plan, node):
             return plan, True
         raise
-    return make_plan(node), True
+    return make_plan(), True
 
 
-def _plan_without_repair(
-    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
-) -> UndoPlan | NothingToUndo | None:
-    """Return the plan if it takes away all that is unfinished, or nothing; None if a repair has to come first."""
-    facts = survey(node.host, image=node.host.root != "/")
+def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPlan | NothingToUndo | None:
+    """Return the plan if it comes before a repair, or has nothing to do; None if a repair has to come first."""
+    facts = _survey(node)
     if not facts.unconfigured:
         return None
     try:
-        plan = make_plan(node)
+        plan = make_plan()
     except (Conflict, DrainRequired):
         raise  # no repair changes that
     except GpunodeError:
         return None  # it may be the broken packages' fault; else it is raised again
     if isinstance(plan, NothingToUndo):
         return plan
-    if not is_superseded(facts, plan.packages):
+    leaving = find_packages_leaving_first(facts, plan.packages)
+    if not leaving:
         return None
-    names = ", ".join(map(str, sorted(facts.unconfigured)))
-    node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")
+    pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
+    first = "them" if leaving == facts.unconfigured else names
+    node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
     return plan
 
 

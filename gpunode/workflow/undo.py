@@ -319,14 +319,6 @@ def find_repair(facts: Facts) -> CommandChange | None:
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
 
 
-def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
-    """Return whether ``changes`` remove or replace all that the repair would configure.
-
-    Such packages are not configured first: a driver's module that did not build would not build again.
-    """
-    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.removes_or_replaces}
-
-
 def run_repair(
     work: CommandChange,
     host: Host,
