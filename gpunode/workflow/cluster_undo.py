@@ -182,7 +182,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
 
 def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange:
     """Return the change as from the current object, whose fields may have other owners since the run."""
-    one = live.get(_key(change))
+    one = live.get(change.key)
     is_others_too = change.shared or (one is not None and is_shared(one))
     return replace(change, before=current_fields(change, one), shared=is_others_too)
 
@@ -190,7 +190,7 @@ def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     if change.after is not None or change.shared:
         return False
-    one = live.get(_key(change))
+    one = live.get(change.key)
     return one is None or not is_applied_by_kubectl(one)
 
 
@@ -253,7 +253,7 @@ def _plan_release(change: CommandChange) -> PlanItem:
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:
     """Refuse if an object is not as the run left it."""
     for change in changes:
-        current = live.get(_key(change))
+        current = live.get(change.key)
         fields = current_fields(change, current)
         if current is None or fields is None or fields in (change.before, change.after):
             continue
@@ -284,7 +284,7 @@ def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, dele
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_contents(change.name, cluster, deleted))):
         return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
-    one = live.get(_key(change))
+    one = live.get(change.key)
     if change.after is None and change.shared and change.kind != "Node" and one is not None:
         note = f"stays: {describe_owners(one)}; gpunode only releases its fields"
         return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
@@ -303,7 +303,3 @@ def _reason(change: ObjectChange) -> str:
 
 def _deletion_rank(change: ObjectChange) -> tuple[int, str]:
     return _DELETION_ORDER.index(change.kind), change.subject
-
-
-def _key(change: ObjectChange) -> Key:
-    return change.kind, change.namespace, change.name

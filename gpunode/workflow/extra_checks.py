@@ -21,13 +21,14 @@ from gpunode.runtimes import podman
 from gpunode.steps import cdi
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.packages import wants_toolkit
+from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
-from gpunode.workflow.verify import CDI_TITLE
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
 
+CDI_TITLE = "containers get the GPUs as CDI devices"
 # What to do about a difference, by the key of [expect].
 _CURES = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
@@ -139,8 +140,7 @@ def _check_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> C
     if verdict.spec is None or verdict.fault:
         return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
     if missing := [path for path in verdict.spec.paths if _is_missing(path, host)]:
-        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
-        detail = f"{verdict.spec.path} names missing files: {', '.join(missing[:_MAX_LISTED])}{more}"
+        detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_LISTED)}"
         regenerate_hint = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
         return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
     if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):

@@ -59,7 +59,7 @@ OTHER = PackageId("somebodys")
         "nothing-unconfigured",
     ],
 )
-def test_what_is_unconfigured_or_would_be_built_leaves_before_a_repair(
+def test_packages_that_would_be_built_in_vain_leave_before_a_repair(
     changed: PackageId, after: PackageState | None, unconfigured: set[PackageId], leaving: set[PackageId]
 ) -> None:
     facts = replace(machine(), unconfigured=frozenset(unconfigured))
