@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_own_file, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
@@ -25,7 +26,7 @@ from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
-from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable, write_all
+from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
 

@@ -82,7 +82,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
     live = {object_key(one): one for one in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
-    items = tuple(_plan_object(change, cluster, live, deleted) for change in sorted(changes, key=_deletion_rank))
+    changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
+    items = tuple(_plan_object(change, cluster, live, deleted) for change in changes)
     return ClusterPlan(identity, (*releases, *items), skipped)
 
 
@@ -299,7 +300,3 @@ def _reason(change: ObjectChange) -> str:
     return (
         "gpunode's labels and taint are removed, all others are kept" if change.kind == "Node" else "gpunode applied it"
     )
-
-
-def _deletion_rank(change: ObjectChange) -> tuple[int, str]:
-    return _DELETION_ORDER.index(change.kind), change.subject

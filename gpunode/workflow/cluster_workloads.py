@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,7 +122,7 @@ _OPERATOR_GROUP: Final = "nvidia.com/"
 _MAX_SHOWN: Final = 3
 
 
-def describe_contents(namespace: str, cluster: Cluster, removed: Collection[str] = ()) -> Iterator[str]:
+def describe_contents(namespace: str, cluster: Cluster, removed: AbstractSet[str] = frozenset()) -> Iterator[str]:
     """Yield the titles of the objects and Helm releases in the namespace beside ``removed``; the first few.
 
     Raises:
@@ -136,9 +137,7 @@ def describe_contents(namespace: str, cluster: Cluster, removed: Collection[str]
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
     uids = frozenset(str(one["metadata"].get("uid", "")) for one in found)
-    remaining = [
-        one for one in found if _is_content(one, uids) and not {_title(one), *_release_titles(one)} & set(removed)
-    ]
+    remaining = [one for one in found if _is_content(one, uids) and removed.isdisjoint(_titles(one))]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))
     yield from titles[:_MAX_SHOWN]
@@ -172,13 +171,11 @@ def _is_automatic_token(body: Body) -> bool:
     return is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
 
 
-def _title(body: Body) -> str:
-    return f"{body['kind']} {body['metadata']['namespace']}/{body['metadata']['name']}"
-
-
-def _release_titles(body: Body) -> Sequence[str]:
-    """Return the title of the Helm release that the object belongs to, if any."""
+def _titles(body: Body) -> Iterator[str]:
+    """Yield the object's title, and that of the Helm release that it belongs to, if any."""
     metadata = body["metadata"]
+    yield f"{body['kind']} {metadata['namespace']}/{metadata['name']}"
     labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
     name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
-    return [f"Helm release {metadata['namespace']}/{name}"] if name else []
+    if name:
+        yield f"Helm release {metadata['namespace']}/{name}"

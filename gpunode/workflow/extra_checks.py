@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.check import Check, Status
@@ -99,15 +99,10 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
         )
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
-    hint = (
-        f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {_reinstall(facts, changed)}"
-    )
-    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
-
-
-def _reinstall(facts: Facts, packages: Iterable[PackageId]) -> str:
     installed = known(facts.packages, {})
-    return system(facts).reinstall({package: installed[package] for package in packages})
+    reinstall = system(facts).reinstall({package: installed[package] for package in changed})
+    hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
+    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
 
 
 def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
