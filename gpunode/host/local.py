@@ -202,7 +202,7 @@ class LocalHost:
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
             with suppress(OSError):
-                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
+                if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
@@ -338,11 +338,18 @@ class LocalHost:
         return tuple(settled)
 
     def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+        gone = {one for one in triggers if one.target and self._is_absent(one.target)}
+        left = [one for one in triggers if one not in gone]
         started = monotonic()
-        with self._fit_for_packages():
-            self.packages.refresh([one.target for one in triggers if one.target])
+        if left:
+            with self._fit_for_packages():
+                self.packages.refresh([one.target for one in left if one.target])
         seconds = monotonic() - started
-        yield from (TriggerResult(one, seconds) for one in triggers)
+        for one in triggers:
+            yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
+
+    def _is_absent(self, path: str) -> bool:
+        return files.read_file(path, root=self.root).outcome == "absent"
 
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
