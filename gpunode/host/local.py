@@ -198,12 +198,13 @@ class LocalHost:
                 files.refuse_unreplaceable(change.path, root=self.root)
 
     def note_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
-        """Return a sentence for each file of ``changes`` whose path is a symbolic link."""
+        """Return a sentence for each file of ``changes`` that gpunode writes and whose path has a symbolic link."""
         told: list[str] = []
-        for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
+        written = (change.path for change in FileChange.among(changes) if not change.is_generated)
+        for path in dict.fromkeys(written):
             with suppress(OSError):
                 if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
-                    told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
+                    told.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
         return tuple(told)
 
     def complete_change(self, change: Change, /) -> Change:

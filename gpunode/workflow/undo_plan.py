@@ -130,12 +130,18 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys),
+        (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
         incomplete=bool(unchanged or lost or gone),
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
     )
+
+
+def _describe_held(packages: Iterable[PackageChange]) -> Iterator[str]:
+    """Yield a note for the packages that somebody holds: an undo was asked for, so it does not spare them."""
+    if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
+        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:

@@ -297,7 +297,7 @@ def test_folders_behind_a_dangling_link_are_recorded_and_removed(tmp_path: Path)
     realized = host.complete_change(change)
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/srv", "/srv/a")
-    assert host.note_symlinks([change]) == ("/etc/x is a symbolic link to /srv/a/x, so that file is changed",)
+    assert host.note_symlinks([change]) == ("/etc/x leads to /srv/a/x by a symbolic link, so that file is changed",)
     host.apply([realized])
     host.apply([FileChange("/etc/x", file_state(b"1"), None, folders=realized.folders)])
     assert sorted(os.listdir(tmp_path)) == ["etc"]
@@ -434,4 +434,4 @@ def test_symlinked_target_of_a_change_is_reported(tmp_path: Path) -> None:
 
     told = LocalHost(str(tmp_path)).note_symlinks(changes)
 
-    assert told == ("/etc/linked is a symbolic link to /srv/real, so that file is changed",)
+    assert told == ("/etc/linked leads to /srv/real by a symbolic link, so that file is changed",)

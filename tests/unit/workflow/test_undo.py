@@ -205,6 +205,14 @@ class TestWholeRollback:
         back = plan_rollback(store, host, newest(store), facts_now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_purged_package_that_somebody_holds_is_named(self, host: Machine, store: Store, verb: str) -> None:
+        facts = facts_now({**AFTER, "dkms": PackageState("3", held=True)})
+        back = (
+            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
+        )
+        assert "held, and changed all the same, because the undo includes them: dkms" in back.notes
+
     def test_package_needed_by_others_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
         back = plan_rollback(store, host, newest(store), facts_now())
