@@ -26,6 +26,7 @@ FailureKind: TypeAlias = Literal[
     "network",
     "held",
     "unmet",
+    "killed",
     "other",
 ]
 
@@ -76,6 +77,8 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             r"has no installation candidate|Essential packages were removed|Packages were downgraded",
         ),
     ),
+    # apt-pkg/contrib/fileutl.cc, ExecWait, and apt-pkg/deb/dpkgpm.cc (apt 2.6.2).
+    ("killed", (r"Sub-process \S+ (exited unexpectedly|received (signal|a segmentation fault))",)),
 )
 
 
@@ -205,6 +208,7 @@ WHAT: dict[FailureKind, str] = {
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
     "unmet": "apt finds no solution",
+    "killed": "a program that apt started was killed or crashed",
     "other": "apt failed",
 }
 
@@ -250,6 +254,10 @@ _HINT: dict[FailureKind, str] = {
     "unmet": (
         "nothing was changed; list the available versions and the holds:\n  apt-cache policy PACKAGE\n"
         "  apt-mark showhold"
+    ),
+    "killed": (
+        "see whether the kernel ended it, for want of memory or at a crash; then run the same command again, which "
+        "finishes what was begun:\n  journalctl -k | grep -i -e 'out of memory' -e segfault | tail"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",
 }
