@@ -383,7 +383,8 @@ class Apt:
         if kind == "lock" and (found := find_first_holder(locks)):
             return busy_error(found, self._lock_timeout_s)
         said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
-        return explain_failure(redact(doing), said, complained, make_log=self._make_log(_join_output(finished)))
+        make_log = self._make_log(_join_output(finished))
+        return explain_failure(redact(doing), said, complained, make_log=make_log, exit_status=finished.exit_status)
 
     def _make_log(self, output: str) -> str:
         path = find_build_log(output)

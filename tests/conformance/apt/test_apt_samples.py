@@ -128,9 +128,12 @@ def test_killed_dpkg_is_told_from_a_failed_package(how: str) -> None:
     error = explain_failure(
         "do it", "Selecting previously unselected package x.\n", f"E: Sub-process /usr/bin/dpkg {how}\n"
     )
-    assert error.what == "could not do it: a program that apt started was killed or crashed"
+    assert error.what == "could not do it: apt, or a program that it started, was killed or crashed"
     assert how in error.why
     assert "run the same command again" in error.hint
+    itself = explain_failure("do it", "Unpacking x (1) ...\n", "", exit_status=137)
+    assert itself.what == error.what
+    assert itself.why.startswith("signal 9 ended apt")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
