@@ -373,6 +373,10 @@ class LocalHost:
             yield
 
 
+# A command's exit status is this and N if signal N ended it.
+_SIGNALLED = 128
+
+
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
     outcome: Outcome = "ok"
     error = finished.stderr.decode("utf-8", "replace")
@@ -417,10 +421,15 @@ def _modprobe_cause(done: FinishedCommand) -> str:
 
 
 def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
-    ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
+    ended = f"exit status {done.exit_status}"
+    if done.exit_status > _SIGNALLED:
+        ended = f"ended by signal {done.exit_status - _SIGNALLED}"
+    if done.timed_out:
+        ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
+    said = done.last_lines()
     return ChangeFailed(
         what,
-        why=f"{ended}; its last lines:\n{done.last_lines()}",
+        why=f"{ended}; its last lines:\n{said}" if said else f"{ended}, without output",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
 
