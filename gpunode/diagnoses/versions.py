@@ -299,7 +299,9 @@ def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
     found = snapshot.view(_suspect_versions)
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
-    if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
+    # An upgrade alone is no fault: somebody complains, or an older module is loaded.
+    is_shown = found.loaded or found.mismatches or snapshot.view(_MISMATCH_INSIDE)
+    if is_shown and (done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]):
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
         what = f"the system upgraded the driver automatically{version}, but the old module is still loaded"
         yield _make_proof(snapshot, what, (one.citation for one in done))
