@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -116,6 +117,16 @@ _LOOKED_INTO_INITRAMFS: Final = predicate(
 # Somebody lists the initramfs to see whether nouveau is in it.
 _SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
 
+# What people say of it without a line of its own.
+_TOLD: Final = unless(
+    message_line(
+        r"\bnouveau (?:kernel )?(?:driver|module)s?\b(?![^\n]*(?:blacklist|disabled|removed))"
+        r"|\b(?:errors?|messages?|lines?) (?:from|of|by) nouveau\b",
+        flags=re.IGNORECASE,
+    ),
+    _BLACKLIST,
+)
+
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
@@ -142,6 +153,7 @@ RULES: Final = (
         typical=any_of(_OWNS, kernel_line(r"probe routine was not called for \d+ device")),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        context=_TOLD,
         against=(symptoms.DRIVER_WORKS, _LEGACY),
         rivals=frozenset({"vfio-bound"}),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d")),

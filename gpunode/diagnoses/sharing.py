@@ -323,7 +323,7 @@ RULES: Final = (
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
-        against=(_IN_DEFAULT_MODE,),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
         may_be_normal=True,
         context=command_run(r"-d COMPUTE|compute_mode"),
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
@@ -408,7 +408,7 @@ RULES: Final = (
         decisive=all_of(_DENIED, _SHARED),
         summary="the program may not view or change MIG instances, or MIG is off on the GPU",
         typical=message_line(
-            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
+            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Pe"
             r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
             r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
         ),
