@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFIGURATION,
+    OF_PACKAGES,
     OVERWRITTEN,
     CommandChange,
     FileChange,

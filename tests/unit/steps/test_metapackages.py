@@ -90,7 +90,7 @@ def test_toolkit_of_a_metapackage_by_hand_needs_no_mark() -> None:
 
 
 def test_purge_of_a_metapackage_is_by_relation() -> None:
-    from gpunode.cli.screen.words import explain_purge
+    from gpunode.cli.screen.changes import explain_purge
 
     assert explain_purge(PackageChange(PackageId("cuda-12-6"), CUDA, None)) == "relation"
     assert explain_purge(PackageChange(PackageId("cuda-toolkit-12-6"), CUDA, None)) == ""
