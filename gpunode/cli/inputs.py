@@ -26,6 +26,8 @@ from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.toml import line_of, parse
 
 if TYPE_CHECKING:
+    from gpunode.host.journald import Journald
+    from gpunode.journal.record import Entry
     from gpunode.journal.run import Announce
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
@@ -277,13 +279,18 @@ def create_announcer(root: str) -> Announce:
     """Return a function that reports runs to systemd's journal; for an image it does nothing."""
 
     @cache
-    def teller() -> Announce:
+    def connect() -> Journald:
         from gpunode.host.journald import Journald
-        from gpunode.journal import announce
 
-        return announce.announcer((lambda _: None) if is_image(root) else Journald().send)
+        return Journald()
 
-    return lambda entries, entry: teller()(entries, entry)
+    def report(entries: Sequence[Entry], entry: Entry) -> None:
+        from gpunode.journal.announce import message_fields
+
+        if fields := message_fields(entries, entry):
+            connect().send(fields)
+
+    return (lambda *_: None) if is_image(root) else report
 
 
 def open_cluster_journal() -> Store:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
-from gpunode.journal.run import Announce
 from gpunode.redaction.secrets import redact_text as redact
-
-Send: TypeAlias = Callable[[Mapping[str, str]], None]
 
 # For ever: they are how such messages are searched for. `journalctl MESSAGE_ID=…`
 BEGUN: Final = "26954dfd1c66499ab132039003990614"
@@ -24,16 +21,6 @@ _PRIORITY: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interru
 
 # Run, step and archive are the same in hundreds of messages.
 _redacted = lru_cache(maxsize=64)(redact)
-
-
-def announcer(send: Send) -> Announce:
-    """Return a listener that announces each entry with ``send``."""
-
-    def announce(entries: Sequence[Entry], entry: Entry) -> None:
-        if found := message_fields(entries, entry):
-            send(found)
-
-    return announce
 
 
 def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:

@@ -54,7 +54,7 @@ def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False,
         return RestoredFile(span.change.before) if force else _merge(span.change, now)
 
     owed = still_pending(store.pending_triggers(), facts)
-    request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
+    request = UndoRequest("", footprint, resolve_edit, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,7 +67,7 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(run_id, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
+    request = UndoRequest(run_id, footprint, resolve_edit, force=force, disrupt=disrupt)
     if facts is None:
         refuse_shared(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
@@ -77,7 +77,10 @@ def plan_rollback(
         request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, run_id)
     )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
-    going = removals_by_step((step.step_id, step.change) for step in undone.steps)
+    going: dict[str, list[str]] = {}
+    for step in undone.steps:
+        if not step.change.is_there_after:
+            going.setdefault(step.step_id, []).append(step.change.subject)
     refuse_needed(store, run_id, going, partial(_is_there, host, installed_packages(facts)))
     return undone
 
@@ -325,15 +328,6 @@ def _remaining_additions(
         back = intent.change  # from what the run made to what was there before
         if back.is_there_before and back.subject in run.standing and is_there(back):
             yield intent.step, back
-
-
-def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
-    """Return the subjects that ``changes`` remove, by the step of each."""
-    found: dict[str, list[str]] = {}
-    for step, change in changes:
-        if not change.is_there_after:
-            found.setdefault(step, []).append(change.subject)
-    return found
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:

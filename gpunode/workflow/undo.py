@@ -32,7 +32,7 @@ from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.simulation import Action, differences_from_plan
+from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
@@ -144,13 +144,14 @@ def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tupl
             "configuration:\n  gpunode rollback",
         )
     named = {change.id for change in packages}
-    others = (action for action in simulation.actions if action.verb == "install" and action.id not in named)
-    return (*packages, *(_dependency(action) for action in others))
-
-
-def _dependency(action: Action) -> PackageChange:
-    former = PackageState(action.former) if action.former else None
-    return PackageChange(action.id, former, PackageState(action.version, auto=former is None))
+    dependencies = (
+        PackageChange(
+            one.id, PackageState(one.former) if one.former else None, PackageState(one.version, auto=not one.former)
+        )
+        for one in simulation.actions
+        if one.verb == "install" and one.id not in named
+    )
+    return (*packages, *dependencies)
 
 
 def conffile_sum(content: bytes) -> str:

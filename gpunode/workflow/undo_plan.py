@@ -13,7 +13,6 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFIGURATION,
     OVERWRITTEN,
-    CommandChange,
     FileChange,
     FileState,
     MigChange,
@@ -52,15 +51,19 @@ from gpunode.workflow.undo import (
     with_dependencies,
 )
 
+_NO_RUN_DRIVER = (
+    "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
+    "run its installer again if you want it back"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        undone_run: its id; empty for all of them.
+        undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
         resolve_edit: called for a file that is in no state in which gpunode left it.
-        restores_packages: whether packages that gpunode purged or changed come back; else only what it added goes.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
@@ -70,7 +73,6 @@ class UndoRequest:
     undone_run: str
     footprint: Footprint
     resolve_edit: ResolveEdit
-    restores_packages: bool
     is_redo: bool = False
     force: bool = False
     disrupt: bool = False
@@ -98,18 +100,18 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     wanted = {
         package: span.change.before
         for package, span in footprint.packages.items()
-        if request.restores_packages or not span.change.is_there_before
+        if request.undone_run or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
     lost: tuple[str, ...] = ()
-    if not request.restores_packages:
+    if not request.undone_run:
         packages = (*packages, *_restore_marks(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = still_available(host, packages)
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
-    gone = tuple(_describe_uninstalled(footprint.commands))
+    gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
     kept_keys: tuple[str, ...] = ()
     if facts.module_key is not None and not request.is_redo:
         from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
@@ -161,15 +163,6 @@ def _pause_services(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoSte
     """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_pauses([step.change for step in steps], facts)
     yield from (UndoStep(GPU_RELEASE.stage, GPU_RELEASE.id, change) for change in pauses)
-
-
-def _describe_uninstalled(commands: Iterable[CommandChange]) -> Iterator[str]:
-    """Yield a note for a .run driver that the run uninstalled."""
-    if any(change.argv == UNINSTALL_RUN_DRIVER for change in commands):
-        yield (
-            "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
-            "run its installer again if you want it back"
-        )
 
 
 def _restore_files(
@@ -383,23 +376,16 @@ def keep_what_packages_need(
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     drivers = sorted(driver_packages(staying))
     toolkits = sorted(one for one in staying if release_of_package(one.name))
+    users_by_step = {CUDA_TOOLKIT.id: toolkits, CUDA_REPOSITORY.id: [*drivers, *toolkits]}
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:
-        serves_packages = step.change.withdraws_support(step.stage, step.step_id)
-        users = _find_users(step, drivers, toolkits) if serves_packages else ()
-        if users:
+        users = users_by_step.get(step.step_id, drivers)
+        if users and step.change.withdraws_support(step.stage, step.step_id):
             kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
         else:
             left.append(step)
     return tuple(left), tuple(kept)
-
-
-def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence[PackageId]) -> Sequence[PackageId]:
-    """Return the packages among those that stay which need what a step takes back."""
-    if step.step_id == CUDA_TOOLKIT.id:
-        return toolkits
-    return (*drivers, *toolkits) if step.step_id == CUDA_REPOSITORY.id else drivers
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:

@@ -13,11 +13,8 @@ from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, 
 
 
 def announcements_of(of: Sequence[Entry]) -> list[Mapping[str, str]]:
-    found: list[Mapping[str, str]] = []
-    tell = announce.announcer(found.append)
-    for number, entry in enumerate(of, 1):
-        tell(of[:number], entry)
-    return found
+    told = (announce.message_fields(of[:number], entry) for number, entry in enumerate(of, 1))
+    return [fields for fields in told if fields]
 
 
 def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
