@@ -14,7 +14,7 @@ from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
-from gpunode.kubernetes.owned import owned_fields
+from gpunode.kubernetes.owned import object_title, owned_fields
 from gpunode.kubernetes.reconcile import MANAGER, Key, find_installed, object_key
 
 Body: TypeAlias = Mapping[str, Any]
@@ -85,12 +85,7 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) ->
             is_asked = one in requesting and one.get("spec", {}).get("devicePlugin", {}).get("enabled") is not False
             kind = "gpu-operator" if is_asked or not requesting else None
         if kind is not None:
-            yield AdvertiserObject(_title(one), kind, one, release_of(one))
-
-
-def _title(body: Body) -> str:
-    place = "/".join(body["metadata"][key] for key in ("namespace", "name") if body["metadata"].get(key))
-    return f"{body['kind']} {place}"
+            yield AdvertiserObject(object_title(one), kind, one, release_of(one))
 
 
 def is_advertiser(daemon_set: Body) -> bool:

@@ -13,6 +13,7 @@ from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
+from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
 
@@ -174,7 +175,7 @@ def _is_automatic_token(body: Body) -> bool:
 def _titles(body: Body) -> Iterator[str]:
     """Yield the object's title, and that of the Helm release that it belongs to, if any."""
     metadata = body["metadata"]
-    yield f"{body['kind']} {metadata['namespace']}/{metadata['name']}"
+    yield object_title(body)
     labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
     name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
     if name:
