@@ -293,7 +293,8 @@ def _look_up(path: str, root: str) -> OpenPlace:
     try:
         _walk_path(place, path, pretend=True)
         if path.endswith("/."):
-            place.enter(place.name, pretend=True)
+            last, place.name = place.name, "."
+            place.enter(last, pretend=True)
     finally:
         place.close()
     return place
