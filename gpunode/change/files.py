@@ -206,7 +206,8 @@ class FileChange(ChangeKind):
             return
         old, new = _text_lines(self.before), _text_lines(after)
         if old is None or new is None:
-            yield f"binary file {self.path} differs"
+            did = "is removed" if after is None else "is created" if self.before is None else "differs"
+            yield f"binary file {self.path} {did}"
             yield from _diff_ownership(self.before, after)
             return
         marked = difflib.unified_diff(

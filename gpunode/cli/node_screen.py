@@ -50,6 +50,10 @@ class Screen(ReportScreen):
         if not self._silent:
             self._live.update(progress)
 
+    def end_wait(self) -> None:
+        """End the line of a wait that is over: what comes next does not end it as stopped."""
+        self._live.end()
+
     def show_event(self, event: Event) -> None:
         """Show an event of the workflow."""
         if self._silent:

@@ -99,6 +99,7 @@ def exclusive_session(
             stack.enter_context(store.lock(lock_timeout_s, screen.update_progress))
             if wait_for_others:
                 host.wait_until_alone()
+        screen.end_wait()
         with stop:
             yield node
 

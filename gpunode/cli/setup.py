@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.change import CommandChange, Trigger
+from gpunode.change import CONFIGURATION, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -323,7 +323,20 @@ def _closing_lines(
         yield fact_line("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
             yield fact_line("then", cluster_apply_command(argv))
-    yield fact_line("undo", rollback_command(argv, done.run))
+    yield fact_line(
+        "undo", rollback_command(argv, done.run, *(["--packages"] if _leaves_no_configuration(done) else []))
+    )
+
+
+def _leaves_no_configuration(done: SetupResult) -> bool:
+    """Return whether a rollback without --packages, which restores the configuration alone, would refuse the run."""
+    made = ((stage.stage, change) for stage in done.applied for change in stage.changes)
+    is_configuration = [
+        stage == CONFIGURATION and change.is_configuration
+        for stage, change in made
+        if change.inverse() is not None and not change.is_reread and not change.is_pause
+    ]
+    return bool(is_configuration) and not any(is_configuration)
 
 
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:

@@ -277,7 +277,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         yield from (line(f"    {trigger}") for trigger in back.owed)
     elif not back.steps:
         if not is_lost:
-            what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
+            what = "what is left is kept" if back.remarks else "nothing that gpunode added is left on this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
         what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"

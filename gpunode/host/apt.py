@@ -20,7 +20,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
-from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.errors import Busy, ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import WHAT, FailureKind, classify_failure, explain_failure, find_build_log
 from gpunode.host.locks import ORIGIN_MARK, busy_error, find_first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress, Progress
@@ -81,6 +81,16 @@ _INSTALL = (
         "APT::Get::AutomaticRemove=false",
         "APT::Get::AllowUnauthenticated=false",
         "APT::Get::allow-remove-essential=false",
+        "APT::Get::allow-change-held-packages=false",
+        "APT::Get::allow-downgrades=false",
+        "APT::Get::Force-Yes=false",
+        "APT::Ignore-Hold=false",
+        "APT::Install-Suggests=false",
+        "APT::Get::Upgrade=true",
+        "APT::Get::Remove=true",
+        # What else would make the transaction another, or none at all, with apt content.
+        *(f"APT::Get::{name}=false" for name in ("Only-Upgrade", "Purge", "ReInstall", "Mark-Auto", "Trivial-Only")),
+        *(f"APT::Get::{name}=false" for name in ("Download-Only", "Print-URIs")),
     ),
 )
 SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install")
@@ -88,6 +98,7 @@ SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL,
 _FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
 _PERFORM = (
     *_FETCH,
+    *_options("APT::Get::Simulate=false"),
     *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
     # Of several dpkg takes the last; apt's own files come before.
     *_options("Dpkg::Options::=--refuse-bad-verify"),
@@ -308,11 +319,22 @@ class Apt:
                 self._places.install_locks,
                 cure,
             )
-        except GpunodeError:
+        except GpunodeError as error:
+            # dpkg outlives an apt that was killed; until it ends, nobody can tell what the transaction has changed.
+            if not isinstance(error, Busy):
+                self._wait_for_dpkg()
             # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
             # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
+            # Killed, it has not noted either what it installed for others.
             self._mark_again(changes)
             raise
+
+    def _wait_for_dpkg(self) -> None:
+        with suppress(GpunodeError):
+            deadline = self._clock() + self._lock_timeout_s
+            wait_until_free(
+                self._places.install_locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep
+            )
 
     def _check_again(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
@@ -334,7 +356,7 @@ class Apt:
         """Restore the marks of what is still installed; ignore errors, so that the original failure is reported."""
         states = {str(change.id): change.before for change in changes if change.before is not None}
         held = [name for name, state in states.items() if state.held]
-        auto = [str(change.id) for change in changes if not change.is_there_after and _was_auto(change)]
+        auto = [str(change.id) for change in changes if _is_automatic_still(change)]
         for verb, names in (("hold", held), ("auto", auto)):
             if names:
                 self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
@@ -383,7 +405,8 @@ class Apt:
         if kind == "lock" and (found := find_first_holder(locks)):
             return busy_error(found, self._lock_timeout_s)
         said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
-        return explain_failure(redact(doing), said, complained, make_log=self._make_log(_join_output(finished)))
+        make_log = self._make_log(_join_output(finished))
+        return explain_failure(redact(doing), said, complained, make_log=make_log, exit_status=finished.exit_status)
 
     def _make_log(self, output: str) -> str:
         path = find_build_log(output)
@@ -509,6 +532,13 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
 
 def _was_auto(change: PackageChange) -> bool:
     return change.before is not None and change.before.auto
+
+
+def _is_automatic_still(change: PackageChange) -> bool:
+    """Return whether a package is to be marked as automatic if a failed transaction left it installed."""
+    if not change.is_there_after:
+        return _was_auto(change)
+    return not change.is_there_before and change.settled is not None and change.settled.auto
 
 
 @contextmanager

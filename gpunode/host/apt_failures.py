@@ -26,9 +26,11 @@ FailureKind: TypeAlias = Literal[
     "network",
     "held",
     "unmet",
+    "killed",
     "other",
 ]
 
+_SIGNALLED = 128
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
@@ -76,11 +78,13 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             r"has no installation candidate|Essential packages were removed|Packages were downgraded",
         ),
     ),
+    # apt-pkg/contrib/fileutl.cc, ExecWait, and apt-pkg/deb/dpkgpm.cc (apt 2.6.2).
+    ("killed", (r"Sub-process \S+ (exited unexpectedly|received (signal|a segmentation fault))",)),
 )
 
 
-def classify_failure(stdout: str, stderr: str) -> FailureKind:
-    """Return the cause of a failed run of apt or dpkg."""
+def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> FailureKind:
+    """Return the cause of a failed run of apt or dpkg; its status is 128 + N if signal N ended it."""
     everything = f"{stdout}\n{stderr}"
     if _DPKG_FAILED.search(everything):
         # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
@@ -89,7 +93,7 @@ def classify_failure(stdout: str, stderr: str) -> FailureKind:
     if "unmet dependencies" in stdout:
         said += "\nunmet dependencies"
     found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
-    return next(found, "other")
+    return next(found, "killed" if exit_status > _SIGNALLED else "other")
 
 
 def _classify_dpkg(output: str) -> FailureKind:
@@ -134,7 +138,9 @@ def quote_failure(output: str) -> str:
     return "\n".join(lines[max(begin, end - _QUOTED_LINES) : end])
 
 
-def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
+def explain_failure(
+    doing: str, stdout: str, stderr: str, *, make_log: str = "", exit_status: int = 100
+) -> GpunodeError:
     """Make the error for a failed run of apt.
 
     Args:
@@ -142,9 +148,10 @@ def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "")
         stdout: what apt printed.
         stderr: its error output.
         make_log: the content of the file that ``find_build_log`` names, where it could be read.
+        exit_status: its own; 128 + N if signal N ended it.
     """
     everything = f"{stdout}\n{stderr}"
-    kind = classify_failure(stdout, stderr)
+    kind = classify_failure(stdout, stderr, exit_status)
     what = f"could not {doing}: {WHAT[kind]}"
     match kind:
         case "script" | "dkms":
@@ -156,6 +163,9 @@ def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "")
         case "mid-sync":
             named = ", ".join(failed_fetches(everything)[:3])
             return ChangeFailed(f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT[kind])
+        case "killed" if exit_status > _SIGNALLED:
+            why = f"signal {exit_status - _SIGNALLED} ended apt; its last lines:\n{_quote_apt(everything)}"
+            return ChangeFailed(what, why=why, hint=_HINT[kind])
         case _:
             return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT[kind])
 
@@ -205,6 +215,7 @@ WHAT: dict[FailureKind, str] = {
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
     "unmet": "apt finds no solution",
+    "killed": "apt, or a program that it started, was killed or crashed",
     "other": "apt failed",
 }
 
@@ -250,6 +261,10 @@ _HINT: dict[FailureKind, str] = {
     "unmet": (
         "nothing was changed; list the available versions and the holds:\n  apt-cache policy PACKAGE\n"
         "  apt-mark showhold"
+    ),
+    "killed": (
+        "see whether the kernel ended it, for want of memory or at a crash; then run the same command again, which "
+        "finishes what was begun:\n  journalctl -k | grep -i -e 'out of memory' -e segfault | tail"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",
 }

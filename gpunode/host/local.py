@@ -198,12 +198,13 @@ class LocalHost:
                 files.refuse_unreplaceable(change.path, root=self.root)
 
     def note_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
-        """Return a sentence for each file of ``changes`` whose path is a symbolic link."""
+        """Return a sentence for each file of ``changes`` that gpunode writes and whose path has a symbolic link."""
         told: list[str] = []
-        for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
+        written = (change.path for change in FileChange.among(changes) if not change.is_generated)
+        for path in dict.fromkeys(written):
             with suppress(OSError):
-                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
-                    told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
+                if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
+                    told.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
         return tuple(told)
 
     def complete_change(self, change: Change, /) -> Change:
@@ -338,11 +339,18 @@ class LocalHost:
         return tuple(settled)
 
     def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+        gone = {one for one in triggers if one.target and self._is_absent(one.target)}
+        left = [one for one in triggers if one not in gone]
         started = monotonic()
-        with self._fit_for_packages():
-            self.packages.refresh([one.target for one in triggers if one.target])
+        if left:
+            with self._fit_for_packages():
+                self.packages.refresh([one.target for one in left if one.target])
         seconds = monotonic() - started
-        yield from (TriggerResult(one, seconds) for one in triggers)
+        for one in triggers:
+            yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
+
+    def _is_absent(self, path: str) -> bool:
+        return files.read_file(path, root=self.root).outcome == "absent"
 
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
@@ -363,6 +371,10 @@ class LocalHost:
 
         with chroot.prepare_root(self.runner):
             yield
+
+
+# A command's exit status is this and N if signal N ended it.
+_SIGNALLED = 128
 
 
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
@@ -409,10 +421,15 @@ def _modprobe_cause(done: FinishedCommand) -> str:
 
 
 def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
-    ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
+    ended = f"exit status {done.exit_status}"
+    if done.exit_status > _SIGNALLED:
+        ended = f"ended by signal {done.exit_status - _SIGNALLED}"
+    if done.timed_out:
+        ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
+    said = done.last_lines()
     return ChangeFailed(
         what,
-        why=f"{ended}; its last lines:\n{done.last_lines()}",
+        why=f"{ended}; its last lines:\n{said}" if said else f"{ended}, without output",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
 

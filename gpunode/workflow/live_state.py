@@ -188,15 +188,23 @@ def find_foreign_files(host: HostView) -> tuple[str, ...]:
 
 def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
     """Return those of ``paths`` that are no package's; none where nobody can tell."""
+    owners = find_owners(host, paths)
+    return () if owners is None else tuple(path for path in paths if path not in owners)
+
+
+def find_owners(host: HostView, paths: Collection[str]) -> dict[str, str] | None:
+    """Return the packages whose files are among ``paths``, by path; None where nobody can tell."""
     # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
     both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
     asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
     # Its exit status is 1 where one of them is not found.
     answer = host.run_probe(asked) if paths else None
     if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
-        return ()
-    owned = {line.partition(": ")[2] for line in answer.data.decode("utf-8", "replace").splitlines()}
-    return tuple(path for path in paths if owned.isdisjoint((path, path.removeprefix("/usr"))))
+        return None
+    rows = (line.partition(": ") for line in answer.data.decode("utf-8", "replace").splitlines())
+    owners = {name: package for package, _, name in rows}
+    found = ((path, owners.get(path) or owners.get(path.removeprefix("/usr"))) for path in paths)
+    return {path: package for path, package in found if package}
 
 
 def _list_files(host: HostView, place: str) -> Iterator[str]:

@@ -38,6 +38,7 @@ class Backlog:
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
         unread: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
+        at_work: the gpunode that is changing the node right now; what it leaves is known at its end.
     """
 
     owed: tuple[Trigger, ...] = ()
@@ -46,6 +47,7 @@ class Backlog:
     ended: str = ""
     unread: str = ""
     lost: LostRecord | None = None
+    at_work: str = ""
 
     def __bool__(self) -> bool:
         """Return whether there is work left."""
@@ -60,7 +62,8 @@ class Backlog:
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes beside the work that is left, a sentence each."""
-        return (str(self.lost),) if self.lost else ()
+        now = f"another gpunode is changing this node: {self.at_work}; this shows a moment in the middle of it"
+        return (*((now,) if self.at_work else ()), *((str(self.lost),) if self.lost else ()))
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
@@ -106,9 +109,13 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
 def visible_backlog(store: Store, facts: Facts) -> Backlog:
     """Return the backlog; for an ordinary user one that says that it could not be read.
 
+    A run that goes on has not been cut short, whatever it has not done yet.
+
     Raises:
         JournalDamaged: one of the journals is.
     """
+    if holder := store.at_work():
+        return Backlog(at_work=str(holder))
     try:
         return find_backlog(store, facts)
     except UsageError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFIGURATION,
+    OF_PACKAGES,
     OVERWRITTEN,
     FileChange,
     FileState,
@@ -120,24 +121,31 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
+    steps, owned = _keep_files_of_packages(host, steps, packages)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
+    steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving, *owned), facts, backup_of)
     steps = (*_pause_services(steps, facts), *steps)
     if not request.disrupt:
         refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys),
+        (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
         incomplete=bool(unchanged or lost or gone),
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
         whole=True,
     )
+
+
+def _describe_held(packages: Iterable[PackageChange]) -> Iterator[str]:
+    """Yield a note for the packages that somebody holds: an undo was asked for, so it does not spare them."""
+    if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
+        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
@@ -295,7 +303,9 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
-    """Return the error for a file that somebody edited, with the two ways from gpunode's version to the others.
+    """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
+
+    It shows the two ways from gpunode's version to the others.
 
     Args:
         change: what would take gpunode's version back.
@@ -306,9 +316,15 @@ def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> 
         "\n".join(redact_change(one).diff()) or "(only secrets differ)"
         for one in (FileChange(change.path, change.before, now), change)
     )
+    if now is None:
+        return Conflict(
+            f"{change.path} was deleted since gpunode wrote it",
+            why=f"what a rollback of gpunode's version would do:\n{back}",
+            hint="add --force: it becomes as it was before the run",
+        )
     by_hand = "undo the second by hand and keep the first"
     return Conflict(
-        f"{change.path} was edited since gpunode wrote it",
+        f"{change.path} was {'edited since gpunode wrote it' if change.before else 'written anew since the run'}",
         why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",
         hint=(f"remove what gpunode added and keep the edits:\n{keep}\n" if keep else f"{by_hand};\n")
         + "or add --force: the edited file is backed up first, and rolling that run back restores it",
@@ -386,6 +402,25 @@ def keep_what_packages_need(
         else:
             left.append(step)
     return tuple(left), tuple(kept)
+
+
+def _keep_files_of_packages(
+    host: Host, steps: Sequence[UndoStep], packages: Iterable[PackageChange]
+) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
+    """Return ``steps`` without the removal of files that a package has by now and that stays; and whose they are.
+
+    NVIDIA's cuda-keyring brings the very list and keyring that gpunode writes.
+    """
+    going = {change.id.name for change in packages if not change.is_there_after}
+    removed = [
+        step.file.path
+        for step in steps
+        if step.file and step.file.before and step.file.after is None and step.step_id not in OF_PACKAGES
+    ]
+    owners = live_state.find_owners(host, removed) or {}
+    staying = {path: owner for path, owner in owners.items() if owner.partition(":")[0] not in going}
+    kept = tuple(KeptItem(path, f"stays: it belongs to the package {owner} now") for path, owner in staying.items())
+    return tuple(step for step in steps if step.change.subject not in staying), kept
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:

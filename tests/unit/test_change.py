@@ -126,6 +126,11 @@ class TestDiff:
         hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
         assert list(hidden.diff())[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
+    def test_binary_file_is_said_to_be_created_or_removed(self) -> None:
+        keyring = FileState(b"\x99\0")
+        assert list(FileChange("/etc/x", keyring, None).diff()) == ["binary file /etc/x is removed"]
+        assert list(FileChange("/etc/x", None, keyring).diff()) == ["binary file /etc/x is created"]
+
     def test_changed_mode_and_owner_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))
         shown = ["--- /etc/x", "+++ /etc/x", "-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]

@@ -157,7 +157,7 @@ def outlook_lines(
     stopped = () if image else _disrupted_services(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
-        yield line("then  " if did else "setup ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
+        yield line("then  " if did else "to do ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
     if stopped:
         yield line(
             "      ", f"stops {join_with_and(stopped)}: setup refuses while any run, without --allow-disruption", hang=6

@@ -122,6 +122,20 @@ def test_failure_has_what_why_and_hint(version: str, name: str, kind: FailureKin
         assert noise not in error.why
 
 
+@pytest.mark.parametrize("how", ["exited unexpectedly", "received signal 9.", "received a segmentation fault."])
+def test_killed_dpkg_is_told_from_a_failed_package(how: str) -> None:
+    """The kernel kills it for want of memory; apt's own words (apt 2.6.2)."""
+    error = explain_failure(
+        "do it", "Selecting previously unselected package x.\n", f"E: Sub-process /usr/bin/dpkg {how}\n"
+    )
+    assert error.what == "could not do it: apt, or a program that it started, was killed or crashed"
+    assert how in error.why
+    assert "run the same command again" in error.hint
+    itself = explain_failure("do it", "Unpacking x (1) ...\n", "", exit_status=137)
+    assert itself.what == error.what
+    assert itself.why.startswith("signal 9 ended apt")
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["update-503-warns", "update-no-pubkey-cached-warns", "disk-full-lists"])
 def test_update_with_warnings_is_no_success(version: str, name: str) -> None:

@@ -174,6 +174,27 @@ class Started:
         self.process.wait()
         return orphans
 
+    def kill_apt_at(self, step: int) -> None:
+        """Kill apt alone once dpkg has logged change ``step``; dpkg goes on a second later. Wait for gpunode's end.
+
+        Raises:
+            AssertionError: the run was over before.
+        """
+        before, pid = steps(self.node), self.pid
+        while steps(self.node) - before < step:
+            assert self.process.poll() is None, self.said
+            time.sleep(0.001)
+        names = {one: Path(f"/proc/{one}/comm").read_text().strip() for one in _stopped(pid)}
+        os.kill(next(one for one, name in names.items() if name == "apt-get"), signal.SIGKILL)
+        for is_dpkg in (False, True):
+            Orphans(tuple(one for one, name in names.items() if name.startswith("dpkg") is is_dpkg)).send(
+                signal.SIGCONT
+            )
+            time.sleep(0 if is_dpkg else 1)
+        # nsenter, which stands between, has stopped with gpunode.
+        self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+
     def until(self, text: str) -> str:
         """Wait until ``text`` is in all that it has printed, and return that.
 

@@ -194,6 +194,22 @@ def test_undo_killed_before_dpkg_starts_is_repeated_by_remove(
         assert ask(node, "remove", "--yes").envelope["changed"] is False
 
 
+def test_remove_takes_what_dpkg_installed_after_apt_was_killed(prepared: Callable[[str], Prepared]) -> None:
+    """The kernel kills the largest for want of memory; dpkg goes on for a while without its apt."""
+    found = prepared("toolkit")
+    with found.node() as node:
+        setup = start_setup(node)
+        setup.kill_apt_at(1)
+        assert "was killed or crashed" in setup.said
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code == 0, removed.error
+        left = state(node)
+        assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+
+
 def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
     """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
     found = prepared("driver")

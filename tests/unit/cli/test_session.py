@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGINT, SIGTERM, raise_signal, signal
+from threading import Timer
 from typing import get_args
 
 import pytest
 
 from gpunode.change import FileChange, FileState
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import outlook_lines, stage_lines
-from gpunode.cli.session import SignalGuard, partial_run_envelope
+from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_envelope
 from gpunode.cli.setup import SetupFlags, waiting_failure
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
@@ -46,6 +49,17 @@ def test_run_that_never_began_has_no_changes(tmp_path: Path) -> None:
     store.begin("setup", version="0").commit("done")
     answer = partial_run_envelope("setup", ChangeFailed("no room"), store, store.ids())
     assert (answer.changed, answer.changes, answer.result) == (False, (), {})
+
+
+def test_wait_that_is_over_is_not_shown_as_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as other:
+        other.enter_context(Store(tmp_path).lock())
+        Timer(0.3, other.close).start()
+        with exclusive_session("rollback", OutputOptions(), str(tmp_path), 5.0, wait_for_others=False) as node:
+            node.notify("an earlier run was cut short")
+    said = capsys.readouterr().out
+    assert "waiting up to 5 s: another gpunode is changing this node" in " ".join(said.split())
+    assert "not started" not in said
 
 
 EXITS: dict[WaitFor, int] = {"reboot": 10, "console": 10, "drain": 11}

@@ -232,12 +232,24 @@ def test_package_changes_are_one_transaction_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "x").exists()
 
 
-def test_changed_lists_are_refreshed_in_one_call() -> None:
+def test_changed_lists_are_refreshed_in_one_call(tmp_path: Path) -> None:
     apt = Apt()
-    triggers = [Trigger("index-refresh", "/etc/apt/sources.list.d/a.list"), Trigger("index-refresh", "/b.list")]
+    paths = [str(tmp_path / name) for name in ("a.list", "b.list", "removed.list")]
+    for path in paths[:2]:
+        Path(path).touch()
+    triggers = [Trigger("index-refresh", path) for path in paths]
     settled = with_apt(LocalHost(), apt).run_triggers(triggers)
-    assert apt.asked == [("refresh", "/etc/apt/sources.list.d/a.list", "/b.list")]
-    assert [one.trigger for one in settled] == triggers
+    assert apt.asked == [("refresh", *paths[:2])]
+    assert [(one.trigger, one.skipped) for one in settled] == [
+        *((trigger, "") for trigger in triggers[:2]),
+        (triggers[2], f"{paths[2]} is gone"),
+    ]
+
+
+def test_index_of_a_removed_list_is_not_said_to_be_read() -> None:
+    apt = Apt()
+    (one,) = with_apt(LocalHost(), apt).run_triggers([Trigger("index-refresh", "/removed.list")])
+    assert (apt.asked, one.skipped) == ([], "/removed.list is gone")
 
 
 def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +287,20 @@ def test_folders_for_a_new_file_are_recorded_before_the_write(tmp_path: Path) ->
     realized = LocalHost(str(tmp_path)).complete_change(FileChange("/etc/a/b/c", None, file_state(b"x")))
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/etc/a", "/etc/a/b")
+
+
+def test_folders_behind_a_dangling_link_are_recorded_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/x").symlink_to("/srv/a/x")
+    host = LocalHost(str(tmp_path))
+    change = FileChange("/etc/x", None, file_state(b"1"))
+    realized = host.complete_change(change)
+    assert isinstance(realized, FileChange)
+    assert realized.folders == ("/srv", "/srv/a")
+    assert host.note_symlinks([change]) == ("/etc/x leads to /srv/a/x by a symbolic link, so that file is changed",)
+    host.apply([realized])
+    host.apply([FileChange("/etc/x", file_state(b"1"), None, folders=realized.folders)])
+    assert sorted(os.listdir(tmp_path)) == ["etc"]
 
 
 def test_removed_file_is_restored_with_attributes_without_new_folders(
@@ -408,4 +434,4 @@ def test_symlinked_target_of_a_change_is_reported(tmp_path: Path) -> None:
 
     told = LocalHost(str(tmp_path)).note_symlinks(changes)
 
-    assert told == ("/etc/linked is a symbolic link to /srv/real, so that file is changed",)
+    assert told == ("/etc/linked leads to /srv/real by a symbolic link, so that file is changed",)

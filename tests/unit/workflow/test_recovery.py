@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
@@ -19,6 +19,7 @@ from gpunode.workflow.recovery import (
     missing_marks,
     possible_temporary_files,
     record_what_was_made,
+    visible_backlog,
 )
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
@@ -57,6 +58,20 @@ def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tu
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
+
+
+def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = store.begin("setup", version="test")
+    change = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
+    with store.lock():
+        run.done(run.intend("packages", "nouveau", change))
+        going_on = visible_backlog(store, machine())
+    assert not going_on
+    assert going_on.ended == ""
+    assert going_on.notes[0].startswith("another gpunode is changing this node: process ")
+    killed = visible_backlog(store, machine())
+    assert (bool(killed), killed.ended, killed.notes) == (True, "was cut short", ())
 
 
 def test_possible_temporary_files_of_an_interrupted_run_are_listed() -> None:

@@ -185,8 +185,9 @@ def test_file_removed_or_chmodded_since_counts_as_edited(store: Store, host: Nod
     run = write(host, store)
     for now in (None, replace(OURS, mode=0o600), replace(OURS, uid=1000)):
         host.files[CONTAINERD] = now
-        with pytest.raises(Conflict, match="edited since"):
+        with pytest.raises(Conflict, match="edited since" if now else "deleted since") as refused:
             plan_rollback(store, host, run)
+        assert ("the edited file" in refused.value.hint) == (now is not None)
 
 
 def test_already_restored_file_needs_no_rollback(store: Store, host: Node) -> None:

@@ -200,6 +200,27 @@ class TestWholeRollback:
         back = plan_rollback(store, host, newest(store), facts_now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_file_that_a_package_has_by_now_stays(self, host: Machine, store: Store, verb: str) -> None:
+        """cuda-keyring, installed since, has the same list."""
+        host.owned = frozenset({CUDA_LIST})
+        facts = facts_now()
+        back = (
+            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
+        )
+        assert CUDA_LIST not in [one.subject for one in back.changes]
+        assert f"{CUDA_LIST} stays: it belongs to the package nvidia-smi now" in back.remarks
+        undo(host, store, back)
+        assert host.files[CUDA_LIST] is not None
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_purged_package_that_somebody_holds_is_named(self, host: Machine, store: Store, verb: str) -> None:
+        facts = facts_now({**AFTER, "dkms": PackageState("3", held=True)})
+        back = (
+            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
+        )
+        assert "held, and changed all the same, because the undo includes them: dkms" in back.notes
+
     def test_package_needed_by_others_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
         back = plan_rollback(store, host, newest(store), facts_now())
@@ -525,7 +546,7 @@ class TestWholeRollback:
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
-        with pytest.raises(Conflict, match="edited since"):
+        with pytest.raises(Conflict, match="written anew since"):
             plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD}))
         host.files[path] = edited
         assert plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD})).steps == ()
@@ -541,7 +562,7 @@ class TestWholeRollback:
             host.files[DAEMON_JSON] = there
             assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, facts_now({})).files}
         host.files[DAEMON_JSON] = FileState(b"theirs")
-        with pytest.raises(Conflict, match="edited since"):
+        with pytest.raises(Conflict, match="written anew since"):
             plan_rollback(store, host, run.id, facts_now({}))
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
@@ -552,7 +573,7 @@ class TestWholeRollback:
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         host.files[DAEMON_JSON] = FileState(b"theirs")
-        with pytest.raises(Conflict, match="edited since"):
+        with pytest.raises(Conflict, match="written anew since"):
             plan_rollback(store, host, run.id, facts_now({}))
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
@@ -627,7 +648,7 @@ class TestWholeRollback:
         host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
         host.after_packages = {path: None} if goes else {}
         if not is_packaged:
-            with pytest.raises(Conflict, match="edited since"):
+            with pytest.raises(Conflict, match="written anew since"):
                 plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW}))
             return
         undo(host, store, plan_rollback(store, host, run.id, facts_now({"nvidia-smi": NEW})))
