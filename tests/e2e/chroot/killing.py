@@ -174,8 +174,10 @@ class Started:
         self.process.wait()
         return orphans
 
-    def kill_apt_at(self, step: int) -> None:
-        """Kill apt alone once dpkg has logged change ``step``; dpkg goes on a second later. Wait for gpunode's end.
+    def kill_child_at(self, step: int, program: str) -> None:
+        """Kill ``program`` alone once dpkg has logged change ``step``, and wait for gpunode's end.
+
+        dpkg goes on a second later than the rest.
 
         Raises:
             AssertionError: the run was over before.
@@ -185,7 +187,7 @@ class Started:
             assert self.process.poll() is None, self.said
             time.sleep(0.001)
         names = {one: Path(f"/proc/{one}/comm").read_text().strip() for one in _stopped(pid)}
-        os.kill(next(one for one, name in names.items() if name == "apt-get"), signal.SIGKILL)
+        os.kill(next(one for one, name in names.items() if name == program), signal.SIGKILL)
         for is_dpkg in (False, True):
             Orphans(tuple(one for one, name in names.items() if name.startswith("dpkg") is is_dpkg)).send(
                 signal.SIGCONT
