@@ -161,7 +161,8 @@ def undone(screen: Screen) -> None:
     screen.put(
         *already_undone_lines(
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
-        )
+        ),
+        *already_undone_lines(NothingToUndo(replace(newest, subjects=()), "nothing of it is left on this node")),
     )
 
 
