@@ -186,16 +186,22 @@ class Started:
         while steps(self.node) - before < step:
             assert self.process.poll() is None, self.said
             time.sleep(0.001)
-        names = {one: Path(f"/proc/{one}/comm").read_text().strip() for one in _stopped(pid)}
+        names: dict[int, str] = {}
+        for one in _stopped(pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names[one] = Path(f"/proc/{one}/comm").read_text().strip()
         os.kill(next(one for one, name in names.items() if name == program), signal.SIGKILL)
         for is_dpkg in (False, True):
             Orphans(tuple(one for one, name in names.items() if name.startswith("dpkg") is is_dpkg)).send(
                 signal.SIGCONT
             )
             time.sleep(0 if is_dpkg else 1)
-        # nsenter, which stands between, has stopped with gpunode.
-        self.process.send_signal(signal.SIGCONT)
-        self.process.wait()
+        # nsenter, which stands between, stops when it hears that gpunode has, maybe after gpunode went on.
+        deadline = time.monotonic() + _LATEST_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said
+            self.process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
 
     def until(self, text: str) -> str:
         """Wait until ``text`` is in all that it has printed, and return that.
