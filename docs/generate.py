@@ -130,6 +130,8 @@ def _commands(command: Any, path: str) -> Iterator[str]:
 
 
 def _command(command: Any, path: str) -> Iterator[str]:
+    from gpunode.cli.app import step_ids
+
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
     yield from (f"## `{path}`", "", (command.help or "").strip(), "")
@@ -139,7 +141,8 @@ def _command(command: Any, path: str) -> Iterator[str]:
         yield f"| `{one.metavar}` | {_cell(one.help)} |"
     for one in command.params:
         if one.param_type_name == "option" and not one.hidden:
-            yield f"| {_option(one)} | {_cell(one.help)} |"
+            steps = f": {', '.join(step_ids())}" if one.metavar == "STEP" else ""
+            yield f"| {_option(one)} | {_cell(one.help)}{steps} |"
     yield ""
 
 

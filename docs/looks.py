@@ -50,7 +50,7 @@ _SUBJECTS = (
     Subject(
         "Who may own a GPU",
         "nouveau, vfio-pci, driverctl and what blocks a module",
-        "driver-overrides driverctl modprobe-d* modules-load-d modules-to-load file:/etc/modules "
+        "driver-overrides driverctl modprobe-d* depmod-d* modules-load-d modules-to-load file:/etc/modules "
         "file:/etc/default/grub grub-d file:/proc/cmdline",
     ),
     Subject(

@@ -23,6 +23,9 @@ STANDALONE_TOOLS = frozenset(
 OWN_VERSIONS_IN_DISTROS = STANDALONE_TOOLS | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
+# Up to 13.3 they depend on the toolkit and, by cuda-runtime-12-6, on cuda-drivers; the demonstration programs need that
+# one, too. Source: CUDA installation guide for Linux, "Meta Packages".
+_CUDA_METAPACKAGE = re.compile(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
@@ -42,11 +45,18 @@ def is_drivers(name: str) -> bool:
     return _matches(name, "purge") and not _matches(name, "keep")
 
 
-def purge_reason(name: str, version: str) -> PurgeReason | None:
-    """Return why a package of a driver cannot stay beside another driver; None for what is no driver's.
+def is_cuda_metapackage(name: str) -> bool:
+    """Return whether a package brings CUDA and, with it, a driver of any version."""
+    return name.startswith("cuda") and _CUDA_METAPACKAGE.fullmatch(name) is not None
 
-    One that has versions of its own goes only where the package manager says so.
+
+def purge_reason(name: str, version: str) -> PurgeReason | None:
+    """Return why a package cannot stay beside another driver than its own; None for what is no driver's.
+
+    One that has versions of its own goes only where the package manager says so, or its relations do.
     """
+    if is_cuda_metapackage(name):
+        return "relation"
     if not is_drivers(name):
         return None
     rows = (row for row in tables.rows("driver_packages.csv") if row["action"] == "purge")

@@ -14,6 +14,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.recipe import Driver, DriverSource
+from gpunode.wording import join_with_and
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
 LAST_NOT_OFFERED = 470
@@ -282,8 +283,7 @@ def _find_branch(number: int) -> Branch:
 
 
 def _names(gpus: Sequence[GpuModel]) -> str:
-    labels = list(dict.fromkeys(gpu.label for gpu in gpus))
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return join_with_and(list(dict.fromkeys(gpu.label for gpu in gpus)))
 
 
 def _need(gpus: Sequence[GpuModel]) -> str:

@@ -221,6 +221,10 @@ class ChangeKind(ABC):
         """Return the position in an undo of a setup, or with ``is_redo`` in an undo of an undo."""
         return self._undo_ranks[is_redo]
 
+    def withdraws_support(self, stage: str, step: str) -> bool:
+        """Return whether it takes away what packages that stay may need: a file outside the configuration, a unit."""
+        return False
+
     def without_foreign_writers(self) -> Self:
         """Return it with a result that root alone can write."""
         return self

@@ -184,6 +184,9 @@ class FileChange(ChangeKind):
             return 3 if is_redo else 4
         return {"sources": 0, CONFIGURATION: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIGURATION else 4
 
+    def withdraws_support(self, stage: str, step: str) -> bool:
+        return self.after is None and stage != CONFIGURATION and step not in OF_PACKAGES
+
     def without_foreign_writers(self) -> FileChange:
         return replace(self, after=without_foreign_writers(self.after)) if isinstance(self.after, FileState) else self
 

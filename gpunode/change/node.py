@@ -79,6 +79,9 @@ class ServiceChange(ChangeKind):
     def record(self) -> dict[str, object]:
         return {"before": asdict(self.before), "after": asdict(self.after)}
 
+    def withdraws_support(self, stage: str, step: str) -> bool:
+        return not (self.after.active and self.after.enabled)
+
     def inverse(self) -> ServiceChange:
         return replace(self, before=self.after, after=self.before)
 

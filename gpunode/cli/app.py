@@ -211,18 +211,12 @@ UpgradeOption = Annotated[
 LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
-STEP_IDS = (
-    "detect, repair, cuda-repository, toolkit-repository, driver-pin, run-driver, secure-boot, conflicts, headers, "
-    "nouveau, driver, fabric, gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, "
-    "module-load, fabric-bridge, persistence, fabric-service, gpudirect-modules, mps, runtime-config, mig, cdi, "
-    "node-registration"
-)
 OnlyOption = Annotated[
     list[str],
     typer.Option(
         "--only",
         metavar="STEP",
-        help=f"run only this step; may be repeated. Steps: {STEP_IDS}",
+        help="run only this step, such as toolkit; may be repeated. `gpunode plan -v` names all",
         autocompletion=step_ids,
     ),
 ]

@@ -10,10 +10,11 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import Line, line, next_line, span
-from gpunode.cli.screen.words import MARKS, count
+from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted
+from gpunode.wording import count
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, ContentKind, Evidence

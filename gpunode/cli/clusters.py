@@ -25,24 +25,24 @@ from gpunode.cli.screen.commands import (
 )
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Style, line, span, warning_line
-from gpunode.cli.screen.words import MARKS, count
+from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
-from gpunode.journal.chronicle import list_runs
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import OwnPod, Rendered
 from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.kubernetes.render import render_cluster
+from gpunode.wording import count
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
-from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
+from gpunode.workflow.cluster_workloads import ReadinessWait
 from gpunode.workflow.converge import survey
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def apply(
         screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
-                wait_unchanged_ready(found.items, cluster, stop.raise_if_received, screen.update_progress, timeout_s)
-                wait_releases_ready(found.releases, cluster, stop.raise_if_received, screen.update_progress, timeout_s)
+                wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
+                wait.wait_for_rest(found.items, found.releases)
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(desired.own_pods))
@@ -139,16 +139,8 @@ def apply(
         screen.confirm_shown("k8s apply", yes=yes, does=_CONSEQUENCE)
         request = _run_header("k8s apply", recipe)
         with _locked_session("k8s apply", screen, output) as (store, stop):
-            run = cluster_apply.apply_plan(
-                found,
-                cluster,
-                store,
-                request,
-                on_event=screen.show_event,
-                pause=stop.raise_if_received,
-                progress=screen.update_progress,
-                timeout_s=timeout_s,
-            )
+            wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
+            run = cluster_apply.apply_plan(found, store, request, wait=wait, on_event=screen.show_event)
         screen.put(*own_pod_lines(desired.own_pods), *done_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
     output.emit(_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
 
@@ -243,10 +235,10 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
             hint=gpunode("rollback", "--list"),
         )
     store = open_cluster_journal()
-    (found,) = first = list_runs(store, run[1:])
+    (found,) = first = store.find_runs(run[1:])
     if target == ClusterRef():
         while first[0].begin.undoes and _cluster_of_run(first[0].begin.argv) == ClusterRef():
-            first = list_runs(store, first[0].begin.undoes)
+            first = store.find_runs(first[0].begin.undoes)
         target = _cluster_of_run(first[0].begin.argv)
     request = _run_header("k8s rollback", undoes=found.begin.run)
     with target.hints_for_this_cluster():

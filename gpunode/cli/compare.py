@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import BLANK, Line, Style, line, span
-from gpunode.cli.screen.words import count, join_names
 from gpunode.errors import ChangesPending, Undetermined, UsageError
+from gpunode.wording import count, join_names
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.comparison import Comparison, Difference, Side, Uncompared

@@ -26,7 +26,6 @@ from gpunode.cli.screen.text import (
     span,
     wrap_line,
 )
-from gpunode.cli.screen.words import count, join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.snapshot import take_snapshot
@@ -34,6 +33,7 @@ from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
 from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
+from gpunode.wording import count, join_names
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid

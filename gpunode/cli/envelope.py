@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
-from gpunode.cli.screen.words import action_of, explain_purge
+from gpunode.cli.screen.changes import action_of, explain_purge
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact

@@ -11,7 +11,6 @@ from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, next_line, pad_right, span
-from gpunode.cli.screen.words import join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
@@ -25,6 +24,7 @@ from gpunode.page.words import (
     group_digits,
     node_name,
 )
+from gpunode.wording import join_names
 
 if TYPE_CHECKING:
     from gpunode.page.words import Condition

@@ -16,11 +16,12 @@ from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, short_model_name
 from gpunode.cli.screen.text import Line, line, span
-from gpunode.cli.screen.words import MARKS, join_names, join_with_and
+from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need
 from gpunode.steps.gpus import NVIDIA, find_own_gpus
+from gpunode.wording import join_names, join_with_and
 
 # More than these would be a list to scroll through, and the words that gave them fit too much.
 _MOST_MATCHES = 8

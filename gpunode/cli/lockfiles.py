@@ -11,12 +11,13 @@ from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.text import BLANK, Line, line, next_line
-from gpunode.cli.screen.words import MARKS, count
+from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import Moved, parse, render, version_differences
 from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.wording import count
 
 
 def lock_exists(file: str) -> bool:

@@ -13,12 +13,12 @@ from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
+from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.errors import UsageError
-from gpunode.journal.chronicle import RunRecord, TriggerRecord, list_runs
-from gpunode.journal.history import ChangeRecord, RunSummary, run_label
+from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
+from gpunode.wording import count, join_names
 
 
 def show_log(run: str, output: OutputOptions, root: str) -> None:
@@ -47,10 +47,10 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
     """Return the runs on this node and this user's in clusters, as far as they are readable."""
     if run.startswith("k"):
-        return list_runs(open_cluster_journal(), run[1:])
-    clusters = () if run or root != "/" else list_runs(open_cluster_journal())
+        return open_cluster_journal().find_runs(run[1:])
+    clusters = () if run or root != "/" else open_cluster_journal().find_runs()
     try:
-        return (*list_runs(Store(validate_root(root)), run), *clusters)
+        return (*Store(validate_root(root)).find_runs(run), *clusters)
     except UsageError:
         if run or not clusters:
             raise
@@ -74,6 +74,23 @@ SCHEMA = 1
 Row = dict[str, Any]
 
 
+def _basic_record(run: RunRecord) -> Row:
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "user": begin.user,
+        "recipe": begin.recipe,
+        "result": run.ending,
+        "reason": commit.reason if commit else "",
+        "undone_by": run.undone_by,
+    }
+
+
 def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     """Return the summary of a run.
 
@@ -81,53 +98,36 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         run: a run of this node.
         logins: the names of its users, by number.
     """
-    begin, commit = run.begin, run.commit
+    begin = run.begin
     return {
-        "run": begin.run,
-        "verb": begin.verb,
-        "undoes": begin.undoes,
-        "with_packages": begin.with_packages,
-        "started_at": format_utc(begin.at),
-        "ended_at": format_utc(commit.at) if commit else None,
-        "user": begin.user,
+        **_basic_record(run),
         "uid": begin.uid,
         "loginuid": begin.loginuid,
         "login": logins.get(begin.loginuid) if begin.loginuid is not None else None,
-        "recipe": begin.recipe,
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
-        "result": run.ending,
-        "reason": commit.reason if commit else "",
-        "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
-        "undone_by": run.undone_by,
+        "counts": dict(sorted(_count_kinds(run).items())),
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
     }
 
 
-def undo_record(run: RunSummary, rollback: str, *, is_running: bool) -> Row:
+def _count_kinds(run: RunRecord) -> Counter[str]:
+    """Return the number of its changes that were made, or may have been, by their kind."""
+    return Counter(change.kind_name for change in run.changes("done", "unknown"))
+
+
+def undo_record(run: RunRecord, rollback: str) -> Row:
     """Return what ``rollback --list`` says of a run.
 
     Args:
         run: a run of this node.
         rollback: whether it can be undone now, in words.
-        is_running: whether it is going on.
     """
-    begin, commit = run.begin, run.commit
     return {
-        "run": begin.run,
-        "verb": begin.verb,
-        "undoes": begin.undoes,
-        "with_packages": begin.with_packages,
-        "recipe": begin.recipe,
-        "user": begin.user,
-        "started_at": format_utc(begin.at),
-        "ended_at": format_utc(commit.at) if commit else None,
-        "result": commit.result if commit else "running" if is_running else "incomplete",
-        "reason": commit.reason if commit else "",
+        **_basic_record(run),
         "subjects": list(run.subjects),
         "configuration": sorted(run.configuration),
         "other_subjects": sorted(run.other_subjects),
-        "undone_by": run.undone_by,
         "fully_undone": run.is_fully_undone,
         "rollback": rollback,
     }
@@ -166,13 +166,14 @@ def _change_row(record: ChangeRecord) -> Row:
     }
 
 
-def _trigger_row(record: TriggerRecord) -> Row:
+def _trigger_row(required: RequiredTrigger) -> Row:
+    settled = required.settled
     return {
-        "kind": record.trigger.kind,
-        "target": record.trigger.target,
-        "required_by": list(record.required_by),
-        "completed_at": None if record.completed_at is None else format_utc(record.completed_at),
-        "note": record.note,
+        "kind": required.trigger.kind,
+        "target": required.trigger.target,
+        "required_by": [seq for _, seq in required.required_by],
+        "completed_at": format_utc(settled.at) if settled else None,
+        "note": settled.note if settled else "",
     }
 
 
@@ -210,8 +211,7 @@ def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
 
 
 def _changes_text(run: RunRecord) -> str:
-    kinds = Counter(change.kind_name for change in run.changes)
-    return join_names(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing"
+    return join_names(count(many, noun) for noun, many in sorted(_count_kinds(run).items())) or "nothing"
 
 
 def _verb_text(run: RunRecord) -> str:
@@ -326,12 +326,12 @@ def _change_text(record: ChangeRecord) -> str:
     return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _trigger_line(record: TriggerRecord, zone: tzinfo | None) -> Line:
-    by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
-    if record.completed_at is None:
-        return line(MARKS["waits"], str(record.trigger), "  pending when the run ended", span(by, "dim"), hang=4)
+def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
+    trigger, settled = str(required.trigger), required.settled
+    numbers = join_names((str(seq) for _, seq in required.required_by), 4)
+    by = f"  for change {numbers}" if numbers else "  of an earlier run"
+    if settled is None:
+        return line(MARKS["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {record.note}", MARKS["skipped"]) if record.note else ("", MARKS["done"])
-    return line(
-        mark, str(record.trigger), f"  {format_local_time(record.completed_at, zone)}{note}", span(by, "dim"), hang=4
-    )
+    note, mark = (f": {settled.note}", MARKS["skipped"]) if settled.note else ("", MARKS["done"])
+    return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)

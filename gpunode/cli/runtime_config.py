@@ -19,7 +19,7 @@ from gpunode.cli.screen.events import downtime_text, fact_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
-from gpunode.cli.screen.words import MARKS, join_with_and
+from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
@@ -27,11 +27,12 @@ from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageErro
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.history import made_changes
+from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
 from gpunode.runtimes.model import BARE, INSTALLED, Mode
 from gpunode.steps.runtime import refuse_default
+from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
@@ -426,7 +427,8 @@ def _apply_edit(
     next_step = "" if is_read else next_command(host, plan, failed=ctk.daemon_has_failed(plan))
     shown, unread = "" if failure else next_step, failure is not None
     node.screen.conclude(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
-    answer = _edit_envelope(command, plan, changes=made_changes(node.store.read(done.run))).with_failure(failure)
+    made = RunRecord(node.store.read(done.run)).changes("done")
+    answer = _edit_envelope(command, plan, changes=made).with_failure(failure)
     result = {
         **answer.result,
         "run": done.run,

@@ -18,7 +18,7 @@ from gpunode.cli.screen.commands import same_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import InterruptedRun, made_changes, steps_by_change
+from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.workflow.events import Notice
 from gpunode.workflow.recovery import possible_temporary_files, record_what_was_made
@@ -50,7 +50,7 @@ class Session:
         if text:
             self.screen.show_event(Notice(text))
 
-    def clean_up_interrupted_run(self) -> InterruptedRun | None:
+    def clean_up_interrupted_run(self) -> RunRecord | None:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
         interrupted = self.store.interrupted_run()
         if interrupted is not None:
@@ -174,12 +174,13 @@ def report_partial_run(command: str, output: OutputOptions, store: Store) -> Ite
 def partial_run_envelope(command: str, error: GpunodeError, store: Store, before: Sequence[str]) -> Envelope:
     """Return the answer for the run that ``error`` ended, if one was begun that is not in ``before``."""
     new_runs = [run for run in store.ids() if run not in before]
-    changes = made_changes(store.read(new_runs[-1])) if new_runs else ()
+    run = RunRecord(store.read(new_runs[-1]) if new_runs else ())
+    changes = run.changes("done")
     answer = Envelope(
         command,
         changed=bool(changes),
         changes=changes,
-        steps=steps_by_change(store.read(new_runs[-1])) if new_runs else {},
+        steps=run.steps_by_change,
         result={"run": new_runs[-1]} if new_runs else {},
     )
     return answer.with_failure(error)

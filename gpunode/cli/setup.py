@@ -35,7 +35,7 @@ from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, s
 from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
 from gpunode.cli.screen.events import downtime_text, fact_line, reboot_lines
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
-from gpunode.cli.screen.words import MARKS, count, format_seconds
+from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
@@ -43,6 +43,7 @@ from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_neve
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAIT_ERRORS, reboot_suffices
+from gpunode.wording import count
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult

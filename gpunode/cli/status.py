@@ -13,9 +13,10 @@ from gpunode.cli.inputs import list_unknown_facts, list_unread_backlog, load_bac
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
-from gpunode.cli.screen.words import DOT, MARKS, join_names
+from gpunode.cli.screen.words import DOT, MARKS
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Facts, Kernels
+from gpunode.wording import join_names
 
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer

@@ -399,6 +399,11 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
     "pacman": Shell("sudo pacman -Sc"),
 }
 
+# Typed by somebody who missed them.
+_INSTALLS_HEADERS: Final = (
+    r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
+)
+_HEADERS_INSTALLED: Final = any_of(command_run(_INSTALLS_HEADERS), message_line(_INSTALLS_HEADERS))
 _SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
 _rule = partial(Rule, layer="kernel")
@@ -411,7 +416,9 @@ RULES: Final = (
         summary="the kernel headers are not installed, so the module was not built for it",
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,
-        context=unless(command_run(r"\buname\b"), symptoms.DRIVER_WORKS),
+        context=unless(
+            any_of(command_run(r"\buname\b"), _HEADERS_INSTALLED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
+        ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
         explains=consequences.NOT_BUILT,

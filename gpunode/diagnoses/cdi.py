@@ -154,9 +154,9 @@ _UNREADABLE: Final = message_line(
     r"(?![^\n]*(?:no such file|permission denied))",
     flags=re.IGNORECASE,
 )
-_NO_CDI: Final = message_line(
-    r"stat nvidia\.com/gpu=\S+: no such file or directory|invalid device (?:mode|specification): nvidia\.com/gpu="
-)
+# podman before 4.1 takes a CDI device for a path.
+_NO_PODMAN_CDI: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
+_NO_CDI: Final = any_of(_NO_PODMAN_CDI, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu="))
 
 
 def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
@@ -189,7 +189,7 @@ _NOT_FOUND: Final = any_of(
 
 
 def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_TOO_OLD):
+    if snapshot.view(_TOO_OLD) or snapshot.view(_NO_PODMAN_CDI):
         yield upgrade(snapshot, "upgrade podman to 4.1 or later", "podman")
         return
     yield run_step(

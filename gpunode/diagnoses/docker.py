@@ -75,7 +75,7 @@ _SNAP: Final = unless(
     any_of(
         message_line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
-            r"|^docker\s+\d\S*\s+\d+\s"
+            r"|^docker\s+\d\S*\s+\d+\s|^[ \t]*(?:\$ )?(?:sudo )?snap install docker\b"
         ),
         file_line("/var/snap/docker/*", r"\S"),
         command_run(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),

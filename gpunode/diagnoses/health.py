@@ -214,6 +214,8 @@ RULES: Final = (
             symptoms.CUDA_NO_DEVICE,
             symptoms.NOT_STARTED,
         ),
+        # What people say of it without a line of the log.
+        context=message_line(r"\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b", flags=re.IGNORECASE),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
         against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),

@@ -355,6 +355,7 @@ RULES: Final = (
         decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
         typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
+        context=unless(symptoms.KERNEL_UPGRADED, symptoms.DRIVER_WORKS),
         against=(_ELSEWHERE,),
         summary=_summarize_kernels,
         look_at=(Shell("uname -r"), Shell("dkms status")),

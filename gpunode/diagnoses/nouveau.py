@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
     is_supported,
@@ -98,6 +100,14 @@ _NOVA: Final = any_of(
 _LEFT_TO_NOVA: Final = unless(
     _NOVA, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
 )
+# Where a blacklist may exist that nobody has shown, it may be the initramfs that loads it in spite of that.
+_NOT_BLACKLISTED: Final = unless(
+    predicate(
+        lambda node: is_examined(node) or any("modprobe.d" in item.written for item in node.items),
+        "the blacklists of modprobe were looked at",
+    ),
+    _BLACKLIST,
+)
 _IMAGE: Final = custom_sign(_image_lines)
 _LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
@@ -106,6 +116,16 @@ _LOOKED_INTO_INITRAMFS: Final = predicate(
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
 _SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
+
+# What people say of it without a line of its own.
+_TOLD: Final = unless(
+    message_line(
+        r"\bnouveau (?:kernel )?(?:driver|module)s?\b(?![^\n]*(?:blacklist|disabled|removed))"
+        r"|\b(?:errors?|messages?|lines?) (?:from|of|by) nouveau\b",
+        flags=re.IGNORECASE,
+    ),
+    _BLACKLIST,
+)
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
@@ -129,13 +149,14 @@ RULES: Final = (
         cause="nouveau-bound",
         layer="kernel",
         disruption="reboot",
-        decisive=_OWNS,
-        typical=kernel_line(r"probe routine was not called for \d+ device"),
+        decisive=all_of(_OWNS, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
+        typical=any_of(_OWNS, kernel_line(r"probe routine was not called for \d+ device")),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        context=_TOLD,
         against=(symptoms.DRIVER_WORKS, _LEGACY),
         rivals=frozenset({"vfio-bound"}),
-        look_at=(Shell("lspci -nnk -d 10de:"),),
+        look_at=(Shell("lspci -nnk -d 10de:"), Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d")),
         summary=lambda node: (
             f"{'nova' if node.view(_NOVA) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
         ),

@@ -31,8 +31,10 @@ _LACKING: Final = message_line(
     *("kubernetes-log", "kubernetes-pod"),
 )
 _OF_PLUGIN: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
+# The first is of version 1.8 to 1.11, before that question.
 _ASKS: Final = message_line(
-    r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
+    r"Failed to start nvml with error:\s+could not load NVML"
+    r"|Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
 _WELL: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")

@@ -47,6 +47,11 @@ _GPU_TAINT: Final = any_of(
 _TOLERATES: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
 )
+# Who shows a toleration of one value has nodes with a taint, perhaps of another.
+_TOLERATES_ONE_VALUE: Final = message_line(
+    r"nvidia\.com/gpu=[\w.-]+:No(?:Schedule|Execute)|nvidia\.com/gpu[\s\n]+operator: \"?Equal\"?[\s\n]+value:",
+    *("kubernetes", "kubernetes-pod", "text"),
+)
 
 
 # Allocation.
@@ -209,7 +214,7 @@ RULES: Final = (
             unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
         ),
         symptoms=(symptoms.POD_PENDING,),
-        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
+        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_VALUE),
         look_at=(Shell("kubectl describe nodes | grep Taints"),),
         share=0.6,
         summary="the node with the GPU has a taint that the pod does not tolerate",
@@ -250,7 +255,11 @@ RULES: Final = (
     _rule(
         cause="gpu-node-not-labelled",
         decisive=all_of(_IDLE, _LABELS),
-        typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
+        typical=any_of(
+            _FINDS_NO_NODE,
+            unless(_IDLE, _TOLERATES_ONE_VALUE),
+            all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK),
+        ),
         symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
         context=_NO_MARK,
         against=(symptoms.NO_GPU, _GPU_TAINT, message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"), _MARKED),

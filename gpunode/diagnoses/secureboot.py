@@ -57,6 +57,10 @@ def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
     return said if False in is_nvidias and True not in is_nvidias else ()
 
 
+# Whoever says that NVIDIA's module fails as another's does shows the other's line for both.
+_NVIDIAS_TOO: Final = message_line(
+    r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
+)
 REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKED: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
@@ -165,7 +169,7 @@ _AGAINST: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
     _LOADED,
-    custom_sign(_other_modules_rejected),
+    unless(custom_sign(_other_modules_rejected), _NVIDIAS_TOO),
     unless(IS_OFF, REFUSED),
 )
 _UNSIGNED_REJECTED: Final = message_line(

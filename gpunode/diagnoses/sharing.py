@@ -408,7 +408,7 @@ RULES: Final = (
         decisive=all_of(_DENIED, _SHARED),
         summary="the program may not view or change MIG instances, or MIG is off on the GPU",
         typical=message_line(
-            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
+            r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Pe"
             r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
             r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
         ),

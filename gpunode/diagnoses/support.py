@@ -6,6 +6,7 @@ module or packages tell version and licence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -340,7 +341,13 @@ RULES: Final = (
         ),
         latent=_FOR_OTHERS,
         summary=_summary_of(CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"),
-        context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
+        context=any_of(
+            all_of(_CLOSED_ON_DISK, _FAILS),
+            _NEW_GPU,
+            message_line(
+                r"\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b", flags=re.IGNORECASE
+            ),
+        ),
         against=(*_AGAINST, _NONE_FOR_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),
         explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},

@@ -101,6 +101,28 @@ RESET_REFUSED: Final = message_line(
 )
 ANY_XID: Final = message_line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
+# What people tell of before and after; it orders suspects, and proves nothing.
+
+KERNEL_UPGRADED: Final = message_line(
+    r"\b(?:after|since)\b[^\n.]{0,40}\bkernel\b[^\n.]{0,20}\b(?:updat|upgrad)"
+    r"|\b(?:after|since) (?:updating|upgrading) (?:the |my |to (?:a |the )?)?(?:new |newer )?kernel\b"
+    r"|\bkernel (?:was |got |has been |had been )?(?:updated|upgraded)\b",
+    flags=re.IGNORECASE,
+)
+REBOOT_HELPS: Final = message_line(
+    r"\breboot(?:ing|ed)?\b(?: it| the \w+| once)?(?: then| always| usually)?"
+    r" (?:fix(?:es|ed)|solve[sd]|help(?:s|ed)|cure[sd])\b"
+    r"|\bworks?(?:ed)? (?:again |fine )?(?:only )?(?:after|with) (?:a |the |each |every )?reboot",
+    flags=re.IGNORECASE,
+)
+REBOOT_IN_VAIN: Final = message_line(
+    r"\breboot\w*\b[^\n.]{0,30}\b(?:(?:does|did|do)(?: not|n['’]t)|never) (?:help|fix|solve|change|cure)"
+    r"|\breboot\w* (?:(?:in|to) )?(?:no|without|vain)\b"
+    r"|\b(?:still|even|also|same)\b[^\n.]{0,20} after (?:\w+ ){0,2}reboot"
+    r"|\breboot\w* (?:twice|several times|many times)\b",
+    flags=re.IGNORECASE,
+)
+
 # What CUDA and what is built on it say.
 
 CUDA_NO_DEVICE: Final = message_line(

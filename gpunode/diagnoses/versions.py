@@ -299,7 +299,9 @@ def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
     found = snapshot.view(_suspect_versions)
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
-    if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
+    # An upgrade alone is no fault: somebody complains, or an older module is loaded.
+    is_shown = found.loaded or found.mismatches or snapshot.view(_MISMATCH_INSIDE)
+    if is_shown and (done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]):
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
         what = f"the system upgraded the driver automatically{version}, but the old module is still loaded"
         yield _make_proof(snapshot, what, (one.citation for one in done))
@@ -487,7 +489,7 @@ RULES: Final = (
         check=_find_pending,
         share=10,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-        context=_REBOOT_LIST,
+        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
         explains=_CONSEQUENCES,
@@ -499,6 +501,7 @@ RULES: Final = (
         check=_find_partial,
         share=7,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
         explains=_CONSEQUENCES,
@@ -511,6 +514,7 @@ RULES: Final = (
         typical=all_of(symptoms.MISMATCH, _OWN_TREE),
         share=0.7,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
         explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},

@@ -113,6 +113,8 @@ _UNLICENSED: Final = message_line(
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
     flags=re.IGNORECASE,
 )
+# The client is configured: with the token that names its server it has no licence all the same.
+_TOKEN: Final = message_line(r"client_configuration_token_\S*\.tok\b", "listing", "text", "nvidia-smi-q")
 _UNCONFIGURED: Final = _gridd_line(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
@@ -237,6 +239,7 @@ RULES: Final = (
         cause="vgpu-license-server-failure",
         disruption="restart-service",
         decisive=_REFUSED,
+        typical=all_of(_UNLICENSED, _TOKEN),
         symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
         against=(_ACQUIRED,),
         summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",

@@ -374,6 +374,12 @@ class Dependencies(Protocol):
         """
         ...
 
+    def answers(
+        self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId], /
+    ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
+        """Return the installed packages that meet each dependency of each package in ``asked``."""
+        ...
+
 
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 

@@ -34,6 +34,8 @@ ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
 # A folder a line, in which ld.so looks for libraries.
 LOADER_FILE: Final = "/etc/ld.so.conf"
 LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
+# Where depmod's search order is set, the first folder first: depmod.d(5).
+DEPMOD_FOLDERS: Final = ("/etc/depmod.d", "/run/depmod.d", "/usr/local/lib/depmod.d", "/lib/depmod.d")
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
@@ -79,6 +81,7 @@ FOLDERS: Final = {
     "modprobe-d": kernels.MODPROBE_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
     "ld-so-conf-d": LOADER_FOLDER,
+    **{f"depmod-d:{folder}": folder for folder in DEPMOD_FOLDERS},
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
@@ -126,6 +129,7 @@ _STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     "/etc/modprobe.d",
+    *DEPMOD_FOLDERS,
     LOADER_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",

@@ -81,6 +81,16 @@ _INSTALL = (
         "APT::Get::AutomaticRemove=false",
         "APT::Get::AllowUnauthenticated=false",
         "APT::Get::allow-remove-essential=false",
+        "APT::Get::allow-change-held-packages=false",
+        "APT::Get::allow-downgrades=false",
+        "APT::Get::Force-Yes=false",
+        "APT::Ignore-Hold=false",
+        "APT::Install-Suggests=false",
+        "APT::Get::Upgrade=true",
+        "APT::Get::Remove=true",
+        # What else would make the transaction another, or none at all, with apt content.
+        *(f"APT::Get::{name}=false" for name in ("Only-Upgrade", "Purge", "ReInstall", "Mark-Auto", "Trivial-Only")),
+        *(f"APT::Get::{name}=false" for name in ("Download-Only", "Print-URIs")),
     ),
 )
 SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install")
@@ -88,6 +98,7 @@ SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL,
 _FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
 _PERFORM = (
     *_FETCH,
+    *_options("APT::Get::Simulate=false"),
     *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
     # Of several dpkg takes the last; apt's own files come before.
     *_options("Dpkg::Options::=--refuse-bad-verify"),

@@ -266,7 +266,7 @@ def _write_metadata_and_content(fd: int, path: str, state: FileState, former: Op
     """
     if former is not None:
         _copy_flags(former.folder, former.name, fd)
-    _write_all(fd, state.content)
+    write_all(fd, state.content)
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
         _keep_attributes(path, _attributes_in(former.folder, former.name), fd)
@@ -276,7 +276,8 @@ def _write_metadata_and_content(fd: int, path: str, state: FileState, former: Op
     os.fsync(fd)
 
 
-def _write_all(fd: int, content: bytes) -> None:
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of ``content``, which one call may not do; nothing is synced."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -351,7 +352,7 @@ def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[st
         with open_place(path, root, make=True) as place:
             try:
                 with _temporary_file(place.folder) as (name, fd):
-                    _write_all(fd, content)
+                    write_all(fd, content)
                     yield "/".join(("", *place.names, name))
             finally:
                 remove_folders(place.made, root=root)

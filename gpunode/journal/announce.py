@@ -50,9 +50,9 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
         case Begin():
             about = _begin_fields(entry)
         case Done(seq=seq):
-            about = _made_fields(_intent(entries, seq))
+            about = _change_fields(_intent(entries, seq), MADE, _INFO)
         case Failed(seq=seq, error=error):
-            about = _failed_fields(_intent(entries, seq), error)
+            about = _change_fields(_intent(entries, seq), FAILED, _ERROR, error)
         case Commit():
             about = _end_fields(begin, entry)
         case _:
@@ -67,7 +67,7 @@ def _intent(entries: Sequence[Entry], seq: int) -> Intent:
 
 def _begin_fields(begin: Begin) -> dict[str, str]:
     return {
-        "MESSAGE": f"{_run_title(begin)} begins, for {begin.user}",
+        "MESSAGE": f"{begin.title} begins, for {begin.user}",
         "MESSAGE_ID": BEGUN,
         "PRIORITY": _NOTICE,
         "GPUNODE_UNDOES": begin.undoes,
@@ -81,26 +81,10 @@ def _begin_fields(begin: Begin) -> dict[str, str]:
     }
 
 
-def _made_fields(intent: Intent) -> dict[str, str]:
-    about = {"MESSAGE": f"{intent.change.subject}: {intent.change.participle}", "MESSAGE_ID": MADE, "PRIORITY": _INFO}
-    return {**about, **_change_fields(intent)}
-
-
-def _failed_fields(intent: Intent, error: str) -> dict[str, str]:
-    message = f"{intent.change.subject}: could not be {intent.change.participle}: {error}"
-    return {
-        "MESSAGE": message,
-        "MESSAGE_ID": FAILED,
-        "PRIORITY": _ERROR,
-        "GPUNODE_ERROR": error,
-        **_change_fields(intent),
-    }
-
-
 def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     reason = f": {commit.reason}" if commit.reason else ""
     return {
-        "MESSAGE": f"{_run_title(begin)} ended: {commit.result}{reason}",
+        "MESSAGE": f"{begin.title} ended: {commit.result}{reason}",
         "MESSAGE_ID": ENDED,
         "PRIORITY": _PRIORITY[commit.result],
         "GPUNODE_RESULT": commit.result,
@@ -108,14 +92,14 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     }
 
 
-def _run_title(begin: Begin) -> str:
-    return " ".join(filter(None, (begin.verb, begin.recipe, f"of {begin.undoes}" if begin.undoes else "")))
-
-
-def _change_fields(intent: Intent) -> dict[str, str]:
-    change = intent.change
+def _change_fields(intent: Intent, message_id: str, priority: str, error: str = "") -> dict[str, str]:
+    change, word = intent.change, intent.change.participle
     before, after = change.states
     return {
+        "MESSAGE": f"{change.subject}: {f'could not be {word}: {error}' if message_id == FAILED else word}",
+        "MESSAGE_ID": message_id,
+        "PRIORITY": priority,
+        "GPUNODE_ERROR": error,
         "GPUNODE_SEQ": str(intent.seq),
         "GPUNODE_STAGE": intent.stage,
         "GPUNODE_STEP": intent.step,

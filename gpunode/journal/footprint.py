@@ -22,9 +22,8 @@ from gpunode.change import (
     ServiceChange,
     Unsettled,
 )
-from gpunode.journal import footprint
-from gpunode.journal.history import collect_changes, find_standing_undos
-from gpunode.journal.record import Begin, Commit, Entry, Forget, Intent
+from gpunode.journal.history import RunRecord, find_standing_undos
+from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 
 _BACKUPS = frozenset({CONFFILES, OVERWRITTEN})
@@ -111,63 +110,63 @@ class Footprint:
         )
 
 
-def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
-    """Return the footprint of all runs, whose ``entries`` come oldest first and without the bytes of files.
+def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
+    """Return the footprint of all runs, which come oldest first and without the bytes of files.
 
     A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
     in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
     since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
     was to remove is still gpunode's: readers of the footprint compare it with the node.
     """
-    known = tuple(entries)
-    ends = _find_ends(known)
-    undos, withdrawals = {undo.run for undo in find_standing_undos(ends)}, _find_withdrawals(ends)
+    undos, withdrawals = {undo.run for undo in find_standing_undos(runs)}, _find_withdrawals(runs)
     changes = [
         _Made(
             one.intent,
-            is_undo=one.begin.run in undos,
-            is_removal=one.begin.run in undos and one.begin.verb == "remove",
-            is_withdrawal=one.begin.run in withdrawals,
+            is_undo=run.run in undos,
+            is_removal=run.run in undos and run.verb == "remove",
+            is_withdrawal=run.run in withdrawals,
             is_known=one.outcome == "done",
         )
-        for one in collect_changes(known)
+        for run in runs
+        for one in run.change_records
         # A package's own configuration files go and come with it.
-        if one.begin and one.outcome != "failed" and one.intent.step not in OF_PACKAGES
+        if one.outcome != "failed" and one.intent.step not in OF_PACKAGES
     ]
-    return Footprint(
-        _trails(changes),
-        {span.change.id: span for span in _join_all(changes, PackageChange)},
-        {span.change.unit: span for span in _join_all(changes, ServiceChange)},
-        {span.change.gpu: span for span in _join_all(changes, MigChange)},
-    )
+    return _join_with_files(changes, _trails(changes))
 
 
-def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
-    """Return the footprint of one run, whose ``entries`` are without the bytes of files.
+def footprint_of_run(run: RunRecord) -> Footprint:
+    """Return the footprint of one run, which is without the bytes of files.
 
     A file that the run wrote more than once, such as one that a daemon rejected and that was put back, is one span: in
     between are states that nobody wants. A change that failed counts, too, since the undo compares it with the
     node; only a package is known not to have been touched then.
     """
-    known = collect_changes(entries)
+    known = run.change_records
     changes = [
         _Made(one.intent, is_known=one.outcome == "done", is_run_alone=True)
         for one in known
         if one.intent.step not in _BACKUPS and one.may_be_made
     ]
+    found = _join_with_files(changes, {one.change.path: _trail((one,)) for one in _join_all(changes, FileChange)})
     # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    backups = [_Made(one.intent) for one in known if one.intent.step in _BACKUPS]
+    backups = _of_kind((_Made(one.intent) for one in known if one.intent.step in _BACKUPS), FileChange)
+    return replace(
+        found,
+        conffiles=tuple(
+            ChangeSpan(one.intent.stage, one.intent.step, file) for one, file in backups if file.after is None
+        ),
+        commands=tuple(one for one in CommandChange.among(one.change for one in known) if one.undo is None),
+    )
+
+
+def _join_with_files(changes: Sequence[_Made], files: Mapping[str, FileTrail]) -> Footprint:
+    """Return the footprint with these ``files``, and with the other things that ``changes`` changed."""
     return Footprint(
-        {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
+        files,
         {span.change.id: span for span in _join_all(changes, PackageChange)},
         {span.change.unit: span for span in _join_all(changes, ServiceChange)},
         {span.change.gpu: span for span in _join_all(changes, MigChange)},
-        tuple(
-            ChangeSpan(one.intent.stage, one.intent.step, file)
-            for one, file in _of_kind(backups, FileChange)
-            if file.after is None
-        ),
-        tuple(command for command in CommandChange.among(one.change for one in known) if command.undo is None),
     )
 
 
@@ -194,23 +193,12 @@ class _Made:
         return self.intent.change
 
 
-def _find_ends(entries: Iterable[Entry]) -> list[tuple[Begin, Commit | None]]:
-    """Return the beginning and the end of each run; None for the end of one that was cut short."""
-    ends: list[tuple[Begin, Commit | None]] = []
-    for entry in entries:
-        if isinstance(entry, Begin):
-            ends.append((entry, None))
-        elif isinstance(entry, Commit) and ends:
-            ends[-1] = (ends[-1][0], entry)
-    return ends
-
-
-def _find_withdrawals(ends: Iterable[tuple[Begin, Commit | None]]) -> frozenset[str]:
+def _find_withdrawals(runs: Iterable[RunRecord]) -> frozenset[str]:
     """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
     found: set[str] = set()
-    for begin, _ in ends:
-        if begin.verb == "unconfigure" or begin.undoes in found:
-            found.add(begin.run)
+    for run in runs:
+        if run.verb == "unconfigure" or run.begin.undoes in found:
+            found.add(run.run)
     return frozenset(found)
 
 
@@ -346,30 +334,14 @@ def _load_trail(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
     return replace(trail, spans=spans, forgotten=forgotten)
 
 
-def needed_objects(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> frozenset[str]:
-    """Return the names of the backups to keep, of all ``journals``; ``kept`` are the runs that keep theirs."""
-    names = {name for run, entries in journals.items() for name in _objects_of_run(entries, kept=run in kept)}
+def needed_objects(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
+    """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
+    forgotten, others = ([one for one in runs if bool(one.forgotten) is is_so] for is_so in (True, False))
+    undoable = _list_objects(one for one in others if one.run in kept or one.commit is None)
     # What `remove` takes the node back to, however old the run is that found it.
-    given_up = {run for run, entries in journals.items() if find_forget(entries)}
-    alone = {name for run in given_up for name in _contents_of(journals[run])}
-    others = {name for run, entries in journals.items() if run not in given_up for name in _contents_of(entries)}
-    whole = footprint.footprint_of_node(entry for entries in journals.values() for entry in entries)
-    return whole.objects - (alone - others) | names
+    return footprint_of_node(runs).objects - (_list_objects(forgotten) - _list_objects(others)) | undoable
 
 
-def find_forget(entries: Iterable[Entry]) -> Forget | None:
-    """Return the entry by which somebody gave up undoing the run; None without one."""
-    return next((entry for entry in entries if isinstance(entry, Forget)), None)
-
-
-def _objects_of_run(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
-    """Yield the objects needed to undo a run: none once it is over and old, or forgotten."""
-    if find_forget(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
-        return
-    yield from _contents_of(entries)
-
-
-def _contents_of(entries: Iterable[Entry]) -> Iterator[str]:
-    for entry in entries:
-        if isinstance(entry, Intent):
-            yield from (content.decode() for content in entry.change.contents)
+def _list_objects(runs: Iterable[RunRecord]) -> frozenset[str]:
+    changes = (one.change for run in runs for one in run.change_records)
+    return frozenset(content.decode() for change in changes for content in change.contents)

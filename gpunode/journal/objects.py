@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpunode.change import digest
 from gpunode.errors import ChangeFailed, JournalDamaged
+from gpunode.host.files import write_all
 from gpunode.host.ownership import read_own_file
 
 # As much as is ever read of a file that is to be replaced.
@@ -120,13 +121,6 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``, which one call may not do; nothing is synced."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextlib.contextmanager

@@ -82,6 +82,11 @@ class Begin:
     uid: int = 0
     loginuid: int | None = None
 
+    @property
+    def title(self) -> str:
+        """The command in a few words: ``setup containerd``, ``rollback of 000002-20261121T081932Z``."""
+        return " ".join(filter(None, (self.verb, self.recipe, self.undoes and f"of {self.undoes}")))
+
 
 @dataclass(frozen=True, slots=True)
 class Intent:

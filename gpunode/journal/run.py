@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import Change, Trigger
+from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import Objects, sync_folder, unwritable, write_all, write_file
+from gpunode.journal.objects import Objects, sync_folder, unwritable, write_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was requested.

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_own_file, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.history import InterruptedRun, RunSummary
+from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
-from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable, write_all
+from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
 
@@ -133,14 +134,31 @@ class Store:
             raise Refused(f"{self._runs} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Return the summaries of all runs, newest last; reads no backups and takes no lock.
+    def runs(self) -> tuple[RunRecord, ...]:
+        """Return all runs, newest last, but for one that was killed before its first entry.
+
+        Reads no backups and takes no lock.
 
         Raises:
             JournalDamaged: one of the journals is.
         """
-        summaries = (history.summarize_run(self._read_entries(run)) for run in self.ids())
-        return history.mark_undone_runs([one for one in summaries if one is not None])
+        return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
+
+    def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
+        """Return ``runs``, or the one with that id or number; the newest one says whether it is running.
+
+        Raises:
+            UsageError: there is no such run.
+            JournalDamaged: one of the journals is.
+        """
+        runs = self.runs()
+        if runs and runs[-1].commit is None and self.at_work():
+            runs = (*runs[:-1], replace(runs[-1], is_running=True))
+        found = tuple(one for one in runs if not run or run in {one.run, one.number})
+        if run and not found:
+            known = ", ".join(one.number for one in runs)
+            raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
+        return found
 
     def read(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run with the bytes of its files.
@@ -151,7 +169,7 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._runs_with_backups(self.ids())
-        if (given_up := footprint.find_forget(self._read_entries(run))) is not None:
+        if (given_up := RunRecord(self._read_entries(run)).forgotten) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} deleted its backups",
@@ -192,8 +210,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        entries = (entry for run in self.ids() for entry in self._read_entries(run))
-        return footprint.footprint_of_node(entries).with_contents(self.objects.find)
+        return footprint.footprint_of_node(self.runs()).with_contents(self.objects.find)
 
     def footprint_of(self, run: str) -> Footprint:
         """Return what one run has made of this node, with the bytes of files.
@@ -202,7 +219,7 @@ class Store:
             UsageError, Refused, JournalDamaged: as ``read``.
         """
         self.read(run)
-        return footprint.footprint_of_run(self._read_entries(run)).with_contents(self.objects.find)
+        return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
     def additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.
@@ -212,7 +229,7 @@ class Store:
         """
         from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
 
-        return collect_additions(entry for run in self.ids() for entry in self._read_entries(run))
+        return collect_additions(self.runs())
 
     def pending_triggers(self) -> dict[Trigger, float]:
         """Return the pending triggers of all runs, each with the time when it last became pending.
@@ -222,7 +239,7 @@ class Store:
         """
         return history.pending_since(entry for run in self.ids() for entry in self._read_entries(run))
 
-    def interrupted_run(self) -> InterruptedRun | None:
+    def interrupted_run(self) -> RunRecord | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
@@ -231,12 +248,9 @@ class Store:
         # A run that was killed before its first entry did nothing, so it hides nobody.
         # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
         # edit of a runtime's files, which goes on with nothing.
-        began = (
-            entries
-            for run in reversed(self.ids())
-            if (entries := self._read_entries(run)) and not _is_standalone(entries)
-        )
-        return history.find_interrupted_run(next(began, ()))
+        began = (RunRecord(each) for run in reversed(self.ids()) if (each := self._read_entries(run)))
+        newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
+        return newest if newest and newest.commit is None else None
 
     def conclude(self, run: str, why: str) -> None:
         """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
@@ -255,11 +269,10 @@ class Store:
         """
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
-        for run in reversed(self.ids()):
-            entries = self._read_entries(run)
-            intents = history.open_intents(entries)
-            found[run] = tuple(one for one in intents if one.change.subject not in changed_since)
-            changed_since |= {entry.change.subject for entry in entries if isinstance(entry, Intent)}
+        for run in reversed(self.runs()):
+            intents = (one.intent for one in run.change_records if one.outcome == "unknown")
+            found[run.run] = tuple(one for one in intents if one.change.subject not in changed_since)
+            changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
     def record_made(self, run: str, intents: Sequence[Intent]) -> None:
@@ -389,16 +402,10 @@ class Store:
     def _collect(self, kept: Collection[str]) -> None:
         """Delete the objects that nothing needs; none when a journal cannot be read."""
         try:
-            journals = {run: self._read_entries(run) for run in self.ids()}
+            runs = self.runs()
         except (JournalDamaged, OSError):
             return
-        self.objects.keep_only(footprint.needed_objects(journals, kept))
-
-
-def _is_standalone(entries: Sequence[Entry]) -> bool:
-    """Return whether the run is over and finished no other."""
-    ended = any(isinstance(entry, Commit) for entry in entries)
-    return ended and isinstance(entries[0], Begin) and entries[0].verb in _STANDALONE_VERBS
+        self.objects.keep_only(footprint.needed_objects(runs, kept))
 
 
 def _number(run: str) -> int:

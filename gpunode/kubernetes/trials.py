@@ -15,6 +15,7 @@ from gpunode.kubernetes.live_checks import read_resource
 from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
+from gpunode.wording import join_names
 
 Body: TypeAlias = Mapping[str, Any]
 # What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
@@ -299,7 +300,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         return _check_success(result, id, title, on)
     untolerated = find_untolerated_taint(result.pod, node) if is_unscheduled(result.pod) else None
     if result.users and not untolerated:
-        users = f"{', '.join(result.users[:3])}{f' and {len(result.users) - 3} more' if len(result.users) > 3 else ''}"
+        users = join_names(result.users, 3)
         return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
     found = (
         untolerated

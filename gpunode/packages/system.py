@@ -214,7 +214,7 @@ class PackageSystem:
 
     packages_in: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]
-    hint: Callable[[str], str]
+    hint: Callable[[str, Facts], str]
     archives_of: Callable[[Collection[PackageId]], Probe]
     archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
     serves: Callable[[PackageSource, Archive], bool]

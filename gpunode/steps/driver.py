@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpunode.catalog.conflicts import (
     OWN_VERSIONS_IN_DISTROS,
     STANDALONE_TOOLS,
     STANDS_ALONE,
+    is_cuda_metapackage,
     pinned_names,
     purge_reason,
     upstream,
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, Unknown, known, need
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import LOADER_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
@@ -46,6 +48,9 @@ from gpunode.steps.selection import (
     tools_of_mismatched,
     wanted_driver,
 )
+
+if TYPE_CHECKING:
+    from gpunode.steps.metapackages import Departure
 
 
 def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
@@ -123,7 +128,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     if known(facts.run_installer, default=False):
         return _RUN_INSTALLER
-    leftovers, notes = _foreign_files(facts)
+    leftovers, notes = _foreign_files(driver, facts)
     if leftovers:
         return leftovers
     chosen = driver.chosen
@@ -153,36 +158,62 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
 
         old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
         moves = fabric_moves.plan_moves(recipe, facts, driver)
-    if not old and not moves:
+    departure = _find_departure(driver, old, kept, facts)
+    if not old and not moves and not departure:
         return Planned((), "no package of another driver is installed", notes)
     moving = {change.id: change.before for change in moves if change.before}
-    if held := [package for package, state in {**old, **moving}.items() if state.held]:
+    along = departure.packages if departure else {}
+    if held := [package for package, state in {**old, **along, **moving}.items() if state.held]:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
             hint=f"{system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
-    versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
-    changes = (*(PackageChange(package, state, None) for package, state in old.items()), *moves)
-    reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}" if old else ""
-    if moves:
-        needs = f"{', '.join(change.subject for change in moves)} must have the driver's version"
-        reason = f"{reason}; {needs}" if reason else needs
+    purges = (PackageChange(package, state, None) for package, state in {**old, **along}.items())
+    said = _explain_conflicts(chosen, old, moves, departure)
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
-    return Planned(changes, reason + may_go, notes)
+    return Planned((*purges, *moves, *(departure.marks if departure else ())), said + may_go, notes)
 
 
-def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
+def _find_departure(
+    driver: WantedDriver, old: Collection[PackageId], kept: Collection[PackageId], facts: Facts
+) -> Departure | None:
+    """Return the departure of what needs one of the ``old`` packages, or the modules of the other flavour."""
+    packages = known(facts.packages, {})
+    if driver.rival not in packages and not any(is_cuda_metapackage(one.name) for one in packages):
+        return None
+    from gpunode.steps.metapackages import plan_departure  # loaded on use: few nodes have one
+
+    return plan_departure({*old, driver.rival}, kept, facts)
+
+
+def _explain_conflicts(
+    chosen: Choice,
+    old: Mapping[PackageId, PackageState],
+    moves: Sequence[PackageChange],
+    departure: Departure | None,
+) -> str:
+    """Return why packages leave, or get another version."""
+    versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
+    said = [f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"] if old else []
+    if moves:
+        said.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
+    return "; ".join((*said, *([departure.reason] if departure else ())))
+
+
+def _foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
     """Return why files of no package block the installation, and notes on those that do not."""
     notes = _note_leftovers(facts)
-    if isinstance(facts.driver_libraries, Unknown) or not facts.driver_libraries.value:
+    has_strays = any(not file.dkms for file in known(facts.module_files, ()))
+    if not has_strays and not known(facts.driver_libraries, frozenset()):
         return None, notes
-    from gpunode.steps.leftovers import local_libraries, refuse_leftovers  # loaded on use
+    from gpunode.steps import leftovers  # loaded on use
 
-    return refuse_leftovers(facts), (*local_libraries(facts), *notes)
+    refused = leftovers.refuse_leftovers(facts) or leftovers.refuse_stray_modules(driver, facts)
+    return refused, (*leftovers.local_libraries(facts), *notes, *leftovers.note_stray_modules(driver, facts))
 
 
 def _note_leftovers(facts: Facts) -> tuple[str, ...]:
@@ -192,7 +223,6 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
     loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FILE))
     signs = (
         any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
-        any(not file.dkms for file in known(facts.module_files, ())),
         any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
         PackageId("nvidia-docker2") in installed,
         known(facts.file(system(facts).common_keyring), None) is not None,

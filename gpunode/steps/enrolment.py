@@ -159,6 +159,12 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
             f"that gpunode made is in {KEY_BACKUP}), and the next module that DKMS builds gets a new one, which has to "
             "be enrolled again"
         )
+    if key.enrolled:
+        delete = command("sudo", "mokutil", "--delete", key.certificate)
+        yield (
+            f"{key.certificate} stays enrolled for Secure Boot; `{delete}`, a reboot and the password on the console "
+            "remove it"
+        )
     if key.queued:
         yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
     if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_seconds(request)) != _FOR_EVER:

@@ -17,7 +17,7 @@ from gpunode.catalog.repositories import (
     other_cuda_folder,
     toolkit_repository,
 )
-from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState, SigningKey
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
@@ -37,31 +37,42 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
     """
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted")
-    if leaving := _find_leaving_builds(recipe, facts):
-        names = ", ".join(map(str, leaving))
-        return Planned((), f"{names} leaves with the old driver, so its modules are not built once more before that")
+    if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
+        names = ", ".join(map(str, sorted(leaving)))
+        return Planned((), f"{names} leaves with the old driver, so no script of it runs, or builds it, before that")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
 
 
-def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the packages of old modules that leave, where something not configured would build them first.
+def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> frozenset[PackageId]:
+    """Return the packages that ``changes`` take away before any is configured; none where the repair comes first.
 
-    Their own configuration builds them, and so does that of a kernel's packages, which runs DKMS. A driver that waits
-    for its key, or for a .run driver to leave, counts as one that comes: the old modules need no other build for it.
+    They are all that is unconfigured, or those of a driver whose modules would be built once more: their own
+    configuration builds them, and so does that of a kernel's packages, which runs DKMS.
     """
+    if not facts.unconfigured:
+        return frozenset()
+    leaving = frozenset(change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
+    if facts.unconfigured <= leaving:
+        return facts.unconfigured
     builds, runs_dkms = system(facts).builds_driver, system(facts).runs_dkms
-    if not any(builds(one) or runs_dkms(one) for one in facts.unconfigured):
-        return ()
+    would_build = any(builds(one) or runs_dkms(one) for one in facts.unconfigured)
+    return frozenset(filter(builds, leaving)) if would_build else frozenset()
+
+
+def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
+    """Yield what the packages of drivers will change.
+
+    A driver that waits for its key, or for a .run driver to leave, counts as one that comes: the old modules need no
+    other build for it.
+    """
     from gpunode.steps.driver import CONFLICTS, DRIVER  # both need what is here
 
     # An upgrade would replace the packages of a driver that stays, too.
     desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
     projected = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
     outcomes = [step.plan(desired, projected) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
-    changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
-    leaving = (change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
-    return tuple(sorted(filter(builds, leaving)))
+    yield from chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)

@@ -64,8 +64,8 @@ class Applier:
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
         """
-        for batch in _split_batches(plan.changes):
-            self._apply_batch(plan, batch)
+        for _, same in groupby(plan.changes, key=type):
+            self._apply_batch(plan, tuple(same))
         self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
 
     def settle(self, owed: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
@@ -208,7 +208,7 @@ class Applier:
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
-                if change == _last_file(step):
+                if (change,) == FileChange.among(step.changes)[-1:]:
                     self._check_written(step)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
@@ -352,10 +352,6 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
         failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
 
 
-def _last_file(step: StepPlan) -> FileChange | None:
-    return next(iter(reversed(FileChange.among(step.changes))), None)
-
-
 def _installed_version(state: PackageState | None) -> str:
     """Return the installed version; empty for none, also if only the configuration is left."""
     return "" if state is None or state.config_files_only else state.version
@@ -364,11 +360,6 @@ def _installed_version(state: PackageState | None) -> str:
 def _batch_key(trigger: Trigger) -> Trigger | str:
     """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
     return trigger if trigger.kind in {*_UNITS, "start"} else trigger.kind
-
-
-def _split_batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
-    for _, same in groupby(changes, key=type):
-        yield tuple(same)
 
 
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:

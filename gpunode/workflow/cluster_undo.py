@@ -82,7 +82,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
     live = {object_key(one): one for one in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
-    items = tuple(_plan_object(change, cluster, live, deleted) for change in sorted(changes, key=_deletion_rank))
+    changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
+    items = tuple(_plan_object(change, cluster, live, deleted) for change in changes)
     return ClusterPlan(identity, (*releases, *items), skipped)
 
 
@@ -182,7 +183,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
 
 def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange:
     """Return the change as from the current object, whose fields may have other owners since the run."""
-    one = live.get(_key(change))
+    one = live.get(change.key)
     is_others_too = change.shared or (one is not None and is_shared(one))
     return replace(change, before=current_fields(change, one), shared=is_others_too)
 
@@ -190,7 +191,7 @@ def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     if change.after is not None or change.shared:
         return False
-    one = live.get(_key(change))
+    one = live.get(change.key)
     return one is None or not is_applied_by_kubectl(one)
 
 
@@ -253,7 +254,7 @@ def _plan_release(change: CommandChange) -> PlanItem:
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:
     """Refuse if an object is not as the run left it."""
     for change in changes:
-        current = live.get(_key(change))
+        current = live.get(change.key)
         fields = current_fields(change, current)
         if current is None or fields is None or fields in (change.before, change.after):
             continue
@@ -284,7 +285,7 @@ def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, dele
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_contents(change.name, cluster, deleted))):
         return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
-    one = live.get(_key(change))
+    one = live.get(change.key)
     if change.after is None and change.shared and change.kind != "Node" and one is not None:
         note = f"stays: {describe_owners(one)}; gpunode only releases its fields"
         return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
@@ -299,11 +300,3 @@ def _reason(change: ObjectChange) -> str:
     return (
         "gpunode's labels and taint are removed, all others are kept" if change.kind == "Node" else "gpunode applied it"
     )
-
-
-def _deletion_rank(change: ObjectChange) -> tuple[int, str]:
-    return _DELETION_ORDER.index(change.kind), change.subject
-
-
-def _key(change: ObjectChange) -> Key:
-    return change.kind, change.namespace, change.name

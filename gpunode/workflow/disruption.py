@@ -26,6 +26,7 @@ from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.daemons import GpuLoss, find_gpu_loss
+from gpunode.wording import count, join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
 
@@ -64,7 +65,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
-            why=f"the kubelet gave GPUs to {_list_named(pods)}",
+            why=f"the kubelet gave GPUs to {join_names(pods, _MAX_NAMED)}",
             hint=f"{_DRAIN}, or {_OVERRIDE_HINT}",
         )
 
@@ -131,17 +132,11 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
 
 def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable[str]) -> DrainRequired:
     """Return the error for ``what`` is running, with all of them counted and some named."""
-    number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
     return DrainRequired(
-        f"continuing would {doing} {number}",
-        why=f"running: {_list_named(named)}",
+        f"continuing would {doing} {count(len(named), what)}",
+        why=f"running: {join_names(map(str, named), _MAX_NAMED)}",
         hint="\n".join((*advice, f"or {_OVERRIDE_HINT}")),
     )
-
-
-def _list_named(those: Sequence[object]) -> str:
-    more = len(those) - _MAX_NAMED
-    return ", ".join(map(str, those[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
@@ -154,9 +149,8 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
     running = host.run_probe(_RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
-        count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
         raise DrainRequired(
-            f"continuing would stop {count}",
+            f"continuing would stop {count(len(names), 'running docker container')}",
             why=f"running: {', '.join(names)}",
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.check import Check, Status
@@ -21,13 +21,14 @@ from gpunode.runtimes import podman
 from gpunode.steps import cdi
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.packages import wants_toolkit
+from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
-from gpunode.workflow.verify import CDI_TITLE
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
 
+CDI_TITLE = "containers get the GPUs as CDI devices"
 # What to do about a difference, by the key of [expect].
 _CURES = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
@@ -98,15 +99,10 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
         )
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
-    hint = (
-        f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {_reinstall(facts, changed)}"
-    )
-    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
-
-
-def _reinstall(facts: Facts, packages: Iterable[PackageId]) -> str:
     installed = known(facts.packages, {})
-    return system(facts).reinstall({package: installed[package] for package in packages})
+    reinstall = system(facts).reinstall({package: installed[package] for package in changed})
+    hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
+    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
 
 
 def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
@@ -139,8 +135,7 @@ def _check_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> C
     if verdict.spec is None or verdict.fault:
         return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
     if missing := [path for path in verdict.spec.paths if _is_missing(path, host)]:
-        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
-        detail = f"{verdict.spec.path} names missing files: {', '.join(missing[:_MAX_LISTED])}{more}"
+        detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_LISTED)}"
         regenerate_hint = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
         return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
     if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):

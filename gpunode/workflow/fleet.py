@@ -13,7 +13,6 @@ from gpunode.diagnoses.comparison import (
     AXES,
     Axis,
     Census,
-    Difference,
     FeatureKey,
     ModelGroup,
     NodeProfile,
@@ -249,12 +248,12 @@ class _Pair:
 
 def _find_outliers(pair: _Pair) -> tuple[Outlier, ...]:
     differences = compare(_reference_snapshot(pair.reference), _read_redacted(pair.path), Diagnosis((), ())).differences
-    outliers = (_outlier(one, pair) for one in differences if (one.trait, one.name) in pair.places)
+    outliers = (
+        Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
+        for one in differences
+        if (one.trait, one.name) in pair.places
+    )
     return redact_recursively(tuple(outliers)[:_MOST_DIFFERENCES])
-
-
-def _outlier(one: Difference, pair: _Pair) -> Outlier:
-    return Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
 
 
 @lru_cache(maxsize=1)

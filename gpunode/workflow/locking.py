@@ -74,19 +74,15 @@ def _components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
     return find_components(recipe, facts)
 
 
-def _recipe_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
-    driver = wanted_driver(recipe, facts) if DRIVER.id not in recipe.skip else None
-    return driver if isinstance(driver, WantedDriver) else None
-
-
 def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
     """Yield the driver's packages: all of its version, and those with their own versions that came along."""
-    driver = _recipe_driver(recipe, facts)
-    parts = {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}
-    for package in parts if driver is not None else ():
+    driver = wanted_driver(recipe, facts) if DRIVER.id not in recipe.skip else None
+    if not isinstance(driver, WantedDriver):
+        return
+    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}:
         state = packages[package]
         branch = branch_of(state.version)
-        if driver is not None and (branch == driver.chosen.branch or (not branch and state.auto)):
+        if branch == driver.chosen.branch or (not branch and state.auto):
             yield package
 
 

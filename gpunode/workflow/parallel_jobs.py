@@ -58,7 +58,8 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
     gc.freeze()
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
     half = available_bytes() // 2
-    beside = min(processes or min(_count_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
+    cores = len(os.sched_getaffinity(0))
+    beside = min(processes or min(cores, _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
     alone = _clamp_memory(half)
     with _pool(beside, _clamp_memory(half // beside), job) as pool:
         try:
@@ -69,10 +70,6 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
         except BaseException:  # whoever asked has gone: what has not begun need not
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _clamp_memory(size: int) -> int:

@@ -12,10 +12,11 @@ from gpunode.change import Change, FileChange, PackageChange, PackageState, Trig
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.journal.history import InterruptedRun
+from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
+from gpunode.wording import count, join_names
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
@@ -42,7 +43,7 @@ class Backlog:
 
     owed: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
-    cut: InterruptedRun | None = None
+    cut: RunRecord | None = None
     ended: str = ""
     unread: str = ""
     lost: LostRecord | None = None
@@ -179,50 +180,48 @@ def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
     return unit.value.started_at is not None and unit.value.started_at > since
 
 
-def describe_interrupted_run(run: InterruptedRun, then: str) -> str:
+def describe_interrupted_run(run: RunRecord, then: str) -> str:
     """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
     begin = run.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
-    what = f"rollback of {begin.undoes}" if begin.undoes else f"{begin.verb} {begin.recipe}".strip()
-    return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_describe_progress(run)}; {then}"
+    begun = f"run {begin.run} ({begin.title}, begun {when} by {begin.user})"
+    return f"{begun} was cut short {_describe_progress(run)}; {then}"
 
 
-def _describe_progress(run: InterruptedRun) -> str:
-    if not run.made and not run.begun:
+def _describe_progress(run: RunRecord) -> str:
+    made, begun = run.changes("done"), run.changes("unknown")
+    if not made and not begun:
         return "before its first change"
     parts = []
-    if run.made:
-        count = "1 change" if len(run.made) == 1 else f"{len(run.made)} changes"
-        parts.append(f"after {count}, the last of them {run.made[-1].subject}")
-    if run.begun:
-        parts.append(f"in the middle of {_list_subjects(run.begun)}")
+    if made:
+        parts.append(f"after {count(len(made), 'change')}, the last of them {made[-1].subject}")
+    if begun:
+        parts.append(f"in the middle of {_list_subjects(begun)}")
     return ", ".join(parts)
 
 
 def _list_subjects(changes: Sequence[Change]) -> str:
-    names = list(dict.fromkeys(one.subject for one in changes))
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return join_names(dict.fromkeys(one.subject for one in changes), _MAX_NAMED)
 
 
-def possible_temporary_files(run: InterruptedRun) -> tuple[str, ...]:
+def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
     """Return the paths beside which the run may have left a temporary file.
 
     A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
     """
-    written = (change.path for change in FileChange.among((*run.made, *run.begun)))
+    written = (change.path for change in FileChange.among(run.changes("done", "unknown")))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def missing_marks(run: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all packages that are named as manually installed; a setup sets the marks after the
     transaction. And they may forget that a package is automatic as soon as they begin to remove it, before they do
     so: what was not removed after all gets that mark back, whatever run it was.
     """
-    begun = PackageChange.among((*run.begun, *run.failed))
+    begun = PackageChange.among(run.changes("unknown", "failed"))
     meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
@@ -233,7 +232,7 @@ def missing_marks(run: InterruptedRun, installed: Mapping[PackageId, PackageStat
 
 
 def _intended_marks(
-    run: InterruptedRun, change: PackageChange, installed: Mapping[PackageId, PackageState]
+    run: RunRecord, change: PackageChange, installed: Mapping[PackageId, PackageState]
 ) -> PackageState | None:
     """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
     now, after = installed.get(change.id), change.after

@@ -16,7 +16,6 @@ from gpunode.change import (
 )
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, VerifyFailed
-from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
@@ -24,15 +23,11 @@ from gpunode.journal.footprint import ChangeSpan
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
-from gpunode.runtimes.removal import end_dangling_default
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record, still_pending
 from gpunode.workflow.undo import KeptItem, RestoredFile, UndoPlan, revert_change
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
-
-# Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
-_MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
 def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> UndoPlan:
@@ -62,7 +57,7 @@ def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False,
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
-    notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)), *_enrolled_keys(host))
+    notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
     # What cannot come back is of no use to a node without gpunode.
     return replace(undone, notes=notes, incomplete=False)
 
@@ -91,6 +86,8 @@ def _merge(change: FileChange, now: FileState) -> RestoredFile:
 
 def _with_sound_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
     """Return ``restored`` without a default runtime that went. Raises Refused if it cannot be read."""
+    from gpunode.runtimes.removal import end_dangling_default  # few removals meet an edited file
+
     states = (now, change.before, restored.state)
     files, former, after = ({change.path: state.content} if state else {} for state in states)
     removal = end_dangling_default(row, DesiredConfig(), Removal(files, former, after))
@@ -221,14 +218,3 @@ def _changes_not_undone(
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:
         yield f"these were installed before gpunode, in other versions, and are kept: {', '.join(changed)}"
-
-
-def _enrolled_keys(host: HostView) -> Iterator[str]:
-    """Yield Secure Boot keys that are in the firmware: only its own console deletes one."""
-    for key in _MACHINE_KEYS:
-        told = host.run_probe(Probe("mok-test", argv=("mokutil", "--test-key", key)))
-        if "already enrolled" in f"{told.text}{told.error}":
-            yield (
-                f"the key {key} stays enrolled for Secure Boot; `mokutil --delete {key}`, a reboot and the password on "
-                "the console remove it"
-            )

@@ -13,12 +13,13 @@ from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, V
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import ChangeSpan
-from gpunode.journal.history import RunSummary, intents_to_undo, run_number
-from gpunode.journal.record import MAKING, Verb
+from gpunode.journal.history import RunRecord, intents_to_undo, run_number
+from gpunode.journal.record import MAKING
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
 from gpunode.steps.table import find_needed_steps
+from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
@@ -29,16 +30,11 @@ from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_configur
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult:
-    """The result of a rollback or a removal; ``run`` is itself a run that can be rolled back.
-
-    Attributes:
-        whole: whether packages, archives and units were undone, too.
-    """
+    """The result of a rollback or a removal; ``run`` is itself a run that can be rolled back."""
 
     plan: UndoPlan
     run: str
     settled: tuple[TriggerResult, ...]
-    whole: bool = False
 
 
 def plan_rollback(
@@ -97,7 +93,7 @@ def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bo
             return True
 
 
-def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
+def _goes_backward(runs: Mapping[str, RunRecord], run: str) -> bool:
     """Return whether undoing ``run`` removes what was made; undoing an undo makes it again."""
     if runs[run].verb in MAKING:
         return True
@@ -132,15 +128,13 @@ def rollback(
     argv: tuple[str, ...],
     on_event: Observer,
     pause: Callable[[], None] = lambda: None,
-    verb: Verb = "rollback",
-    whole: bool = False,
 ) -> RollbackResult:
     """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=whole)
+    run = store.begin(plan.verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=plan.whole)
     reason = f"as it was before {plan.undone_run or 'gpunode'}"
     applier = Applier(host, run, on_event, pause)
     executor = UndoExecutor(applier, host, reason, plan.owed)
@@ -148,10 +142,10 @@ def rollback(
         executor.carry_out(plan.steps)
     plan = replace(plan, reboot=plan.reboot or live_state.pending_mig_switch(host, plan.changes))
     run.commit("waiting" if plan.reboot else "done", plan.reboot)
-    return RollbackResult(plan, run.id, tuple(executor.settled), whole)
+    return RollbackResult(plan, run.id, tuple(executor.settled))
 
 
-def mark_undone(store: Store, run: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
+def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
     """Record that ``run`` is undone: nothing of it is left on the node.
 
     Raises:
@@ -182,7 +176,7 @@ def failure_of(done: RollbackResult) -> GpunodeError | None:
     return None
 
 
-def preview_rollback(store: Store, host: Host, run: RunSummary) -> str:
+def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
     if run.forgotten:
@@ -216,14 +210,14 @@ class NothingToUndo:
         notes: what stays of it, and why.
     """
 
-    run: RunSummary
+    run: RunRecord
     why: str
-    standing: RunSummary | None = None
+    standing: RunRecord | None = None
     command: str = ""
     notes: tuple[str, ...] = ()
 
 
-def find_newest_run(store: Store, *, whole: bool = False) -> RunSummary:
+def find_newest_run(store: Store, *, whole: bool = False) -> RunRecord:
     """Return the newest run that made something which can be undone, whether it has been undone or not.
 
     Args:
@@ -246,34 +240,27 @@ def find_newest_run(store: Store, *, whole: bool = False) -> RunSummary:
     )
 
 
-def _undoable_runs(store: Store, *, whole: bool) -> list[RunSummary]:
+def _undoable_runs(store: Store, *, whole: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
     made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
     return [one for one in made if one.configuration or (whole and one.other_subjects)]
 
 
-def explain_undone(store: Store, run: RunSummary, why: str, *, whole: bool) -> NothingToUndo:
+def explain_undone(store: Store, run: RunRecord, why: str, *, whole: bool) -> NothingToUndo:
     """Return that ``run`` is undone, with the command for the newest run that is not."""
     left = (one for one in _undoable_runs(store, whole=whole) if one.run != run.run and not one.is_undone(whole=whole))
     standing = next(left, None)
     return NothingToUndo(run, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
 
 
-def find_run(store: Store, run: str, *, whole: bool = True) -> RunSummary:
+def find_run(store: Store, run: str, *, whole: bool = True) -> RunRecord:
     """Return the run with this id or number.
 
     Raises:
         UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``whole`` is false.
     """
-    runs = store.runs()
-    found = next((one for one in runs if run in {one.run, one.number}), None)
-    if found is None:
-        raise UsageError(
-            f"there is no run {run}",
-            why=f"recorded: {', '.join(one.run for one in runs) or 'none'}",
-            hint="gpunode rollback --list",
-        )
+    (found,) = store.find_runs(run)
     if not whole and found.other_subjects and not found.configuration:
         raise UsageError(
             f"run {run} changed no container runtime's configuration",
@@ -313,13 +300,13 @@ def refuse_needed(
     Raises:
         Conflict: naming the runs to undo first, newest first.
     """
-    needing: dict[RunSummary, frozenset[str]] = {}
+    needing: dict[RunRecord, frozenset[str]] = {}
     lines: list[str] = []
     for run in _later_runs(store, run_id) if removed else ():
         for step, made in _remaining_additions(store, run, is_there):
             if missed := sorted(name for need in find_needed_steps(step) for name in removed.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.number}, needs {_join_names(missed)}")
+                lines.append(f"{made.subject}, of run {run.number}, needs {join_names(missed, _SHOWN)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -329,7 +316,7 @@ def refuse_needed(
 
 
 def _remaining_additions(
-    store: Store, run: RunSummary, is_there: Callable[[Change], bool]
+    store: Store, run: RunRecord, is_there: Callable[[Change], bool]
 ) -> Iterator[tuple[str, Change]]:
     """Yield what ``run`` added to the node and is still there, each with its step."""
     if run.verb not in MAKING or run.verb == "unconfigure":
@@ -338,10 +325,6 @@ def _remaining_additions(
         back = intent.change  # from what the run made to what was there before
         if back.is_there_before and back.subject in run.standing and is_there(back):
             yield intent.step, back
-
-
-def _join_names(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
@@ -353,7 +336,7 @@ def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[st
     return found
 
 
-def _later_runs(store: Store, run_id: str) -> list[RunSummary]:
+def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
     """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself."""
     runs = store.runs()
     since = runs[[run.run for run in runs].index(run_id) :]
@@ -361,7 +344,7 @@ def _later_runs(store: Store, run_id: str) -> list[RunSummary]:
     return [run for run in since[1:] if run.begin.undoes not in here]
 
 
-def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> str:
+def _undo_first(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
     """Return the commands that undo ``runs`` as far as their subjects here need it, newest first."""
     return "\n".join(
         rollback_command(store, run, whole=not subjects <= run.configuration)
@@ -369,7 +352,7 @@ def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> st
     )
 
 
-def rollback_command(store: Store, run: RunSummary, *, whole: bool) -> str:
+def rollback_command(store: Store, run: RunRecord, *, whole: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
     words = ["gpunode", "rollback", run.number, *(["--packages"] if whole else [])]
     if str(store.root) != "/":

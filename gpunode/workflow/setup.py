@@ -245,7 +245,7 @@ class _SetupRun:
             raise ChangeFailed(
                 f"{system(facts).manager} cannot install the planned packages; no package was changed",
                 why="\n".join(filter(None, (exact.unresolved, archives_behind(exact.unresolved, facts, self.host)))),
-                hint=system(facts).hint(exact.unresolved),
+                hint=system(facts).hint(exact.unresolved, facts),
             )
         self._refuse_unagreed_removals(exact, system(facts).manager)
         if not self.knows_losses and not self.options.allow_loss:

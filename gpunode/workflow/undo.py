@@ -24,17 +24,18 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.command import command
-from gpunode.errors import GpunodeError, Interrupted, Refused
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import Action, differences_from_plan
 from gpunode.runtimes import Edit
 from gpunode.workflow import live_state
-from gpunode.workflow.apply import Applier
+from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
 
@@ -79,7 +80,7 @@ class UndoPlan:
     """The plan of an undo, shown before it is carried out.
 
     Attributes:
-        undone_run: its id; empty for all of them.
+        undone_run: its id; empty for all of them, a removal.
         steps: in the order in which they are carried out.
         notes: what the user should know: what cannot come back, and what was edited.
         kept: what stays as it is.
@@ -87,6 +88,7 @@ class UndoPlan:
         reboot: why the rest needs a reboot; empty when it does not.
         owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
         left: what the run changed beside its configuration, where the configuration alone is undone.
+        whole: whether packages, archives and units are undone, too.
     """
 
     undone_run: str
@@ -97,6 +99,12 @@ class UndoPlan:
     owed: tuple[Trigger, ...] = ()
     left: tuple[str, ...] = ()
     kept: tuple[KeptItem, ...] = ()
+    whole: bool = False
+
+    @property
+    def verb(self) -> Verb:
+        """The command that it is the plan of."""
+        return "rollback" if self.undone_run else "remove"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -319,14 +327,6 @@ def find_repair(facts: Facts) -> CommandChange | None:
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
 
 
-def is_superseded(facts: Facts, changes: Iterable[PackageChange]) -> bool:
-    """Return whether ``changes`` remove or replace all that the repair would configure.
-
-    Such packages are not configured first: a driver's module that did not build would not build again.
-    """
-    return bool(facts.unconfigured) and facts.unconfigured <= {one.id for one in changes if one.removes_or_replaces}
-
-
 def run_repair(
     work: CommandChange,
     host: Host,
@@ -344,12 +344,9 @@ def run_repair(
     """
     run = store.begin("repair", version=version, argv=argv)
     applier = Applier(host, run, on_event, pause)
-    try:
+    with recording_failure(applier):
         applier.pause()
         applier.apply_change("sources", "repair", work, work.purpose)
-    except GpunodeError as error:
-        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
-        raise
     run.commit("done")
 
 

@@ -136,6 +136,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
+        whole=True,
     )
 
 
@@ -401,7 +402,8 @@ def keep_what_packages_need(
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:
-        users = _find_users(step, drivers, toolkits) if _serves_packages(step) else ()
+        serves_packages = step.change.withdraws_support(step.stage, step.step_id)
+        users = _find_users(step, drivers, toolkits) if serves_packages else ()
         if users:
             kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
         else:
@@ -433,12 +435,6 @@ def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence
     if step.step_id == CUDA_TOOLKIT.id:
         return toolkits
     return (*drivers, *toolkits) if step.step_id == CUDA_REPOSITORY.id else drivers
-
-
-def _serves_packages(step: UndoStep) -> bool:
-    if step.file:
-        return step.file.after is None and step.stage != CONFIGURATION and step.step_id not in OF_PACKAGES
-    return isinstance(step.change, ServiceChange) and not (step.change.after.active and step.change.after.enabled)
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:

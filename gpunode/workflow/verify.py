@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
@@ -16,7 +16,7 @@ from gpunode.facts.nvml import Gpu, NvmlInventory
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
-from gpunode.recipe import Expect, Recipe
+from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import place_row
@@ -27,11 +27,9 @@ from gpunode.steps.mig import may_divide as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG, enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
+from gpunode.workflow.extra_checks import CDI_TITLE, cdi_checks, expectation_checks, package_file_checks
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
-
-if TYPE_CHECKING:
-    pass
 
 Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 
@@ -43,7 +41,6 @@ _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
 _CONTAINER_TITLE = "a container sees the same GPUs"
 _MIG_TITLE = "the GPUs have the MIG layout"
 _DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
-CDI_TITLE = "containers get the GPUs as CDI devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +136,12 @@ def verify(
     checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
     checks += of_runtime
     checks += (
-        _checks_or_undetermined(lambda: [*_cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, undetermined)
+        _checks_or_undetermined(lambda: [*cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, undetermined)
         if _concerns(only, CDI)
         else ()
     )
-    checks += _expectation_checks(recipe.expect, inventory) if answer is not None else ()
-    checks += _package_file_checks(recipe, facts, host) if extra.files else ()
+    checks += expectation_checks(recipe.expect, inventory) if answer is not None else ()
+    checks += package_file_checks(recipe, facts, host) if extra.files else ()
     checks += [check_vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
         checks += _checks_or_undetermined(
@@ -292,24 +289,6 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
     if changed and started_at is not None and started_at > changed:
         return f"{detail}; {row.config} has it, and {row.unit} was started since", _DUMP_HINT
     return f"{detail}; {row.config} has it", f"sudo systemctl restart {row.unit}"
-
-
-def _cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    from gpunode.workflow.extra_checks import cdi_checks
-
-    return cdi_checks(recipe, facts, host)
-
-
-def _package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    from gpunode.workflow.extra_checks import package_file_checks
-
-    return package_file_checks(recipe, facts, host)
-
-
-def _expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
-    from gpunode.workflow.extra_checks import expectation_checks
-
-    return expectation_checks(expect, inventory)
 
 
 def _check_container(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from gpunode.change import (
     Action,
@@ -18,11 +19,34 @@ from gpunode.change import (
     SigningKey,
 )
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
-from gpunode.cli.screen.words import PACKAGE_ACTIONS, action_of, count, explain_purge, join_names
+from gpunode.wording import count, join_names
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
 _LINES_OF_NEW = 12
+# In the order of display.
+PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
+
+
+def action_of(change: Change) -> Action:
+    """Return the action; a new package version is either an upgrade or a downgrade."""
+    if not isinstance(change, PackageChange) or change.action != "upgrade":
+        return change.action
+    # Loaded on use: many commands change no package.
+    from gpunode.packages import SYSTEMS
+    from gpunode.packages.simulation import lowers
+
+    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
+
+
+def explain_purge(change: PackageChange) -> str:
+    """Return why a driver package is purged (see ``catalog.conflicts``); empty for other changes."""
+    if change.after is not None or change.before is None:
+        return ""
+    # Loaded on use: many commands change no package.
+    from gpunode.catalog.conflicts import purge_reason
+
+    return purge_reason(change.id.name, change.before.version) or ""
 
 
 def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:

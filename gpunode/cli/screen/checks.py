@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short_model_name
 from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARKS, count, join_names, join_with_and
+from gpunode.cli.screen.words import MARKS
+from gpunode.wording import count, join_names, join_with_and
 
 if TYPE_CHECKING:
     from gpunode.check import Check

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import (
-    MARKS,
-    count,
-    describe_trigger,
-    format_seconds,
-    join_with_and,
-    trigger_labels,
-)
+from gpunode.cli.screen.words import MARKS, describe_trigger, format_seconds, trigger_labels
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.table import STEPS
+from gpunode.wording import count, join_with_and
 from gpunode.workflow.events import TRANSACTION, Applied
 
 if TYPE_CHECKING:

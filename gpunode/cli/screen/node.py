@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import lookup
 from gpunode.cli.screen.text import Line, Span, indent_lines, pad_right, span
-from gpunode.cli.screen.words import DOT, join_names
+from gpunode.cli.screen.words import DOT
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
 from gpunode.steps.gpus import find_own_gpus
+from gpunode.wording import join_names
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe

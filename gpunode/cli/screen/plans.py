@@ -6,17 +6,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
-from gpunode.cli.screen.changes import change_lines, package_lines, purge_prefix, transaction_summary
+from gpunode.cli.screen.changes import (
+    PACKAGE_ACTIONS,
+    action_of,
+    change_lines,
+    package_lines,
+    purge_prefix,
+    transaction_summary,
+)
 from gpunode.cli.screen.checks import match_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARKS, PACKAGE_ACTIONS, action_of, count, describe_trigger, join_with_and
+from gpunode.cli.screen.words import MARKS, describe_trigger
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
+from gpunode.wording import count, join_with_and
 from gpunode.workflow.converge import StagePlan, StepPlan, collect_notes, selected_step_ids, triggers_of_plans
 from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog

@@ -6,10 +6,12 @@ import re
 from collections.abc import Collection, Mapping
 
 from gpunode.catalog.gpudirect import without_source
+from gpunode.command import command, sudo_gpunode
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import PackageSource
+from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.packages.deb import preferences
 from gpunode.packages.system import Archive
 
 _LIMIT_BYTES = 16 << 20
@@ -24,6 +26,7 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
+_HELD = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
 _UNMET = Pattern(r"Unmet dependencies\. Try")
 
@@ -39,15 +42,41 @@ def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
     return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
-def hint(refusal: str) -> str:
+def hint(refusal: str, facts: Facts) -> str:
     """Return what to do about a refusal that a fresh index did not help."""
     return (
-        _missing_headers(refusal)
+        _held_packages(refusal)
+        or _missing_headers(refusal)
         or _missing_version(refusal)
+        or _lost_version(refusal, facts)
         or without_source(refusal)
         or _unmet_dependencies(refusal)
+        or _foreign_preferences(refusal, facts)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
+    )
+
+
+def _held_packages(problem: str) -> str:
+    """Return how packages are released that somebody holds, even where they are not installed."""
+    found = _HELD.search(problem)
+    names = found[1].split() if found else []
+    unhold = command("sudo", "apt-mark", "unhold", *names)
+    return (
+        f"somebody put them on hold; gpunode breaks no holds:\n{unhold}\nthen run the same command again"
+        if names
+        else ""
+    )
+
+
+def _foreign_preferences(problem: str, facts: Facts) -> str:
+    """Return which of the user's own preferences are about the packages that a refusal names."""
+    places = ", ".join(preferences.list_foreign_records(facts, packages_in(problem)))
+    return (
+        f"the index is fresh, and {places} decides which of these packages apt may take: remove that pin, or let it "
+        "agree; then run the same command again"
+        if places
+        else ""
     )
 
 
@@ -71,6 +100,21 @@ def _missing_version(problem: str) -> str:
         "version; `gpunode setup --upgrade` upgrades all of it to the newest version of its branch; to remove a "
         "package "
         f"that nothing needs: apt-get purge {found['package']}"
+    )
+
+
+def _lost_version(problem: str, facts: Facts) -> str:
+    """Return what to do when the archive has no more the version of which a part is installed, and maybe held."""
+    if not (lacking := versions_not_found(problem)):
+        return ""
+    package, version = lacking[0]
+    packages = known(facts.packages, {})
+    held = sorted(str(one) for one, state in packages.items() if state.held and state.version == version)
+    unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
+    there = f", the version of {', '.join(held)}, which somebody holds" if held else ""
+    return (
+        f"no source has {package} {version} any more{there}; the newest version of all that belongs together comes "
+        f"by:\n{unhold}{sudo_gpunode('setup', '--upgrade')}"
     )
 
 

@@ -59,6 +59,17 @@ class InstalledRelations:
             if _what_is_there(packages.get(one.package)) == _what_is_there(before.get(one.package))
         )
 
+    def answers(
+        self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
+    ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
+        """Return the installed packages that meet each dependency of each package in ``asked``."""
+        installed = _Installed.of(self.entries, packages)
+        return {
+            one: tuple(found for _, found in installed.answers(entry))
+            for one in asked
+            if (entry := installed.relations_of(one)) is not None
+        }
+
 
 def _what_is_there(state: PackageState | None) -> tuple[str, bool] | None:
     return (state.version, state.config_files_only) if state is not None else None
@@ -72,8 +83,7 @@ def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[Miss
         package = todo.pop()
         if (entry := installed.relations_of(package)) is None:
             continue
-        for clause in clauses(f"{entry.pre_depends},{entry.depends}"):
-            answers = {one for wanted in clause for one in installed.meeting(wanted, entry)}
+        for clause, answers in installed.answers(entry):
             todo += sorted(answers - seen)
             seen |= answers
             if not answers and (missing := _package_of_clause(clause[0], entry, installed.native)) not in reported:
@@ -118,6 +128,11 @@ class _Installed:
             return None
         is_begun = state.version.endswith((".", "-")) and without_epoch(entry.version).startswith(state.version)
         return entry if self.is_settled(package) or is_begun else None
+
+    def answers(self, entry: Entry) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
+        """Yield each relation of ``entry`` with the packages that meet it."""
+        for clause in clauses(f"{entry.pre_depends},{entry.depends}"):
+            yield clause, frozenset(one for wanted in clause for one in self.meeting(wanted, entry))
 
     def meeting(self, wanted: Alternative, needs: Entry) -> Iterator[PackageId]:
         """Yield the packages that meet ``wanted``; those that provide the name only where none has it."""

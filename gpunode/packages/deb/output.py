@@ -17,6 +17,8 @@ _ACTION = re.compile(
     r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
 )
 _UNMET = "The following packages have unmet dependencies:"
+# apt-private/private-install.cc; the names follow, indented.
+_HELD = re.compile(r"^The following held packages will be changed:\n(?: .*\n)+", re.MULTILINE)
 
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
@@ -37,6 +39,7 @@ def refusal(stdout: str, stderr: str) -> str:
     """Apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET)
     parts = [heading + unmet.rstrip()] if heading else []
+    parts += [held[0].rstrip() for held in _HELD.finditer(stdout)]
     parts += messages(stderr) or messages(stdout)
     return "\n".join(parts or (stderr.strip() or stdout.strip()).splitlines()[-5:])
 

@@ -175,6 +175,16 @@ def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState
     )
 
 
+def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterator[str]:
+    """Yield the place of every record about one of ``packages`` by name that gpunode did not write."""
+    names = sorted({package.name for package in packages})
+    for path in in_order(facts.files):
+        state = known(facts.file(path), None) if path not in {PIN_FILE, CUDA_PIN_FILE} else None
+        for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            if any(map(record.names, names)):
+                yield f"{record.file}:{record.line}"
+
+
 def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
     """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
     for path in takewhile(lambda path: path != PIN_FILE, in_order({*facts.files, PIN_FILE})):

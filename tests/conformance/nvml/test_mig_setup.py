@@ -171,7 +171,7 @@ def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, st
     assert node.layout() == made
 
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None, verb="remove", whole=True)
+    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None)
 
     assert node.layout() == SEVEN
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
@@ -264,7 +264,7 @@ def test_remove_restores_the_original_mig_layout(tmp_path: Path, store: Store) -
     node.setup(store)
     node.setup(store, replace(WANTED, mig=MigSettings("all-2g.20gb")))
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None, verb="remove", whole=True)
+    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None)
     assert node.layout() == SEVEN
     assert store.footprint().layouts == {}
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()

@@ -33,9 +33,8 @@ from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, TriggerResult
 from gpunode.journal import record
-from gpunode.journal.chronicle import RunRecord, record_of_run
-from gpunode.journal.history import RunSummary
-from gpunode.journal.record import Begin, Commit
+from gpunode.journal.history import RunRecord
+from gpunode.journal.record import Begin, Commit, Intent
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import NothingToUndo, RollbackResult
@@ -153,10 +152,16 @@ def rollback(screen: Screen) -> None:
     screen.conclude(rollback_lines(done, None, screen.argv))
 
 
+def _run(begin: Begin, *paths: str, is_done: bool = False) -> RunRecord:
+    """Return a run that changed these files, or was cut short meanwhile."""
+    intents = (Intent(n, "runtime", "x", FileChange(path, None, FileState(b""))) for n, path in enumerate(paths))
+    return RunRecord((begin, *intents, *([Commit("done")] if is_done else [])))
+
+
 def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
-    newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
-    older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
+    newest = _run(docker, "/etc/docker/daemon.json", is_done=True)
+    older = _run(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), "libcuda1", nodes.CONFIG)
     screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
     screen.put(
         *already_undone_lines(
@@ -171,9 +176,9 @@ def runs(screen: Screen) -> None:
     undo = replace(first, run="000004-20250501T121500Z", at=1746101700.0, verb="rollback", recipe="", undoes=first.run)
     cut = replace(first, run="000005-20250501T130000Z", at=1746104400.0)
     found = (
-        RunSummary(first, ("libcuda1", nodes.CONFIG), Commit("done"), undo.run),
-        RunSummary(undo, (nodes.CONFIG,), Commit("done")),
-        RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
+        replace(_run(first, "libcuda1", nodes.CONFIG, is_done=True), undone_by=undo.run),
+        _run(undo, nodes.CONFIG, is_done=True),
+        _run(cut, *(f"package-{number}" for number in range(12))),
     )
     prospects = {
         first.run: "undone by run 4",
@@ -187,12 +192,11 @@ def _logged() -> tuple[RunRecord, ...]:
     """Return a run as the log reads it, the same cut short, and one that undid it."""
     data = [b"".join(encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
-    told = (
-        record_of_run(record.decode_without_contents(data[0]), undone_by=undo.run),
-        record_of_run((undo, Commit("done", "", BEGIN.at + 2))),
-        record_of_run(record.decode_without_contents(data[1])),
+    return (
+        RunRecord(record.decode_without_contents(data[0]), undone_by=undo.run),
+        RunRecord((undo, Commit("done", "", BEGIN.at + 2))),
+        RunRecord(record.decode_without_contents(data[1])),
     )
-    return tuple(one for one in told if one is not None)
 
 
 def log(screen: Screen) -> None:

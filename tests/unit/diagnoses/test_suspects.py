@@ -90,3 +90,15 @@ def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(suspects, "ALONE", 0.0)
     for pieces in ((LOST,), (LOST, NO_DRIVER_OF_DOCKER)):
         assert all(one.basis == "signs" for one in of(*pieces).findings)
+
+
+@pytest.mark.parametrize(
+    ("looked", "confidence"),
+    [((), "likely"), ((("ls /etc/modprobe.d", "tuned.conf"),), "certain")],
+)
+def test_nouveau_is_certain_where_no_blacklist_may_have_missed_it(
+    looked: tuple[tuple[str, str], ...], confidence: str
+) -> None:
+    bound = ("lsmod | grep nouveau", "nouveau              2306048  4"), ("nvidia-smi", "No devices were found")
+    (root,) = of(*bound, *looked).roots
+    assert (root.cause, root.confidence) == ("nouveau-bound", confidence)

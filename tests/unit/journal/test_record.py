@@ -24,15 +24,12 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import (
-    InterruptedRun,
-    RunSummary,
-    find_interrupted_run,
+    RunRecord,
     intents_to_undo,
     inverse_intents,
     is_configuration,
     pending_since,
     pending_triggers,
-    summarize_run,
     triggers_settled_by,
     untriggered_changes,
 )
@@ -404,28 +401,19 @@ class TestPendingTriggers:
 def test_run_summary_names_each_subject_once() -> None:
     twice = [Intent(n, "runtime", "x", write("/a", None, b"1")) for n in (1, 2)]
     end = Commit("failed", "docker did not start")
-    assert summarize_run((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end, configuration=frozenset({"/a"}))
-    assert summarize_run(()) is None
-    assert summarize_run((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), configuration=frozenset({"/a"}))
-    assert summarize_run((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
+    run = RunRecord((BEGIN, *twice, end))
+    assert (run.begin, run.commit, run.subjects, run.configuration) == (BEGIN, end, ("/a",), frozenset({"/a"}))
+    assert run.other_subjects == frozenset()
 
 
-class TestInterruptedRun:
-    def test_ended_run_is_not_interrupted(self) -> None:
-        assert find_interrupted_run((BEGIN, Commit("failed"))) is None
-        assert find_interrupted_run(()) is None
-
-    def test_made_begun_and_failed_changes_are_separated(self) -> None:
-        first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
-        entries = (
-            BEGIN,
-            Intent(1, "runtime", "x", first),
-            Done(1),
-            Intent(2, "runtime", "x", second),
-            Failed(2, "no room"),
-            Intent(3, "runtime", "x", third),
-        )
-        assert find_interrupted_run(entries) == InterruptedRun(BEGIN, (first,), (third,), (second,))
+def test_made_begun_and_failed_changes_are_separated() -> None:
+    first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
+    intents = [Intent(n, "runtime", "x", change) for n, change in enumerate((first, second, third), 1)]
+    run = RunRecord((BEGIN, intents[0], Done(1), intents[1], Failed(2, "no room"), intents[2]))
+    assert run.changes("done") == (first,)
+    assert run.changes("failed") == (second,)
+    assert run.changes("unknown") == (third,)
+    assert run.changes("done", "unknown") == (first, third)
 
 
 def test_huge_format_number_is_damage() -> None:

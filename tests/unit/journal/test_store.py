@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger, digest
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal.history import RunSummary, intents_to_undo, is_configuration
+from gpunode.journal.history import RunRecord, intents_to_undo, is_configuration
 from gpunode.journal.record import Done, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
@@ -23,7 +23,7 @@ BEFORE = FileState(b"version = 2\n", 0o600, 0, 0)
 CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version = 3\n"), frozenset({RESTART}))
 
 
-def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunSummary | None:
+def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunRecord | None:
     """Return the newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
     fitting = (run for run in reversed(store.runs()) if run.subjects and verb in ("", run.verb))
     return next((run for run in fitting if undone or not run.undone_by), None)
@@ -257,7 +257,7 @@ class TestRetention:
         first, second = setup_run(store, b"one"), setup_run(store, b"two", FileState(b"one"))
         forget(store, first.id)
         assert [self.kept(store, first), self.kept(store, second)] == [False, True]
-        assert [run.forgotten for run in store.runs()] == [True, False]
+        assert [bool(run.forgotten) for run in store.runs()] == [True, False]
         with pytest.raises(Refused, match="can no longer be undone") as refused:
             store.read(first.id)
         assert "ada deleted its backups" in refused.value.why
@@ -429,10 +429,8 @@ class TestInterruptedRun:
         found = store.interrupted_run()
 
         assert found is not None
-        assert (found.begin.run, [change.path for change in found.begun if isinstance(change, FileChange)]) == (
-            run.id,
-            [CONFIG.path],
-        )
+        paths = [change.path for change in FileChange.among(found.changes("unknown"))]
+        assert (found.begin.run, paths) == (run.id, [CONFIG.path])
 
     def test_run_with_a_torn_last_line_is_concluded(self, store: Store) -> None:
         run = store.begin("setup", version="0.1.0")

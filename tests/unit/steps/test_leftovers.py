@@ -9,12 +9,12 @@ import pytest
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
-from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
+from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.steps.leftovers import find_leftovers
-from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
+from tests.unit.steps.machines import machine, planned, recipe, with_driver
 
 NVCC = "/usr/local/cuda-12.6/bin/nvcc"
 UNINSTALLER = "/usr/local/cuda-12.6/bin/cuda-uninstaller"
@@ -74,19 +74,6 @@ def test_dkms_tree_of_no_package_is_noted(paths: tuple[str, ...], command: str) 
 def test_other_sources_with_nvidia_in_their_name_are_no_driver() -> None:
     paths = frozenset({"/usr/src/nvidia-fs-2.20.5", "/var/lib/dkms/nvidia-fs/2.20.5"})
     assert not [*find_leftovers(machine(leftovers=paths))]
-
-
-@pytest.mark.parametrize("folder", ["updates", "extra"])
-def test_stray_module_is_noted_with_the_kernel(folder: str) -> None:
-    path = f"/lib/modules/{KERNEL}/{folder}/nvidia.ko"
-    note = only_note(with_driver(module_files=(ModuleFile(KERNEL, path),)))
-    assert path in note
-    assert f"`sudo depmod {KERNEL}`" in note
-
-
-def test_module_of_dkms_is_not_stray() -> None:
-    built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
-    assert not [*find_leftovers(with_driver(module_files=(built,)))]
 
 
 def test_stub_folder_in_the_loader_path_is_noted_with_its_line() -> None:

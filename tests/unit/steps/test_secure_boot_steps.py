@@ -276,4 +276,7 @@ def test_undo_names_the_key_the_request_and_the_timeout_that_stay() -> None:
     assert f"rm {DKMS_KEY[0]} {DKMS_KEY[1]}" in said
     assert "mokutil --revoke-import" in said
     assert "mokutil --timeout 10" in said
+    assert "--delete" not in said
+    enrolled = Firmware(enrolled=[make_certificate()]).with_key()
+    assert f"mokutil --delete {DKMS_KEY[1]}" in "\n".join(describe_kept_key(node(enrolled)))
     assert list(describe_kept_key(machine())) == []

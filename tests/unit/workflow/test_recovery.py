@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import InterruptedRun
-from gpunode.journal.record import Begin, Verb
+from gpunode.journal.history import RunRecord
+from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.recovery import (
@@ -29,6 +30,16 @@ FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
 PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")) for n in range(5))
 
 
+def interrupted(
+    made: Sequence[Change] = (), begun: Sequence[Change] = (), failed: Sequence[Change] = (), verb: Verb = "setup"
+) -> RunRecord:
+    """Return a run without an end."""
+    intents = [Intent(n, "packages", "x", change) for n, change in enumerate((*made, *failed, *begun))]
+    done = (Done(n) for n in range(len(made)))
+    no = (Failed(n, "no") for n in range(len(made), len(made) + len(failed)))
+    return RunRecord((replace(BEGIN, verb=verb), *intents, *done, *no))
+
+
 @pytest.mark.parametrize(
     ("made", "begun", "how_far"),
     [
@@ -43,7 +54,7 @@ PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")
     ],
 )
 def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
-    assert describe_interrupted_run(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
+    assert describe_interrupted_run(interrupted(made, begun), "this run finishes it") == (
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
@@ -64,7 +75,7 @@ def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
 
 
 def test_possible_temporary_files_of_an_interrupted_run_are_listed() -> None:
-    paths = possible_temporary_files(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
+    paths = possible_temporary_files(interrupted(begun=(FILE, *PACKAGES)))
     assert paths == (
         "/etc/modprobe.d/x.conf",
         "/etc/containerd/config.toml",
@@ -80,13 +91,13 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
         return PackageChange(PackageId.of(name), None, PackageState("1", auto=auto))
 
     begun = tuple(bring(name, auto=name != "asked") for name in ("needed", "asked", "gone", "newer"))
-    cut = InterruptedRun(BEGIN, (), (FILE, *begun))
+    cut = interrupted(begun=(FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
     assert missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert missing_marks(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
+    assert missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
 
 
 class TestRecordOfInterruptedChanges:
@@ -124,7 +135,7 @@ class TestRecordOfInterruptedChanges:
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
         cut = store.interrupted_run()
         assert cut is not None
-        assert cut.begun == ()
+        assert cut.changes("unknown") == ()
 
     def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
         record_what_was_made(store, self.node("dkms", file=self.OURS))
@@ -171,7 +182,7 @@ def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb)
         for name in ("asked", "needed", "gone", "newer")
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
-    cut = InterruptedRun(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
+    cut = interrupted(begun=begun[:1], failed=begun[1:], verb=verb)
     assert missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

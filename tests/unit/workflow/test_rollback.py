@@ -389,7 +389,7 @@ def test_run_is_found_by_id_or_number(store: Store, host: Node) -> None:
     for wrong in ("2", "0", run[:-1]):
         with pytest.raises(UsageError, match="there is no run") as caught:
             find_run(store, wrong)
-        assert run in caught.value.why
+        assert caught.value.why == "recorded: 1"
 
 
 def test_run_without_configuration_points_to_the_packages_option(store: Store, host: Node) -> None:

@@ -31,7 +31,7 @@ from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired
 from gpunode.facts.evidence import Capture, Found, Probe, encode_found
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import GpuClient, Workloads
-from gpunode.journal.history import inverse_intents, made_changes
+from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -68,15 +68,10 @@ class Machine(Node):
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
         self.after_packages: dict[str, FileState | None] = {}
-        self.enrolled = ""
         self.owned: frozenset[str] = frozenset()
         self.globs: dict[str, Capture] = {}
 
     def run_probe(self, probe: Probe, /) -> Capture:
-        if probe.argv[:2] == ("mokutil", "--test-key") and self.enrolled:
-            # mokutil's own words; it exits with 1 when the key is there (mokutil.c, test_key).
-            said = b"is already enrolled\n" if probe.argv[2] == self.enrolled else b"is not enrolled\n"
-            return Capture("mokutil", "failed", probe.argv[2].encode() + b" " + said, exit_status=1)
         if probe.glob in self.globs:
             return self.globs[probe.glob]
         if probe.argv[:2] == ("dpkg-query", "--search"):
@@ -157,7 +152,7 @@ def newest(store: Store) -> str:
 
 
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
-    return rollback(back, host, store, version="test", argv=(), on_event=ignore_event, whole=True)
+    return rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
 
 
 class TestWholeRollback:
@@ -344,7 +339,7 @@ class TestWholeRollback:
             assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, whole=path != DAEMON_JSON)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
         assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
@@ -639,7 +634,7 @@ class TestWholeRollback:
         assert back.incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
-        assert made_changes(store.read(done.run)) == ()
+        assert RunRecord(store.read(done.run)).changes("done") == ()
 
     @pytest.mark.parametrize(("is_packaged", "goes"), [(True, True), (True, False), (False, True)])
     def test_overwritten_foreign_file_returns_once_its_package_is_gone(
@@ -1004,14 +999,9 @@ class TestRemove:
         assert "the journal could not record the end of this run" in failed.value.why
         assert {str(change.id) for change in plan_removal(store, host, facts_now()).packages} == set(AFTER)
 
-    def test_enrolled_secure_boot_key_is_named_with_its_removal(self, host: Machine, store: Store) -> None:
-        host.enrolled = "/var/lib/dkms/mok.pub"
-        (note,) = (note for note in plan_removal(store, host, facts_now()).notes if "Secure Boot" in note)
-        assert "mokutil --delete /var/lib/dkms/mok.pub" in note
-
     def test_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
         assert plan_removal(store, host, machine()).steps == ()
 
 
@@ -1020,7 +1010,7 @@ class TestLeftoversOfARemoval:
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
         return back
 
     def test_nothing_remains_after_a_complete_removal(self, host: Machine, store: Store) -> None:
