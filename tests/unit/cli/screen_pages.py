@@ -167,7 +167,7 @@ def undone(screen: Screen) -> None:
         *already_undone_lines(
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
         ),
-        *already_undone_lines(NothingToUndo(replace(newest, subjects=()), "nothing of it is left on this node")),
+        *already_undone_lines(NothingToUndo(_run(docker, is_done=True), "nothing of it is left")),
     )
 
 
