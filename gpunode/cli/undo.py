@@ -293,7 +293,8 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.run
-    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
+    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.standing is None:
         yield line("  ", "no other run is left to roll back", hang=2)

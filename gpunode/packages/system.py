@@ -109,6 +109,7 @@ class PackageSystem:
         manager: as people call it.
 
         database_file: which a node with this system has.
+        journal: the files with changes that an interrupted transaction has not written to ``database_file``; a glob.
         locks: the files that are locked while packages change, below /.
         probes: what its facts are read from.
         probed_files: the files among them, by probe key, that steps ask for, too.
@@ -121,6 +122,7 @@ class PackageSystem:
 
         read: the facts that the answers to ``probes`` give.
         database: what the content of ``database_file`` says.
+        list_journaled: the names of the packages that a file of the journal is about.
         owners: the command that tells whose the files after it are, a line ``package: path`` each.
         file_list: the file that is as old as the last installation of a package.
         sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
@@ -174,6 +176,7 @@ class PackageSystem:
     manager: str
 
     database_file: str
+    journal: str
     locks: tuple[str, ...]
     probes: tuple[Probe, ...]
     probed_files: Mapping[str, str]
@@ -186,6 +189,7 @@ class PackageSystem:
 
     read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
+    list_journaled: Callable[[str], frozenset[str]]
     owners: tuple[str, ...]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]

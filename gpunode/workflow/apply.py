@@ -296,13 +296,15 @@ class Applier:
         """
         try:
             database = live_state.read_package_database(self.host)
-            states, half = database.packages(), database.half_installed()
+            states = database.packages()
+            broken = database.half_installed() | live_state.list_journaled_packages(self.host)
         except (GpunodeError, ValueError):
             return frozenset(batch)  # the transaction's own failure is what the user must hear of
         return frozenset(
             change
             for change in batch
-            if change.id.name in half or _installed_version(states.get(change.id)) != _installed_version(change.before)
+            if change.id.name in broken
+            or _installed_version(states.get(change.id)) != _installed_version(change.before)
         )
 
     def _make_and_record(

@@ -79,6 +79,15 @@ def read_package_database(host: HostView) -> Database:
     return SYSTEMS[0].database("")
 
 
+def list_journaled_packages(host: HostView) -> frozenset[str]:
+    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet."""
+    system = SYSTEMS[0]
+    looked = host.run_probe(Probe("package-journal", glob=system.journal, content_kind="table"))
+    files = decode_found(looked.data) if looked.outcome == "ok" else ()
+    texts = ((one.data or b"").decode("utf-8", "replace") for one in files)
+    return frozenset().union(*map(system.list_journaled, texts))
+
+
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
 
 

@@ -24,6 +24,7 @@ _KEYRING_FOLDER: Final = "apt-keyring-folder"
 _COMMON_KEYRING: Final = "/etc/apt/trusted.gpg"
 _TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
+_UPDATES: Final = "/var/lib/dpkg/updates/*"
 _SOURCES: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
 _DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
@@ -159,10 +160,11 @@ DEB: Final = PackageSystem(
     id="deb",
     manager="apt",
     database_file=_STATUS,
+    journal=_UPDATES,
     locks=("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock"),
     probes=(
         Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, content_kind="table"),
-        Probe("dpkg-updates", glob="/var/lib/dpkg/updates/*", contents=False, content_kind="table"),
+        Probe("dpkg-updates", glob=_UPDATES, contents=False, content_kind="table"),
         Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, content_kind="table"),
         Probe(_TOOLKIT_SUMS, glob="/var/lib/dpkg/info/*nvidia-container*.md5sums", content_kind="table"),
         Probe(_KEYRING_FOLDER, glob="/usr/share/keyrings", contents=False, content_kind="table"),
@@ -181,6 +183,7 @@ DEB: Final = PackageSystem(
     cuda_pin_file=preferences.CUDA_PIN_FILE,
     read=_read,
     database=status.Status,
+    list_journaled=status.list_journaled,
     owners=("dpkg-query", "--search"),
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     sources_in=_sources_in,

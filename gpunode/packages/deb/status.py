@@ -15,6 +15,7 @@ _FIELD = Pattern(
 )
 _CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
 _JOURNAL = Pattern(r"/\d+\Z")
+_NAME = Pattern(r"\nPackage: (\S+)(?=\n)")
 # dpkg(1), "Package states": `dpkg --configure -a` makes these installed.
 _TO_CONFIGURE = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
 PRESENT = _TO_CONFIGURE | {"installed"}
@@ -126,6 +127,11 @@ def find_unconfigured(found: Sequence[Entry], updates: Iterable[str]) -> frozens
         return frozenset()
     native = native_architecture(found)
     return frozenset(id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
+
+
+def list_journaled(text: str) -> frozenset[str]:
+    """Return the names of the packages in a file of dpkg's journal, which may be cut off."""
+    return frozenset(_NAME.findall(f"\n{text}"))
 
 
 def _has_journal(updates: Iterable[str]) -> bool:

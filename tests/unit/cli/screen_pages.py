@@ -166,7 +166,8 @@ def undone(screen: Screen) -> None:
     screen.put(
         *already_undone_lines(
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
-        )
+        ),
+        *already_undone_lines(NothingToUndo(_run(docker, is_done=True), "nothing of it is left")),
     )
 
 

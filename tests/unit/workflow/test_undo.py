@@ -715,6 +715,21 @@ def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) 
     assert set(store.footprint().packages) == ids("dkms", "half")
 
 
+def test_package_in_dpkgs_journal_counts_as_touched(store: Store) -> None:
+    """A killed dpkg leaves what it did last there, and not in its database."""
+    host = Machine(machine())
+    host.refuses = PackageChange
+    host.files[STATUS] = FileState(paragraph("dpkg").encode())
+    entry = Found("/var/lib/dpkg/updates/0000", data=b"Package: libcuda1\nStatus: install ok unpacked\nVersion: 1\n")
+    host.globs["/var/lib/dpkg/updates/*"] = Capture("updates", "ok", encode_found(iter([entry])))
+    run = store.begin("setup", version="test")
+    batch = tuple(PackageChange(PackageId(name), None, PackageState("1")) for name in ("libcuda1", "docker.io"))
+    with pytest.raises(ChangeFailed):
+        Applier(host, run, ignore_event, lambda: None).apply_packages("packages", batch, lambda change: str(change.id))
+    run.commit("failed")
+    assert set(store.footprint().packages) == ids("libcuda1")
+
+
 @pytest.mark.parametrize("status", [None, FileState(b"Package: torn")])
 def test_failed_transaction_counts_as_whole_when_dpkg_status_is_unknown(store: Store, status: FileState | None) -> None:
     host = Node(machine(), refuses=PackageChange)
