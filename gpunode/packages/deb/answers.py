@@ -26,6 +26,7 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
+_DOWNGRADED = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
 _HELD = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
 _UNMET = Pattern(r"Unmet dependencies\. Try")
@@ -46,6 +47,7 @@ def hint(refusal: str, facts: Facts) -> str:
     """Return what to do about a refusal that a fresh index did not help."""
     return (
         _held_packages(refusal)
+        or _newer_packages(refusal, facts)
         or _missing_headers(refusal)
         or _missing_version(refusal)
         or _lost_version(refusal, facts)
@@ -66,6 +68,21 @@ def _held_packages(problem: str) -> str:
         f"somebody put them on hold; gpunode breaks no holds:\n{unhold}\nthen run the same command again"
         if names
         else ""
+    )
+
+
+def _newer_packages(problem: str, facts: Facts) -> str:
+    """Return what to do about packages that would be downgraded, and that no step named."""
+    found = _DOWNGRADED.search(problem)
+    if found is None or "-y was used without --allow-downgrades" not in problem:
+        return ""
+    names = found[1].split()
+    packages = known(facts.packages, {})
+    versions = (f"{name} {state.version}" for name in names if (state := packages.get(PackageId.of(name))))
+    purge = command("sudo", "apt-get", "purge", *names)
+    return (
+        f"{', '.join(versions)}: newer than what the planned packages need, and maybe made by hand; if nothing "
+        f"else needs it:\n{purge}\nthen run the same command again"
     )
 
 

@@ -18,7 +18,9 @@ _ACTION = re.compile(
 )
 _UNMET = "The following packages have unmet dependencies:"
 # apt-private/private-install.cc; the names follow, indented.
-_HELD = re.compile(r"^The following held packages will be changed:\n(?: .*\n)+", re.MULTILINE)
+_NAMED = re.compile(
+    r"^The following (?:held packages will be changed|packages will be DOWNGRADED):\n(?: .*\n)+", re.MULTILINE
+)
 
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
@@ -39,7 +41,7 @@ def refusal(stdout: str, stderr: str) -> str:
     """Apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET)
     parts = [heading + unmet.rstrip()] if heading else []
-    parts += [held[0].rstrip() for held in _HELD.finditer(stdout)]
+    parts += [named[0].rstrip() for named in _NAMED.finditer(stdout)]
     parts += messages(stderr) or messages(stdout)
     return "\n".join(parts or (stderr.strip() or stdout.strip()).splitlines()[-5:])
 
