@@ -83,8 +83,10 @@ def _no_toml(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.files("*containerd/*.toml"):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.only or item.source.is_part)
         if is_whole and not _EDITED_BY_HAND.search(item.text):
+            # In a paste without names other output may follow the file.
+            text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
-                tomlread.parse(item.text)
+                tomlread.parse(text)
             except (ValueError, RecursionError) as error:
                 at = _AT_LINE.search(str(error))
                 yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)
@@ -274,14 +276,20 @@ _MISLED: Final = custom_sign(
 
 
 _CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
+_WORKS: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
 _INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
 def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """Yield matching lines by containers, by commands in them, and in reports about them."""
+    """Yield matching lines by containers, by commands in them, and in reports about them.
+
+    Where nvidia-smi works in the same paste, it is a container's that fails.
+    """
     for item in snapshot.items:
         is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
-        if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
+        tells = item.kind == "text" and _CONTAINER.search(item.text)
+        is_both = item.kind in {"text", "nvidia-smi"} and "nvidia-smi" not in item.written and _WORKS.search(item.text)
+        if item.is_seen and (is_inside or tells or is_both):
             yield from lines_with(item, pattern)
 
 

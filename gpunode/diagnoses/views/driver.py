@@ -46,10 +46,13 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
     ("missing", Pattern(
         rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
-        r"|nvidia-smi: No such file|executable file not found",
-        re.IGNORECASE)),
+        # An engine says it of a container, with the program in quotation marks behind "exec:".
+        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found",
+        re.IGNORECASE | re.MULTILINE)),
     ("failed", Pattern(
-        r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
+        # Not what only programs in Go say, such as the device plugin, from its container.
+        r"(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
+        r"|Unable to determine the device handle|Unknown Error|GPU is lost",
         re.IGNORECASE)),
     ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
 )  # fmt: skip

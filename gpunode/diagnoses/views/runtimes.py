@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
@@ -57,10 +58,22 @@ def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
         if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
             continue
         path = item.subject if "/" in item.subject else DOCKER_CONFIG
+        if item.subject not in item.written and _begins_with_json(item.text):
+            continue
         try:
             docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
         except Refused as refused:
             yield f"{refused.what}: {refused.why.split('. ')[0]}" if refused.why else refused.what, cite(item, 1)
+
+
+def _begins_with_json(text: str) -> bool:
+    """Return whether a whole document stands at the beginning; in a paste without names other output may follow."""
+    text = text.lstrip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return not text[end:].lstrip().startswith(("{", "}", "]", ",", '"'))
 
 
 _VERSION: Final = Pattern(
