@@ -21,8 +21,8 @@ from gpunode.kubernetes.pods import PodProblem
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
 # The labels by which our objects, and the Secrets of our releases, are found.
-OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
-OUR_RELEASES: Final = "managed-by=gpunode"
+OUR_LABEL_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+OUR_RELEASE_SELECTOR: Final = "managed-by=gpunode"
 _CLEANUP_WAVE: Final = 99
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
@@ -264,7 +264,7 @@ def current_fields(change: ObjectChange, live: Body | None) -> str | None:
     return json.dumps(found, sort_keys=True) if found else None
 
 
-def removal_of_labels(live: Body, cluster: str) -> ObjectChange | None:
+def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's labels from a Node and keeps its taint; None if it has none."""
     before = owned_node_fields(live)
     if before is None or not before["metadata"].get("labels"):
@@ -274,7 +274,7 @@ def removal_of_labels(live: Body, cluster: str) -> ObjectChange | None:
     return _object_change(live, cluster, before, after, shared=True)
 
 
-def removal_of_fields(live: Body, cluster: str) -> ObjectChange | None:
+def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, MANAGER)
     if before is None:
@@ -369,7 +369,7 @@ def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[
 
 def install_command(desired: ChartRelease) -> tuple[str, ...]:
     """Return the command that installs a release, with the label by which ``k8s remove`` finds it."""
-    return (*_upgrade_command(desired, desired.namespace, desired.name), "--labels", OUR_RELEASES)
+    return (*_upgrade_command(desired, desired.namespace, desired.name), "--labels", OUR_RELEASE_SELECTOR)
 
 
 def _helm_undo_command(verb: str, name: str, namespace: str, *more: str) -> tuple[str, ...]:
