@@ -32,9 +32,9 @@ def _actions(stdout: str) -> Iterator[Action]:
     for line in stdout.splitlines():
         if match := _ACTION.match(line):
             version, former = match["version"] or "", match["former"] or ""
-            lowers = bool(version and former) and is_older(version, former)
+            is_downgrade = bool(version and former) and is_older(version, former)
             package = PackageId.of(match["name"])
-            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", lowers)
+            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", is_downgrade)
 
 
 def refusal(stdout: str, stderr: str) -> str:
@@ -73,7 +73,7 @@ def parse_madison(output: str) -> Mapping[PackageId, frozenset[str]]:
     return found
 
 
-def incomplete_update(output: str) -> bool:
+def is_update_incomplete(output: str) -> bool:
     """Return whether ``apt-get update`` went without some index although it says that it ended well.
 
     apt before Debian 11's knows no APT::Update::Error-Mode, and only warns of a server's 503 or a missing key.
@@ -90,7 +90,7 @@ def failed_fetches(output: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def list_prefix(uri: str) -> str:
+def index_file_prefix(uri: str) -> str:
     """Return the beginning of the names of a repository's index files in ``/var/lib/apt/lists``.
 
     Args:
