@@ -100,6 +100,20 @@ _UNDIVIDED: Final = any_of(
 _UNSHARED: Final = all_of(_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
 _CUT_OUT: Final = unless(_EMPTY, message_line(r"Running with config"))
+# A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
+_ITS_EFFECT: Final = any_of(
+    symptoms.POD_PENDING,
+    message_line(
+        r"\bno effect\b|\b(?:is|are|was|were)(?: not|n['’]t) (?:applied|shared|sliced|used)\b"
+        r"|\b(?:still|only) (?:one|1)\b",
+        flags=re.IGNORECASE,
+    ),
+    message_line(r"nvidia\.com/gpu(?:\.\w+)?[\"']?(?:[:=]\s*|\s+)[\"']?\d"),
+    predicate(
+        lambda node: bool(node.items_of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")),
+        "the cluster was asked",
+    ),
+)
 _IS_STATIC: Final = any_of(command_run(_STATIC), message_line(_STATIC))
 
 
@@ -336,7 +350,10 @@ RULES: Final = (
         symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
         decisive=all_of(_DESIRED, _EMPTY),
-        typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
+        typical=any_of(
+            unless(all_of(_DESIRED, _ITS_EFFECT), custom_sign(lambda node: _sharing_nodes(node, is_divided=True))),
+            _CUT_OUT,
+        ),
         may_be_normal=True,
         context=any_of(_EMPTY, _UNSHARED),
         against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
