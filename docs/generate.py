@@ -74,7 +74,7 @@ def _printed(command: str, wanted: str | None, head: str | None) -> str:
 def causes() -> str:
     """The index of the causes, by layer; the package has a page of texts for each family."""
     from gpunode.diagnoses import rule_families
-    from gpunode.diagnoses.stack import TITLES
+    from gpunode.diagnoses.stack import LAYER_TITLES
 
     rules = sorted((rule.cause, family.id, rule) for family in rule_families() for rule in family.rules)
     lines = [
@@ -83,7 +83,7 @@ def causes() -> str:
         "Every cause that `gpunode doctor` can name, from the PCI bus up; `gpunode doctor CAUSE` tells what to do.",
         "How one of them is chosen: [how doctor decides](../explanation/how-doctor-decides.md).",
     ]
-    for layer, title in TITLES.items():
+    for layer, title in LAYER_TITLES.items():
         lines += [
             f"\n## {title[:1].upper()}{title[1:]}\n",
             "| cause | what is wrong | severity |",
@@ -130,6 +130,8 @@ def _commands(command: Any, path: str) -> Iterator[str]:
 
 
 def _command(command: Any, path: str) -> Iterator[str]:
+    from gpunode.cli.app import step_ids
+
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
     yield from (f"## `{path}`", "", (command.help or "").strip(), "")
@@ -139,7 +141,8 @@ def _command(command: Any, path: str) -> Iterator[str]:
         yield f"| `{one.metavar}` | {_cell(one.help)} |"
     for one in command.params:
         if one.param_type_name == "option" and not one.hidden:
-            yield f"| {_option(one)} | {_cell(one.help)} |"
+            steps = f": {', '.join(step_ids())}" if one.metavar == "STEP" else ""
+            yield f"| {_option(one)} | {_cell(one.help)}{steps} |"
     yield ""
 
 
@@ -197,7 +200,7 @@ def _key(key: RecipeKey) -> str:
 
     plain = [] if key.types == (list,) else key.default
     default = "not checked" if plain is None else f"`{json.dumps(plain)}`"
-    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.says.doc)} |"
+    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.spec.doc)} |"
 
 
 _RECIPES_INTRO = """\

@@ -42,6 +42,11 @@ class ObjectChange(ChangeKind):
         return frozenset()
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """The object's kind, namespace and name."""
+        return self.kind, self.namespace, self.name
+
+    @property
     def subject(self) -> str:
         place = f"{self.namespace}/" if self.namespace else ""
         return f"{self.kind} {place}{self.name}"

@@ -13,12 +13,12 @@ from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
+from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.errors import UsageError
-from gpunode.journal.chronicle import RunRecord, TriggerRecord, list_runs
-from gpunode.journal.history import ChangeRecord, RunSummary, run_label
+from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
+from gpunode.wording import count, join_names
 
 
 def show_log(run: str, output: OutputOptions, root: str) -> None:
@@ -47,10 +47,10 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
     """Return the runs on this node and this user's in clusters, as far as they are readable."""
     if run.startswith("k"):
-        return list_runs(open_cluster_journal(), run[1:])
-    clusters = () if run or root != "/" else list_runs(open_cluster_journal())
+        return open_cluster_journal().find_runs(run[1:])
+    clusters = () if run or root != "/" else open_cluster_journal().find_runs()
     try:
-        return (*list_runs(Store(validate_root(root)), run), *clusters)
+        return (*Store(validate_root(root)).find_runs(run), *clusters)
     except UsageError:
         if run or not clusters:
             raise
@@ -74,6 +74,23 @@ SCHEMA = 1
 Row = dict[str, Any]
 
 
+def _basic_record(run: RunRecord) -> Row:
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "user": begin.user,
+        "recipe": begin.recipe,
+        "result": run.ending,
+        "reason": commit.reason if commit else "",
+        "undone_by": run.undone_by,
+    }
+
+
 def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     """Return the summary of a run.
 
@@ -81,53 +98,36 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         run: a run of this node.
         logins: the names of its users, by number.
     """
-    begin, commit = run.begin, run.commit
+    begin = run.begin
     return {
-        "run": begin.run,
-        "verb": begin.verb,
-        "undoes": begin.undoes,
-        "with_packages": begin.with_packages,
-        "started_at": format_utc(begin.at),
-        "ended_at": format_utc(commit.at) if commit else None,
-        "user": begin.user,
+        **_basic_record(run),
         "uid": begin.uid,
         "loginuid": begin.loginuid,
         "login": logins.get(begin.loginuid) if begin.loginuid is not None else None,
-        "recipe": begin.recipe,
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
-        "result": run.ending,
-        "reason": commit.reason if commit else "",
-        "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
-        "undone_by": run.undone_by,
+        "counts": dict(sorted(_count_kinds(run).items())),
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
     }
 
 
-def undo_record(run: RunSummary, rollback: str, *, is_running: bool) -> Row:
+def _count_kinds(run: RunRecord) -> Counter[str]:
+    """Return the number of its changes that were made, or may have been, by their kind."""
+    return Counter(change.kind_name for change in run.changes("done", "unknown"))
+
+
+def undo_record(run: RunRecord, rollback: str) -> Row:
     """Return what ``rollback --list`` says of a run.
 
     Args:
         run: a run of this node.
         rollback: whether it can be undone now, in words.
-        is_running: whether it is going on.
     """
-    begin, commit = run.begin, run.commit
     return {
-        "run": begin.run,
-        "verb": begin.verb,
-        "undoes": begin.undoes,
-        "with_packages": begin.with_packages,
-        "recipe": begin.recipe,
-        "user": begin.user,
-        "started_at": format_utc(begin.at),
-        "ended_at": format_utc(commit.at) if commit else None,
-        "result": commit.result if commit else "running" if is_running else "incomplete",
-        "reason": commit.reason if commit else "",
+        **_basic_record(run),
         "subjects": list(run.subjects),
         "configuration": sorted(run.configuration),
         "other_subjects": sorted(run.other_subjects),
-        "undone_by": run.undone_by,
         "fully_undone": run.is_fully_undone,
         "rollback": rollback,
     }
@@ -166,19 +166,20 @@ def _change_row(record: ChangeRecord) -> Row:
     }
 
 
-def _trigger_row(record: TriggerRecord) -> Row:
+def _trigger_row(required: RequiredTrigger) -> Row:
+    settled = required.settled
     return {
-        "kind": record.trigger.kind,
-        "target": record.trigger.target,
-        "required_by": list(record.required_by),
-        "completed_at": None if record.completed_at is None else format_utc(record.completed_at),
-        "note": record.note,
+        "kind": required.trigger.kind,
+        "target": required.trigger.target,
+        "required_by": [seq for _, seq in required.required_by],
+        "completed_at": format_utc(settled.at) if settled else None,
+        "note": settled.note if settled else "",
     }
 
 
-_HEAD = ("run", "when", "who", "what", "result")
+_TABLE_HEAD = ("run", "when", "who", "what", "result")
 _MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
-_LABEL = 9
+_LABEL_WIDTH = 9
 
 
 def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> Iterator[Line]:
@@ -187,8 +188,8 @@ def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> It
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
     rows = [_run_row(run, zone) for run in runs]
-    widths = [max(map(cell_width, column)) for column in zip(_HEAD, *rows, strict=True)]
-    yield line(Span("  "), span(_join_columns(_HEAD, widths), "dim"), hang=widths[0] + 4)
+    widths = [max(map(cell_width, column)) for column in zip(_TABLE_HEAD, *rows, strict=True)]
+    yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=widths[0] + 4)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=widths[0] + 4)
         yield line(" " * (widths[0] + 4), span(f"changed {_changes_text(run)}", "dim"), hang=widths[0] + 4)
@@ -210,8 +211,7 @@ def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
 
 
 def _changes_text(run: RunRecord) -> str:
-    kinds = Counter(change.kind_name for change in run.changes)
-    return join_names(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing"
+    return join_names(count(many, noun) for noun, many in sorted(_count_kinds(run).items())) or "nothing"
 
 
 def _verb_text(run: RunRecord) -> str:
@@ -241,38 +241,38 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
         zone: of the times; this machine's when None.
     """
     # A journal quotes tools unredacted.
-    yield from map(redact_recursively, _run_lines(run, logins, zone))
+    yield from map(redact_recursively, _unredacted_run_lines(run, logins, zone))
 
 
-def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
-    yield from indent_lines(_run_header(run, logins, zone), 2)
+    yield from indent_lines(_run_header_lines(run, logins, zone), 2)
     if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(_change_rows(run.change_records), 2)
+        yield from indent_lines(_change_lines(run.change_records), 2)
     if run.trigger_records:
         yield BLANK
         yield line(span("follow-up actions", "bold"))
         yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
 
 
-def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     begin = run.begin
-    yield _fact_line("who", _user_text(run, logins))
-    yield _fact_line("started", format_local_time(begin.at, zone))
-    yield _fact_line("ended", _ending_text(run, zone))
-    yield _fact_line("command", " ".join(("gpunode", *begin.argv)))
+    yield _labelled_line("who", _user_text(run, logins))
+    yield _labelled_line("started", format_local_time(begin.at, zone))
+    yield _labelled_line("ended", _ending_text(run, zone))
+    yield _labelled_line("command", " ".join(("gpunode", *begin.argv)))
     if begin.recipe_sha256:
-        yield _fact_line("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
-    yield _fact_line("gpunode", begin.version)
-    yield _fact_line(
+        yield _labelled_line("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
+    yield _labelled_line("gpunode", begin.version)
+    yield _labelled_line(
         "boot", begin.boot_id or ("none: it changed an image" if root_option(begin.argv) else "not recorded")
     )
     if run.undone_by:
-        yield _fact_line("undone by", run.undone_by)
+        yield _labelled_line("undone by", run.undone_by)
     if run.forgotten:
-        yield _fact_line(
+        yield _labelled_line(
             "forgotten", f"backups deleted by {run.forgotten.user}, {format_local_time(run.forgotten.at, zone)}"
         )
 
@@ -292,11 +292,11 @@ def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
     return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
 
 
-def _fact_line(label: str, text: str) -> Line:
-    return line(span(f"{pad_right(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
+def _labelled_line(label: str, text: str) -> Line:
+    return line(span(f"{pad_right(label, _LABEL_WIDTH)}  ", "dim"), text, hang=_LABEL_WIDTH + 2)
 
 
-def _change_rows(records: Sequence[ChangeRecord]) -> Iterator[Line]:
+def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
     width = max(len(str(record.intent.seq)) for record in records)
     hang = width + 4
     reason = origin = ""
@@ -326,12 +326,12 @@ def _change_text(record: ChangeRecord) -> str:
     return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _trigger_line(record: TriggerRecord, zone: tzinfo | None) -> Line:
-    by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
-    if record.completed_at is None:
-        return line(MARKS["waits"], str(record.trigger), "  pending when the run ended", span(by, "dim"), hang=4)
+def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
+    trigger, settled = str(required.trigger), required.settled
+    numbers = join_names((str(seq) for _, seq in required.required_by), 4)
+    by = f"  for change {numbers}" if numbers else "  of an earlier run"
+    if settled is None:
+        return line(MARKS["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {record.note}", MARKS["skipped"]) if record.note else ("", MARKS["done"])
-    return line(
-        mark, str(record.trigger), f"  {format_local_time(record.completed_at, zone)}{note}", span(by, "dim"), hang=4
-    )
+    note, mark = (f": {settled.note}", MARKS["skipped"]) if settled.note else ("", MARKS["done"])
+    return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import is_image, require_root, validate_root
+from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
-from gpunode.cli.screen.events import RESTORED, downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.events import RESTORED, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
-from gpunode.cli.screen.words import MARKS, count, join_names
+from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import (
     ChangeFailed,
@@ -27,40 +27,41 @@ from gpunode.errors import (
     UsageError,
     VerifyFailed,
 )
-from gpunode.facts.evidence import Probe, decode_found
+from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import made_changes, run_number, steps_by_change
+from gpunode.journal.history import RunRecord, run_number
 from gpunode.journal.store import Store
+from gpunode.steps.packages import find_packages_leaving_first
+from gpunode.wording import count, join_names
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
+from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
     explain_undone,
-    failure_of,
     find_newest_run,
     find_run,
-    incomplete_undo,
+    incomplete_undo_error,
     mark_undone,
     plan_rollback,
     preview_rollback,
+    rollback_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_leftovers, find_repair, is_superseded, run_repair
+from gpunode.workflow.undo import find_leftovers, find_repair, run_repair
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
     from gpunode.change import PackageChange
-    from gpunode.errors import GpunodeError
+    from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
-    from gpunode.journal.history import RunSummary
-    from gpunode.workflow.remove import Remainder
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.undo import UndoPlan
 
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
-_NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
+_JOURNAL_HINT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,205 +69,224 @@ class UndoPermissions:
     """The permissions of rollback and remove.
 
     Attributes:
-        whole: undo packages, sources and units too, not the configuration alone.
+        with_packages: undo packages, sources and units too, not the configuration alone.
         force: restore files that were edited since.
         allow_disruption: stop containers, and unload the driver under processes that use a GPU.
         lock_timeout_s: how long to wait for other programs at work on the node.
     """
 
     yes: bool = False
-    whole: bool = False
+    with_packages: bool = False
     force: bool = False
     allow_disruption: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
+Planner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
+
+
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
-    require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
-    place = validate_root(root)
+    require_root("rollback", _WHY_ROOT, _JOURNAL_HINT)
+    place, with_packages = validate_root(root), permissions.with_packages
 
-    def make_plan(node: Session) -> UndoPlan | NothingToUndo:
-        store, whole = node.store, permissions.whole
+    def choose_run(node: Session) -> Planner:
         try:
-            of = find_run(store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            found = (
+                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
+            )
         except UsageError as error:
-            for note in explain_lost_record(node.host, store):
+            for note in explain_lost_record(node.host, node.store):
                 error.why = f"{error.why}\n{note}"
             raise
-        if isinstance(of, NothingToUndo):
-            return of
-        facts = survey(node.host, image=is_image(root)) if whole else None
-        force, disrupt = permissions.force, permissions.allow_disruption
-        plan = plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
-        if plan.steps or plan.owed or plan.incomplete:
-            return plan
-        mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
-        why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-        return replace(explain_undone(store, of, why, whole=whole), notes=plan.remarks)
+        return lambda: found if isinstance(found, NothingToUndo) else _plan_rollback(found, node, permissions)
 
-    _run_undo("rollback", make_plan, output, place, permissions)
+    _run_undo("rollback", choose_run, output, place, permissions)
 
 
-def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunSummary | NothingToUndo:
+def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
+    store, with_packages = node.store, permissions.with_packages
+    facts, force, allow_disruption = (
+        _survey(node) if with_packages else None,
+        permissions.force,
+        permissions.allow_disruption,
+    )
+    plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
+    if plan.steps or plan.pending_triggers or plan.incomplete:
+        return plan
+    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
+    why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
+    return replace(explain_undone(store, run, why, with_packages=with_packages), notes=plan.remarks)
+
+
+def _survey(node: Session) -> Facts:
+    return survey(node.host, image=node.host.root != "/")
+
+
+def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
     """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    last = find_newest_run(node.store, whole=permissions.whole)
-    if not last.is_undone(whole=permissions.whole):
+    last = find_newest_run(node.store, with_packages=permissions.with_packages)
+    if not last.is_undone(with_packages=permissions.with_packages):
         return last
-    found = explain_undone(node.store, last, f"run {run_number(last.undone_by)} undid it", whole=permissions.whole)
-    if found.standing is None or permissions.yes or not node.screen.can_ask:
+    found = explain_undone(
+        node.store, last, f"run {run_number(last.undone_by)} undid it", with_packages=permissions.with_packages
+    )
+    if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
         return found
     node.screen.put(*already_undone_lines(replace(found, command="")))
-    return found.standing
+    return found.newest_not_undone
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
-    from gpunode.workflow.remove import plan_removal
-
-    require_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
+    require_root("remove", _WHY_ROOT, _JOURNAL_HINT)
     place = validate_root(root)
 
-    def make_plan(node: Session) -> UndoPlan:
-        facts = survey(node.host, image=is_image(root))
-        force, disrupt = permissions.force, permissions.allow_disruption
-        return plan_removal(node.store, node.host, facts, force=force, disrupt=disrupt)
+    def choose_all(node: Session) -> Planner:
+        force, allow_disruption = permissions.force, permissions.allow_disruption
+        return lambda: plan_removal(
+            node.store, node.host, _survey(node), force=force, allow_disruption=allow_disruption
+        )
 
-    _run_undo("remove", make_plan, output, place, permissions)
+    _run_undo("remove", choose_all, output, place, permissions)
 
 
 def _run_undo(
     verb: Literal["rollback", "remove"],
-    make_plan: Callable[[Session], UndoPlan | NothingToUndo],
+    choose: Callable[[Session], Planner],
     output: OutputOptions,
-    place: str,
+    root: str,
     permissions: UndoPermissions,
 ) -> None:
-    """Show the plan that ``make_plan`` returns, ask, execute it and answer."""
-    from gpunode.workflow.remove import Remainder
-
-    whole, yes = permissions.whole, permissions.yes
-    with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
+    """Show the plan of what ``choose`` says is to be undone, ask, execute it and answer."""
+    with_packages, yes = permissions.with_packages, permissions.yes
+    with exclusive_session(
+        verb, output, root, permissions.lock_timeout_s, yes=yes, wait_for_others=with_packages
+    ) as node:
         if (interrupted := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
-        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(node), False)
+        make_plan = choose(node)
+        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {"undone_run": plan.run.run, "next_run": plan.standing.run if plan.standing else ""}
+            result = {
+                "undone_run": plan.run.run,
+                "next_run": plan.newest_not_undone.run if plan.newest_not_undone else "",
+            }
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
         if verb == "remove" and not plan.steps:
-            left = _find_remainder(plan, node)
+            left = find_remainder(node.store, node.host, _survey(node), plan)
             plan = replace(plan, kept=left.kept)
         node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost is not None))
         for path in (change.path for change in plan.files):
             node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
-        if not plan.steps and not plan.owed:
+        if not plan.steps and not plan.pending_triggers:
             if plan.incomplete:
-                raise incomplete_undo(plan)
-            node.screen.conclude((), left.failure)
+                raise incomplete_undo_error(plan)
+            node.screen.show_result((), left.failure)
             answer = Envelope(
                 verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
             output.emit(answer.with_failure(left.failure))
             return
-        node.host.refuse_irreplaceable(plan.files)
-        node.screen.confirm_shown(verb, yes=yes)
-        answer = _execute_undo(verb, plan, node, output, whole=whole)
+        node.host.refuse_unsafe_changes(plan.files)
+        node.screen.ask_for_consent(verb, yes=yes)
+        answer = _execute_undo(plan, node, output)
     output.emit(answer)
 
 
-def _execute_undo(
-    verb: Literal["rollback", "remove"], plan: UndoPlan, node: Session, output: OutputOptions, *, whole: bool
-) -> Envelope:
+def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
-    from gpunode.workflow.remove import Remainder
-
-    argv = tuple(sys.argv[1:])
-    with report_partial_run(verb, output, node.store):
+    argv, on_event, check_interrupt = tuple(sys.argv[1:]), node.screen.show_event, node.signals.raise_if_received
+    with report_partial_run(plan.verb, output, node.store):
         done = apply_rollback(
             plan,
             node.host,
             node.store,
             version=__version__,
             argv=argv,
-            on_event=node.screen.show_event,
-            pause=node.signals.raise_if_received,
-            verb=verb,
-            whole=whole,
+            on_event=on_event,
+            check_interrupt=check_interrupt,
         )
-    left = _find_remainder(done.plan, node) if verb == "remove" else Remainder(done.plan.kept)
+    left = Remainder(done.plan.kept)
+    if plan.verb == "remove":
+        left = find_remainder(node.store, node.host, _survey(node), done.plan)
     done = replace(done, plan=replace(done.plan, kept=left.kept))
-    failure = left.failure or failure_of(done)
-    node.screen.conclude(rollback_lines(done, failure, node.screen.argv), failure)
-    entries = node.store.read(done.run)
+    failure = left.failure or rollback_failure(done)
+    node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
+    run = RunRecord(node.store.read(done.run))
     answer = Envelope(
-        verb,
+        plan.verb,
         changed=True,
-        changes=made_changes(entries),
-        steps=steps_by_change(entries),
+        changes=run.changes("done"),
+        steps=run.steps_by_change,
         notes=done.plan.remarks,
-        result={"undone_run": done.plan.undone_run, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
+        result={
+            "undone_run": done.plan.undone_run,
+            "run": done.run,
+            "triggers": done.trigger_results,
+            "kept": done.plan.kept,
+        },
     )
     return answer.with_failure(failure)
 
 
-def _find_remainder(plan: UndoPlan, node: Session) -> Remainder:
-    """Return what gpunode added and ``plan`` did not remove."""
-    from gpunode.workflow.remove import find_remainder
-
-    return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), plan)
-
-
 def _plan_after_repair(
-    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session, *, yes: bool
+    verb: str, make_plan: Planner, node: Session, *, yes: bool
 ) -> tuple[UndoPlan | NothingToUndo, bool]:
     """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
 
-    Where all that is unfinished goes with the plan, nothing is finished before.
+    Where the plan takes away what could not be finished, nothing is finished before.
 
     Returns:
         The plan, and whether something was finished.
     """
-    if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
-        return make_plan(node), False
+    if (work := find_repair(_survey(node))) is None:
+        return make_plan(), False
     if plan := _plan_without_repair(verb, make_plan, node):
         return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
-    node.screen.confirm_shown(verb, yes=yes)
-    argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
+    node.screen.ask_for_consent(verb, yes=yes)
+    argv, check_interrupt = tuple(sys.argv[1:]), node.signals.raise_if_received
     try:
         run_repair(
-            work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
+            work,
+            node.host,
+            node.store,
+            version=__version__,
+            argv=argv,
+            on_event=node.screen.show_event,
+            check_interrupt=check_interrupt,
         )
     except ChangeFailed:
         # The package system may not have shown until now that only what goes cannot be finished.
         if plan := _plan_without_repair(verb, make_plan, node):
             return plan, True
         raise
-    return make_plan(node), True
+    return make_plan(), True
 
 
-def _plan_without_repair(
-    verb: str, make_plan: Callable[[Session], UndoPlan | NothingToUndo], node: Session
-) -> UndoPlan | NothingToUndo | None:
-    """Return the plan if it takes away all that is unfinished, or nothing; None if a repair has to come first."""
-    facts = survey(node.host, image=node.host.root != "/")
+def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPlan | NothingToUndo | None:
+    """Return the plan if it comes before a repair, or has nothing to do; None if a repair has to come first."""
+    facts = _survey(node)
     if not facts.unconfigured:
         return None
     try:
-        plan = make_plan(node)
+        plan = make_plan()
     except (Conflict, DrainRequired):
         raise  # no repair changes that
     except GpunodeError:
         return None  # it may be the broken packages' fault; else it is raised again
     if isinstance(plan, NothingToUndo):
         return plan
-    if not is_superseded(facts, plan.packages):
+    leaving = find_packages_leaving_first(facts, plan.packages)
+    if not leaving:
         return None
-    names = ", ".join(map(str, sorted(facts.unconfigured)))
-    node.notify(f"not configured: {names}; this {verb} removes or replaces them, so they are not configured first")
+    pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
+    first = "them" if leaving == facts.unconfigured else names
+    node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
     return plan
 
 
@@ -279,44 +299,45 @@ _RUN_MARKS = (
 )
 
 
-def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
     """Yield the plan of a rollback or removal: diffs, packages, units, and what it leaves.
 
     ``is_lost``: a record was lost, which an error reports.
     """
-    if not back.steps and back.owed:
+    if not plan.steps and plan.pending_triggers:
         yield line(span("nothing left to restore", "bold"), ", but an interrupted run left these actions:")
-        yield from (line(f"    {trigger}") for trigger in back.owed)
-    elif not back.steps:
+        yield from (line(f"    {trigger}") for trigger in plan.pending_triggers)
+    elif not plan.steps:
         if not is_lost:
-            what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
+            what = "what is left is kept" if plan.remarks else "nothing that gpunode added is left on this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
-        what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"
+        what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
-        yield from indent_lines(change_lines(back.changes, verbose=verbose), 4)
-    yield from (note_line(text) for text in back.remarks)
-    if back.reboot:
-        yield note_line(f"a reboot is needed afterwards: {back.reboot}")
-    if back.left:
-        yield note_line(f"not undone: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
+        yield from indent_lines(change_lines(plan.changes, verbose=verbose), 4)
+    yield from (note_line(text) for text in plan.remarks)
+    if plan.reboot:
+        yield note_line(f"a reboot is needed afterwards: {plan.reboot}")
+    if plan.left:
+        yield note_line(f"not undone: {join_names(plan.left, _SHOWN)}; --packages undoes that, too")
 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.run
-    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
+    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
-    if found.standing is None:
+    if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
-    older = found.standing
+    older = found.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
     if found.command:
         yield next_line(f"sudo {found.command}")
 
 
-def describe_run(run: RunSummary) -> str:
+def describe_run(run: RunRecord) -> str:
     """Return the command of a run and what it changed: ``setup docker: /etc/docker/daemon.json``."""
     return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _SHOWN) or 'nothing'}"
 
@@ -324,7 +345,7 @@ def describe_run(run: RunSummary) -> str:
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
     """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK
-    if done.whole:
+    if done.plan.with_packages:
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
         parts = [*files, *_package_counts(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
@@ -338,9 +359,9 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
             yield line(MARKS["done"], f"{change.path} {'removed' if change.after is None else RESTORED}", hang=2)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
-    if down := downtime_text(done.settled):
-        yield fact_line("took", down)
-    yield fact_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
+    if down := downtime_text(done.trigger_results):
+        yield labelled_line("took", down)
+    yield labelled_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.plan.with_packages else [])))
 
 
 def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
@@ -357,7 +378,7 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
 
 
 def runs_lines(
-    runs: Sequence[RunSummary], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
+    runs: Sequence[RunRecord], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
 ) -> Iterator[Line]:
     """Yield the recorded runs, the newest last: id, time, verb, result, changes.
 
@@ -378,19 +399,17 @@ def runs_lines(
     for run in runs:
         mark, result = _run_result(run)
         when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
-        verb = f"rollback of {run.begin.undoes}" if run.begin.undoes else f"{run.verb} {run.begin.recipe}".strip()
-        yield line(
-            mark, span(pad_right(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4
-        )
-        what = join_names(run.subjects, 6) or "nothing"
-        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
+        what = f"  {when}  {run.begin.title}"
+        yield line(mark, span(pad_right(run.run, width), "bold"), what, span(result, "dim"), hang=width + 4)
+        changed = join_names(run.subjects, _SHOWN) or "nothing"
+        yield line(Span(" " * (width + 4)), span(f"changed {changed}", "dim"), hang=width + 4)
         yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
     yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
     yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo a run: ", span("sudo gpunode rollback RUN", "command"))
 
 
-def _run_result(run: RunSummary) -> tuple[Span, str]:
+def _run_result(run: RunRecord) -> tuple[Span, str]:
     if run.commit is None:
         return MARKS["failed"], ", cut short"
     if run.commit.result == "done":
@@ -409,7 +428,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
-    found = [run for run in store.runs() if not file or file in run.subjects]
+    found = [run for run in store.find_runs() if not file or file in run.subjects]
     left = list_leftovers(host, file) if file else ()
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
@@ -417,8 +436,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     screen.put(
         *runs_lines(found, previews, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
     )
-    newest, is_locked = store.ids()[-1:], store.at_work() is not None
-    rows = [undo_record(run, previews[run.run], is_running=is_locked and run.run in newest) for run in found]
+    rows = [undo_record(run, previews[run.run]) for run in found]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
 
 
@@ -434,4 +452,4 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
 def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     """Return old versions of ``path`` beside it that other tools or people left."""
     looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
-    return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))
+    return tuple(find_leftovers(path, (one.path for one in decode_matches(looked.data))))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpunode.catalog import releases
 from gpunode.distros.debian import DEBIAN
 from gpunode.distros.family import Family
 from gpunode.distros.ubuntu import UBUNTU
 from gpunode.facts.model import Distro
+from gpunode.wording import join_with_and
 
 __all__ = ["DEBIAN", "DISTROS", "UBUNTU", "Family", "family", "supported"]
 
@@ -26,9 +25,4 @@ def family(distro: Distro) -> Family | None:
 def list_supported() -> str:
     """The supported releases as a person writes them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
     versions = releases.supported_versions()
-    return " and ".join(f"{one.name} {_join_words(versions[one.id])}" for one in DISTROS)
-
-
-def _join_words(words: Sequence[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
+    return " and ".join(f"{one.name} {join_with_and(versions[one.id])}" for one in DISTROS)

@@ -34,12 +34,14 @@ ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
 # A folder a line, in which ld.so looks for libraries.
 LOADER_FILE: Final = "/etc/ld.so.conf"
 LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
+# Where depmod's search order is set, the first folder first: depmod.d(5).
+DEPMOD_FOLDERS: Final = ("/etc/depmod.d", "/run/depmod.d", "/usr/local/lib/depmod.d", "/lib/depmod.d")
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
 _WRAPPER_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
-TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
+TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
 SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
@@ -62,7 +64,7 @@ STEP_FILES: Final = (
 FILES: Final = (
     *STEP_FILES,
     RESUME_UNIT,
-    TOOLKIT_LIST,
+    TOOLKIT_FILE_LIST,
     LOADER_FILE,
     *(path for system in SYSTEMS for path in system.files),
     *kernels.MODULE_LISTS,
@@ -79,6 +81,7 @@ FOLDERS: Final = {
     "modprobe-d": kernels.MODPROBE_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
     "ld-so-conf-d": LOADER_FOLDER,
+    **{f"depmod-d:{folder}": folder for folder in DEPMOD_FOLDERS},
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
@@ -126,6 +129,7 @@ _STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     "/etc/modprobe.d",
+    *DEPMOD_FOLDERS,
     LOADER_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",

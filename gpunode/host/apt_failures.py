@@ -26,9 +26,11 @@ FailureKind: TypeAlias = Literal[
     "network",
     "held",
     "unmet",
+    "killed",
     "other",
 ]
 
+_SIGNALLED = 128
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
@@ -76,11 +78,13 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             r"has no installation candidate|Essential packages were removed|Packages were downgraded",
         ),
     ),
+    # apt-pkg/contrib/fileutl.cc, ExecWait, and apt-pkg/deb/dpkgpm.cc (apt 2.6.2).
+    ("killed", (r"Sub-process \S+ (exited unexpectedly|received (signal|a segmentation fault))",)),
 )
 
 
-def classify_failure(stdout: str, stderr: str) -> FailureKind:
-    """Return the cause of a failed run of apt or dpkg."""
+def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> FailureKind:
+    """Return the cause of a failed run of apt or dpkg; its status is 128 + N if signal N ended it."""
     everything = f"{stdout}\n{stderr}"
     if _DPKG_FAILED.search(everything):
         # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
@@ -89,7 +93,7 @@ def classify_failure(stdout: str, stderr: str) -> FailureKind:
     if "unmet dependencies" in stdout:
         said += "\nunmet dependencies"
     found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
-    return next(found, "other")
+    return next(found, "killed" if exit_status > _SIGNALLED else "other")
 
 
 def _classify_dpkg(output: str) -> FailureKind:
@@ -134,21 +138,24 @@ def quote_failure(output: str) -> str:
     return "\n".join(lines[max(begin, end - _QUOTED_LINES) : end])
 
 
-def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
+def explain_failure(
+    action: str, stdout: str, stderr: str, *, make_log: str = "", exit_status: int = 100
+) -> GpunodeError:
     """Make the error for a failed run of apt.
 
     Args:
-        doing: the action, as it follows "could not".
+        action: the action, as it follows "could not".
         stdout: what apt printed.
         stderr: its error output.
         make_log: the content of the file that ``find_build_log`` names, where it could be read.
+        exit_status: its own; 128 + N if signal N ended it.
     """
     everything = f"{stdout}\n{stderr}"
-    kind = classify_failure(stdout, stderr)
-    what = f"could not {doing}: {WHAT[kind]}"
+    kind = classify_failure(stdout, stderr, exit_status)
+    what = f"could not {action}: {FAILURE_TEXTS[kind]}"
     match kind:
         case "script" | "dkms":
-            return _package_error(doing, everything, make_log)
+            return _package_error(action, everything, make_log)
         case "unmet" | "held":
             return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT[kind])
         case "lock":
@@ -156,6 +163,9 @@ def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "")
         case "mid-sync":
             named = ", ".join(failed_fetches(everything)[:3])
             return ChangeFailed(f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT[kind])
+        case "killed" if exit_status > _SIGNALLED:
+            why = f"signal {exit_status - _SIGNALLED} ended apt; its last lines:\n{_quote_apt(everything)}"
+            return ChangeFailed(what, why=why, hint=_HINT[kind])
         case _:
             return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT[kind])
 
@@ -168,18 +178,18 @@ def _quote_apt(output: str) -> str:
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
 
-def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
+def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     package = next(iter(find_failed_packages(output)), "")
     named = f"package {package}" if package else "a package"
     if log := find_build_log(output):
         error = find_build_error(make_log)
         return ChangeFailed(
-            f"could not {doing}: the kernel module of {named} does not build",
+            f"could not {action}: the kernel module of {named} does not build",
             why=error or quote_failure(output),
             hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
         )
     return ChangeFailed(
-        f"could not {doing}: {named} could not be set up or removed",
+        f"could not {action}: {named} could not be set up or removed",
         why=quote_failure(output),
         hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_REPAIR}",
     )
@@ -187,7 +197,7 @@ def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
 
 _REPAIR = "  dpkg --configure -a\nthen run the same command again"
 
-WHAT: dict[FailureKind, str] = {
+FAILURE_TEXTS: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
     "disk": "the disk is full",
     "dkms": "a kernel module does not build",
@@ -205,6 +215,7 @@ WHAT: dict[FailureKind, str] = {
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
     "unmet": "apt finds no solution",
+    "killed": "apt, or a program that it started, was killed or crashed",
     "other": "apt failed",
 }
 
@@ -250,6 +261,10 @@ _HINT: dict[FailureKind, str] = {
     "unmet": (
         "nothing was changed; list the available versions and the holds:\n  apt-cache policy PACKAGE\n"
         "  apt-mark showhold"
+    ),
+    "killed": (
+        "see whether the kernel ended it, for want of memory or at a crash; then run the same command again, which "
+        "finishes what was begun:\n  journalctl -k | grep -i -e 'out of memory' -e segfault | tail"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",
 }

@@ -19,13 +19,20 @@ ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 @dataclass(slots=True)
-class OpenPlace:
-    """A resolved path: an open folder and a name in it; ``folders`` are those above, the root first."""
+class OpenedPath:
+    """A resolved path: an open folder and a name in it.
+
+    Attributes:
+        folders: those above, open, the root first; missing ones are not among them.
+        made: those that were made.
+        missing: those that would have to be made, outermost first; from the first on only ``names`` tell the place.
+    """
 
     folders: list[int]
     names: list[str] = field(default_factory=list)
     name: str = "."
     made: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     exposed: str = ""
 
     @property
@@ -38,8 +45,17 @@ class OpenPlace:
         """The path without symbolic links, inside the root."""
         return "/" + "/".join(self.names + ([] if self.name == "." else [self.name]))
 
-    def enter(self, name: str, *, make: bool = False) -> None:
-        """Enter the folder ``name``, made if ``make``."""
+    @property
+    def is_missing(self) -> bool:
+        """True in a folder that would have to be made."""
+        return len(self.names) >= len(self.folders)
+
+    def enter(self, name: str, *, make: bool = False, pretend: bool = False) -> None:
+        """Enter the folder ``name``; a missing one is made if ``make``, and noted if ``pretend``."""
+        if pretend and (self.is_missing or self._is_absent(name)):
+            self.names.append(name)
+            self.missing.append(self.path)
+            return
         try:
             self.folders.append(_open_folder(name, self.folder))
         except FileNotFoundError:
@@ -53,10 +69,18 @@ class OpenPlace:
             self.names.append(name)
         self.exposed = self.exposed or _exposed_folder("/" + "/".join(self.names), os.fstat(self.folder))
 
+    def _is_absent(self, name: str) -> bool:
+        try:
+            os.lstat(name, dir_fd=self.folder)
+        except FileNotFoundError:
+            return True
+        return False
+
     def leave(self) -> None:
         """Go up one folder, but not above the root."""
         if self.names:
-            os.close(self.folders.pop())
+            if not self.is_missing:
+                os.close(self.folders.pop())
             self.names.pop()
 
     def to_root(self) -> None:
@@ -66,6 +90,8 @@ class OpenPlace:
 
     def status(self) -> os.stat_result | None:
         """Return the status of the name; None if it does not exist."""
+        if self.is_missing:
+            return None
         try:
             return os.lstat(self.name, dir_fd=self.folder)
         except FileNotFoundError:
@@ -144,12 +170,12 @@ def split_path(path: str) -> list[str]:
 
 
 @contextmanager
-def open_place(path: str, root: str, *, make: bool = False) -> Iterator[OpenPlace]:
+def open_path(path: str, root: str, *, make: bool = False) -> Iterator[OpenedPath]:
     """Resolve ``path`` inside ``root``; the last component may be missing, and with ``make`` its folders.
 
     On an error, folders that were made are removed again if they are empty.
     """
-    place = OpenPlace([_open_folder(root)])
+    place = OpenedPath([_open_folder(root)])
     try:
         _walk_path(place, path, make=make)
         yield place
@@ -175,14 +201,15 @@ class _OwnerCheck:
     link: str
     owner: int
 
-    def check(self, place: OpenPlace) -> None:
+    def check(self, place: OpenedPath) -> None:
         """Raise unless the target exists and belongs to the owner."""
-        status = os.fstat(place.folder) if place.name == "." else place.status()
+        is_folder = place.name == "." and not place.is_missing
+        status = os.fstat(place.folder) if is_folder else place.status()
         if status is None or status.st_uid != self.owner:
             raise ForeignLinkError(self.link, self.owner)
 
 
-def _walk_path(place: OpenPlace, path: str, *, make: bool) -> None:
+def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: bool = False) -> None:
     todo: list[str | _OwnerCheck] = [*split_path(path)]
     links = 0
     while todo:
@@ -193,7 +220,7 @@ def _walk_path(place: OpenPlace, path: str, *, make: bool) -> None:
         if part == "..":
             place.leave()
             continue
-        target = read_link_target(part, place.folder)
+        target = None if place.is_missing else read_link_target(part, place.folder)
         if target is not None:
             links += 1
             if links > _MAX_LINKS:
@@ -208,7 +235,7 @@ def _walk_path(place: OpenPlace, path: str, *, make: bool) -> None:
                 place.to_root()
             todo += split_path(target)
         elif any(isinstance(one, str) for one in todo):
-            place.enter(part, make=make)
+            place.enter(part, make=make, pretend=pretend)
         else:
             place.name = part
 
@@ -229,42 +256,52 @@ def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
     Raises:
         OSError: if it is not a folder, or cannot be entered.
     """
-    with open_place(f"{path}/.", root) as place:
+    with open_path(f"{path}/.", root) as place:
         if place.name != ".":
             place.enter(place.name)
         yield place.folder
 
 
-def resolve_path(path: str, *, root: str = "/") -> str:
+def resolve_path(path: str, *, root: str = "/", pretend: bool = False) -> str:
     """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it.
+
+    Args:
+        path: absolute, inside ``root``.
+        root: the node's root.
+        pretend: return the path also where folders would have to be made.
 
     Raises:
         OSError: if a folder is missing, or links form a loop.
     """
-    with open_place(path, root) as place:
+    if pretend:
+        return _look_up(path, root).path
+    with open_path(path, root) as place:
         return place.path
 
 
 def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
-    """The missing folders above ``path``, outermost first.
+    """Return the missing folders above what ``path`` leads to, outermost first.
 
     Raises:
         OSError: if a component is not a folder, or cannot be entered.
     """
-    missing: list[str] = []
-    above = path.rpartition("/")[0]
-    while above:
-        try:
-            with open_folder(above, root=root):
-                break
-        except FileNotFoundError:
-            missing.append(above)
-        above = above.rpartition("/")[0]
-    return tuple(reversed(missing))
+    return tuple(_look_up(path, root).missing)
+
+
+def _look_up(path: str, root: str) -> OpenedPath:
+    place = OpenedPath([_open_folder(root)])
+    try:
+        _walk_path(place, path, pretend=True)
+        if path.endswith("/."):
+            last, place.name = place.name, "."
+            place.enter(last, pretend=True)
+    finally:
+        place.close()
+    return place
 
 
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
     """Remove the folders that were created for a file, unless they contain something else."""
     for path in reversed(made):
-        with suppress(OSError), open_place(path, root) as place:
+        with suppress(OSError), open_path(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)

@@ -1,14 +1,15 @@
-"""Summaries of journals: the changes that runs made, what is pending, and what can be undone. Pure."""
+"""Readings of journals: the changes that runs made, what is pending, and what can be undone. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION, Change, FileChange, Trigger, settle_order, triggers
+from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers
 from gpunode.journal.record import (
-    MAKING,
+    APPLYING_VERBS,
     Begin,
     Commit,
     Done,
@@ -16,14 +17,16 @@ from gpunode.journal.record import (
     Failed,
     Forget,
     Intent,
+    Result,
     TriggerCompleted,
     TriggerPending,
     Verb,
 )
 
-Outcome: TypeAlias = Literal["done", "failed", "unknown"]
+ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
+Ending: TypeAlias = Result | Literal["running", "incomplete"]
 # All of it was done; a reboot may be due.
-_THROUGH = frozenset({"done", "waiting"})
+_COMPLETED_RESULTS = frozenset({"done", "waiting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,15 @@ class ChangeRecord:
     """A change of a run.
 
     Attributes:
-        begin: of the run; None if its entry is missing.
         outcome: ``unknown`` if neither its success nor its failure was recorded: it may have been made.
         ended_at: when that was recorded; None for one that was only intended.
         error: why it failed.
     """
 
     intent: Intent
-    outcome: Outcome
+    outcome: ChangeOutcome
     ended_at: float | None = None
     error: str = ""
-    begin: Begin | None = None
 
     @property
     def change(self) -> Change:
@@ -49,23 +50,20 @@ class ChangeRecord:
         return self.intent.change
 
     @property
-    def may_be_made(self) -> bool:
+    def may_have_been_made(self) -> bool:
         """False if the node is known to be without it; what a package transaction that failed never touched is."""
-        return self.outcome != "failed" or not self.change.is_undone_by_failure
+        return self.outcome != "failed" or not self.change.is_unchanged_on_failure
 
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
-    """Return the changes of one run, or of several, in their order."""
+    """Return the changes of a run, in their order."""
     found: list[ChangeRecord] = []
     places: dict[int, int] = {}
-    begin: Begin | None = None
     for entry in entries:
         match entry:
-            case Begin():
-                begin, places = entry, {}  # each run counts its entries anew
             case Intent(seq=seq):
                 places[seq] = len(found)
-                found.append(ChangeRecord(entry, "unknown", begin=begin))
+                found.append(ChangeRecord(entry, "unknown"))
             case Done(seq=seq, at=at) if seq in places:
                 found[places[seq]] = replace(found[places[seq]], outcome="done", ended_at=at)
             case Failed(seq=seq, error=error, at=at) if seq in places:
@@ -75,28 +73,13 @@ def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
     return tuple(found)
 
 
-def made_changes(entries: Iterable[Entry]) -> tuple[Change, ...]:
-    """Return the changes of a run that are known to have been made, in their order."""
-    return tuple(one.change for one in collect_changes(entries) if one.outcome == "done")
-
-
-def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """Return the intents of a run of which nobody recorded whether their changes were made."""
-    return tuple(one.intent for one in collect_changes(entries) if one.outcome == "unknown")
-
-
-def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
-    """Return by change of a run the id of its step."""
-    return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
-
-
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """Return the intents of a run, newest first, each with its inverse change; those without one are left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
     # What a transaction that failed never touched may have been installed by somebody since.
-    made = [one for one in collect_changes(entries) if one.may_be_made]
+    made = [one for one in collect_changes(entries) if one.may_have_been_made]
     back = ((one.intent, one.change.inverse()) for one in reversed(made))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
@@ -107,13 +90,15 @@ def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     A file that was only read again is left out, and a unit that stopped for the sake of other changes.
     """
     return tuple(
-        intent for intent in inverse_intents(entries) if not (intent.change.is_reread or intent.change.is_pause)
+        intent
+        for intent in inverse_intents(entries)
+        if not (intent.change.is_reread or intent.change.is_temporary_stop)
     )
 
 
 def is_configuration(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
-    return intent.stage == CONFIGURATION and intent.change.is_configuration
+    return intent.stage == CONFIGURATION_STAGE and intent.change.is_configuration
 
 
 @dataclass(slots=True)
@@ -137,7 +122,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     not: the file is as it was. A restart settles a reload of the same unit.
 
     Args:
-        entries: of one run, or of several in their order: a later run may settle what an earlier one left pending.
+        entries: of one run, or of several in their order: a later run may complete what an earlier one left pending.
     """
     ledger = _TriggerLedger()
     run = 0  # each run counts its entries anew
@@ -150,7 +135,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
             case Done() | Failed():
                 ledger.end((run, entry.seq), entry)
             case TriggerCompleted():
-                ledger.settle(entry)
+                ledger.complete(entry)
             case Commit() | Forget():
                 pass
     return [each for each in ledger.seen if each.required_by or each.settled]
@@ -179,15 +164,15 @@ class _TriggerLedger:
             else:
                 required_by[key] = replace(required_by[key], at=entry.at)
 
-    def settle(self, entry: TriggerCompleted) -> None:
+    def complete(self, entry: TriggerCompleted) -> None:
         """Settle the pending triggers that ``entry`` settles, or record it as an earlier run's if there is none."""
-        paid = [self.pending.pop(one) for one in triggers_settled_by(entry.trigger) if one in self.pending]
+        paid = [self.pending.pop(one) for one in triggers_done_by(entry.trigger) if one in self.pending]
         self.seen += [] if paid else [RequiredTrigger(entry.trigger, settled=entry)]
         for each in paid:
             each.settled = entry
 
 
-def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
+def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
     """Return the triggers that ``trigger`` settles: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
@@ -195,7 +180,7 @@ def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
 def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending."""
     pending = {each.trigger: each for each in collect_triggers(entries) if each.settled is None}
-    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in settle_order(pending)}
+    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in sort_triggers(pending)}
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
@@ -220,39 +205,28 @@ def run_label(run: str, verb: Verb) -> str:
     return f"k{run_number(run)}" if verb.startswith("k8s ") else run_number(run)
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run as a list shows it.
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its journal tells it.
 
     Attributes:
-        subjects: what it changed, or may have changed when it was cut short; once each, in order.
-        commit: None while the run goes on, and if it was interrupted.
-        configuration: the files that a rollback puts back.
-        other_subjects: what else ``rollback --packages`` puts back: packages, archives, units.
+        entries: the first of them is its beginning.
+        is_running: whether a gpunode process still works on it.
         undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
         is_fully_undone: whether that undid all of it.
-        forgotten: whether somebody had its backups forgotten.
     """
 
-    begin: Begin
-    subjects: tuple[str, ...] = ()
-    commit: Commit | None = None
+    entries: tuple[Entry, ...]
+    is_running: bool = False
     undone_by: str = ""
     is_fully_undone: bool = False
-    forgotten: bool = False
-    configuration: frozenset[str] = frozenset()
-    other_subjects: frozenset[str] = frozenset()
 
     @property
-    def standing(self) -> frozenset[str]:
-        """The subjects that no rollback has put back."""
-        if self.is_fully_undone:
-            return frozenset()
-        return self.other_subjects if self.undone_by else frozenset(self.subjects)
-
-    def is_undone(self, *, whole: bool) -> bool:
-        """Return whether its configuration was undone, or all of it if ``whole``."""
-        return self.is_fully_undone if whole else bool(self.undone_by)
+    def begin(self) -> Begin:
+        """Its beginning."""
+        begin = self.entries[0]
+        assert isinstance(begin, Begin), "whoever reads a journal checks that"
+        return begin
 
     @property
     def run(self) -> str:
@@ -269,79 +243,90 @@ class RunSummary:
         """The command that started the run."""
         return self.begin.verb
 
+    @cached_property
+    def commit(self) -> Commit | None:
+        """Its end; None while it goes on, and if it was interrupted."""
+        return next((entry for entry in reversed(self.entries) if isinstance(entry, Commit)), None)
 
-def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
-    """Return a summary of one run; None if it was interrupted before its first entry."""
-    known = tuple(entries)
-    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
-    if begin is None:
-        return None
-    back = intents_to_undo(known)
-    return RunSummary(
-        begin,
-        tuple(dict.fromkeys(entry.change.subject for entry in known if isinstance(entry, Intent))),
-        next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
-        forgotten=any(isinstance(entry, Forget) for entry in known),
-        configuration=frozenset(intent.change.subject for intent in back if is_configuration(intent)),
-        other_subjects=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
-    )
+    @property
+    def ending(self) -> Ending:
+        """The way in which the run ended, if it has."""
+        if self.commit is None:
+            return "running" if self.is_running else "incomplete"
+        return self.commit.result
+
+    @cached_property
+    def forgotten(self) -> Forget | None:
+        """The entry by which somebody gave up undoing it; None without one."""
+        return next((entry for entry in self.entries if isinstance(entry, Forget)), None)
+
+    @cached_property
+    def change_records(self) -> tuple[ChangeRecord, ...]:
+        """Its changes, in their order."""
+        return collect_changes(self.entries)
+
+    @property
+    def trigger_records(self) -> list[RequiredTrigger]:
+        """The triggers that it left pending, or settled for an earlier run; see ``collect_triggers``."""
+        return collect_triggers(self.entries)
+
+    def changes(self, *outcomes: ChangeOutcome) -> tuple[Change, ...]:
+        """Return its changes with one of these ``outcomes``, in their order."""
+        return tuple(one.change for one in self.change_records if one.outcome in outcomes)
+
+    @property
+    def steps_by_change(self) -> dict[Change, str]:
+        """The id of the step of each change."""
+        return {one.change: one.intent.step for one in self.change_records}
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The things that it changed, or may have changed when it was cut short; once each, in order."""
+        return tuple(dict.fromkeys(one.change.subject for one in self.change_records))
+
+    @cached_property
+    def configuration(self) -> frozenset[str]:
+        """The subjects that a plain rollback restores."""
+        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if is_configuration(one))
+
+    @cached_property
+    def other_subjects(self) -> frozenset[str]:
+        """The subjects that only ``rollback --packages`` restores: packages, archives, units."""
+        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if not is_configuration(one))
+
+    @property
+    def remaining_subjects(self) -> frozenset[str]:
+        """The subjects that no rollback has restored."""
+        if self.is_fully_undone:
+            return frozenset()
+        return self.other_subjects if self.undone_by else frozenset(self.subjects)
+
+    def is_undone(self, *, with_packages: bool) -> bool:
+        """Return whether its configuration was undone, or all of it if ``with_packages``."""
+        return self.is_fully_undone if with_packages else bool(self.undone_by)
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptedRun:
-    """A run that has no end: it was killed, or the power went.
-
-    Attributes:
-        made: the changes that are known to have been made, in their order.
-        begun: those of which nobody knows whether they were, wholly or in part.
-        failed: those that are known not to have been made.
-    """
-
-    begin: Begin
-    made: tuple[Change, ...] = ()
-    begun: tuple[Change, ...] = ()
-    failed: tuple[Change, ...] = ()
-
-
-def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
-    """Return how far a run without an end came; None if it has one, or has no entry at all."""
-    known = tuple(entries)
-    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
-    if begin is None or any(isinstance(entry, Commit) for entry in known):
-        return None
-    changes = collect_changes(known)
-    made, begun, failed = (
-        tuple(one.change for one in changes if one.outcome == outcome) for outcome in ("done", "unknown", "failed")
-    )
-    return InterruptedRun(begin, made, begun, failed)
-
-
-def find_standing_undos(ends: Sequence[tuple[Begin, Commit | None]]) -> tuple[Begin, ...]:
-    """Return the rollbacks and removals that were done and not undone themselves, newest first.
-
-    Args:
-        ends: the beginning and the end of each run, oldest first; None for the end of one that was cut short.
-    """
+def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
+    """Return the rollbacks and removals of ``runs``, oldest first, that were done and not undone; newest first."""
     undone: set[str] = set()
-    standing: list[Begin] = []
-    for begin, commit in reversed(ends):
-        if begin.run in undone or commit is None or commit.result not in _THROUGH:
+    standing: list[RunRecord] = []
+    for run in reversed(runs):
+        if run.run in undone or run.commit is None or run.commit.result not in _COMPLETED_RESULTS:
             continue
-        undone.add(begin.undoes)
-        standing += [begin] if begin.undoes or begin.verb == "remove" else []
+        undone.add(run.begin.undoes)
+        standing += [run] if run.begin.undoes or run.verb == "remove" else []
     return tuple(standing)
 
 
-def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
+def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     """Return ``runs`` with ``undone_by`` filled in; a removal undoes every run before it that made something."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    names = [run.run for run in runs]
-    for undo in find_standing_undos([(run.begin, run.commit) for run in runs]):
-        is_removal, earlier = undo.verb == "remove", runs[: names.index(undo.run)]
-        taken = [one.run for one in earlier if one.verb in MAKING] if is_removal else [undo.undoes]
+    for undo in find_effective_undos(runs):
+        is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
+        taken = [one.run for one in earlier if one.verb in APPLYING_VERBS] if is_removal else [undo.begin.undoes]
         undone = dict.fromkeys(taken, undo.run) | undone
-        whole.update(taken if undo.with_packages or is_removal else ())
+        whole.update(taken if undo.begin.with_packages or is_removal else ())
     return tuple(
         replace(
             run,

@@ -18,30 +18,37 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_own_file, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.history import InterruptedRun, RunSummary
+from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
-from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable, write_all
+from gpunode.journal.objects import (
+    MAX_BACKUP_BYTES,
+    BackupStore,
+    damaged_backup_error,
+    make_folder,
+    raise_as_change_failed,
+)
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
-from gpunode.journal.run import REQUEST, Announce, Run
+from gpunode.journal.run import REQUEST_FILE, Announce, Run
 
 if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
 
 
-KEEP = 50
+RUNS_WITH_BACKUPS = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
 
 
-def _no_listener(_entries: Sequence[Entry], _entry: Entry) -> None:
+def _ignore_entry(_entries: Sequence[Entry], _entry: Entry) -> None:
     """Ignore every entry."""
 
 
@@ -60,14 +67,14 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        keep: int = KEEP,
+        keep: int = RUNS_WITH_BACKUPS,
         clock: Callable[[], float] = time.time,
-        announce: Announce = _no_listener,
+        announce: Announce = _ignore_entry,
         folder: Path | None = None,
     ) -> None:
         self.root = Path(root)
         self.folder = folder or self.root / "var/lib/gpunode"
-        self.objects = Objects(self.folder / "objects")
+        self.objects = BackupStore(self.folder / "objects")
         self._runs = self.folder / "runs"
         self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
         self._keep = keep
@@ -93,7 +100,7 @@ class Store:
             ChangeFailed: it could not be written.
         """
         now = self._clock()
-        with unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
+        with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
             who = (user or invoking_user(), tuple(argv), undoes, with_packages, os.getuid(), loginuid())
@@ -102,7 +109,7 @@ class Store:
             folder.mkdir(mode=0o700)
             begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
-        self._collect_if_due()
+        self._prune_backups_if_due()
         return begun
 
     def _boot_id(self) -> str:
@@ -123,24 +130,41 @@ class Store:
         try:
             for folder in (self.folder, self._runs, self.objects.folder):
                 refuse_foreign(folder, self.root)
-            names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
+            names = [folder.name for folder in self._runs.iterdir() if _RUN_ID.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            raise _needs_root(error) from error
+            raise _needs_root_error(error) from error
         except NotADirectoryError as error:
             hint = f"look at it with `ls -ld {self._runs}`, move it away, then run the command again"
             raise Refused(f"{self._runs} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Return the summaries of all runs, newest last; reads no backups and takes no lock.
+    def runs(self) -> tuple[RunRecord, ...]:
+        """Return all runs, newest last, but for one that was killed before its first entry.
+
+        Reads no backups and takes no lock.
 
         Raises:
             JournalDamaged: one of the journals is.
         """
-        summaries = (history.summarize_run(self._read_entries(run)) for run in self.ids())
-        return history.mark_undone_runs([one for one in summaries if one is not None])
+        return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
+
+    def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
+        """Return ``runs``, or the one with that id or number; the newest one says whether it is running.
+
+        Raises:
+            UsageError: there is no such run.
+            JournalDamaged: one of the journals is.
+        """
+        runs = self.runs()
+        if runs and runs[-1].commit is None and self.lock_holder():
+            runs = (*runs[:-1], replace(runs[-1], is_running=True))
+        found = tuple(one for one in runs if not run or run in {one.run, one.number})
+        if run and not found:
+            known = ", ".join(one.number for one in runs)
+            raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
+        return found
 
     def read(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run with the bytes of its files.
@@ -151,13 +175,15 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._runs_with_backups(self.ids())
-        if (given_up := footprint.find_forget(self._read_entries(run))) is not None:
+        if (given_up := RunRecord(self._read_entries(run)).forgotten) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} deleted its backups",
                 hint="`gpunode log` still shows what it changed; `gpunode remove` removes what gpunode added",
             )
-        return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
+        return record.decode(
+            self._read_known_journal(run), lambda name: self._load_backup(name, run, kept), file=str(self._path(run))
+        )
 
     def entries(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run as recorded, each ``content`` the name of its backup object.
@@ -166,19 +192,19 @@ class Store:
             UsageError: there is no such run.
             JournalDamaged: the journal is.
         """
-        self._bytes(run)
+        self._read_known_journal(run)
         return self._read_entries(run)
 
     def request(self, run: str) -> bytes:
-        """Return the request of ``run`` that ``Run.keep_request`` saved.
+        """Return the request of ``run`` that ``Run.save_request`` saved.
 
         Raises:
             UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
         """
-        self._bytes(run)
-        path = self._path(run).with_name(REQUEST)
+        self._read_known_journal(run)
+        path = self._path(run).with_name(REQUEST_FILE)
         try:
-            return read_own_file(path, LARGEST, private=True)
+            return read_own_file(path, MAX_BACKUP_BYTES, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
@@ -192,8 +218,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        entries = (entry for run in self.ids() for entry in self._read_entries(run))
-        return footprint.footprint_of_node(entries).with_contents(self.objects.find)
+        return footprint.footprint_of_node(self.runs()).with_contents(self.objects.find)
 
     def footprint_of(self, run: str) -> Footprint:
         """Return what one run has made of this node, with the bytes of files.
@@ -202,7 +227,7 @@ class Store:
             UsageError, Refused, JournalDamaged: as ``read``.
         """
         self.read(run)
-        return footprint.footprint_of_run(self._read_entries(run)).with_contents(self.objects.find)
+        return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
     def additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.
@@ -212,7 +237,7 @@ class Store:
         """
         from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
 
-        return collect_additions(entry for run in self.ids() for entry in self._read_entries(run))
+        return collect_additions(self.runs())
 
     def pending_triggers(self) -> dict[Trigger, float]:
         """Return the pending triggers of all runs, each with the time when it last became pending.
@@ -222,7 +247,7 @@ class Store:
         """
         return history.pending_since(entry for run in self.ids() for entry in self._read_entries(run))
 
-    def interrupted_run(self) -> InterruptedRun | None:
+    def interrupted_run(self) -> RunRecord | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
@@ -231,21 +256,18 @@ class Store:
         # A run that was killed before its first entry did nothing, so it hides nobody.
         # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
         # edit of a runtime's files, which goes on with nothing.
-        began = (
-            entries
-            for run in reversed(self.ids())
-            if (entries := self._read_entries(run)) and not _is_standalone(entries)
-        )
-        return history.find_interrupted_run(next(began, ()))
+        began = (RunRecord(each) for run in reversed(self.ids()) if (each := self._read_entries(run)))
+        newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
+        return newest if newest and newest.commit is None else None
 
-    def conclude(self, run: str, why: str) -> None:
+    def close_interrupted_run(self, run: str, why: str) -> None:
         """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
 
         Raises:
             ChangeFailed: it could not be written.
         """
-        with unwritable(f"the end of run {run} could not be recorded", self._path(run)):
-            self._add(run, Commit("interrupted", why, self._clock()))
+        with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
+            self._append_entries(run, Commit("interrupted", why, self._clock()))
 
     def open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
@@ -255,14 +277,13 @@ class Store:
         """
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
-        for run in reversed(self.ids()):
-            entries = self._read_entries(run)
-            intents = history.open_intents(entries)
-            found[run] = tuple(one for one in intents if one.change.subject not in changed_since)
-            changed_since |= {entry.change.subject for entry in entries if isinstance(entry, Intent)}
+        for run in reversed(self.runs()):
+            intents = (one.intent for one in run.change_records if one.outcome == "unknown")
+            found[run.run] = tuple(one for one in intents if one.change.subject not in changed_since)
+            changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
-    def record_made(self, run: str, intents: Sequence[Intent]) -> None:
+    def record_changes_made(self, run: str, intents: Sequence[Intent]) -> None:
         """Record that changes of a run that is over were made, as the node shows. Call it under ``lock``.
 
         They count as made when they were intended: what was owed for them may have been settled since.
@@ -270,19 +291,19 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        with unwritable(f"what run {run} changed could not be recorded", self._path(run)):
-            self._add(run, *(Done(intent.seq, intent.at) for intent in intents))
+        with raise_as_change_failed(f"what run {run} changed could not be recorded", self._path(run)):
+            self._append_entries(run, *(Done(intent.seq, intent.at) for intent in intents))
 
-    def _add(self, run: str, *entries: Entry) -> None:
+    def _append_entries(self, run: str, *entries: Entry) -> None:
         """Write ``entries`` to the end of a run that is over. Raises OSError."""
-        written = record.without_torn_line(self._bytes(run))
+        written = record.without_torn_line(self._read_known_journal(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # A torn last line goes first: what follows it would make it damage.
             os.ftruncate(descriptor, len(written))
             # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
             os.fsync(descriptor)
-            write_all(descriptor, record.encode(*entries, above=written.splitlines(keepends=True)[-1]))
+            write_all(descriptor, record.encode(*entries, previous_line=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -302,10 +323,10 @@ class Store:
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
         waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
-        loaded = (self._with_bytes(change) for change in waiting)
+        loaded = (self._with_contents(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 
-    def _with_bytes(self, change: FileChange) -> FileChange | None:
+    def _with_contents(self, change: FileChange) -> FileChange | None:
         """Return ``change`` with the bytes of its states; None if they were forgotten and cannot be restored."""
         states: list[FileState | None] = []
         for state in (change.before, change.after):
@@ -326,36 +347,36 @@ class Store:
         refuse_foreign(self._lock.parent, self.root)
         return hold_lock(self._lock, timeout_s, on_progress)
 
-    def at_work(self) -> LockHolder | None:
+    def lock_holder(self) -> LockHolder | None:
         """Return the gpunode that is changing this node, if the lock names it; takes no lock."""
         return read_holder(self._lock)
 
     def _path(self, run: str) -> Path:
         return self._runs / run / "journal.jsonl"
 
-    def _bytes(self, run: str) -> bytes:
+    def _read_known_journal(self, run: str) -> bytes:
         """Return the journal of ``run``; empty if the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="list the recorded runs: gpunode rollback --list")
-        return self._journal(run)
+        return self._read_journal(run)
 
-    def _journal(self, run: str) -> bytes:
+    def _read_journal(self, run: str) -> bytes:
         try:
             return read_own_file(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
         except PermissionError as error:
-            raise _needs_root(error) from error
+            raise _needs_root_error(error) from error
         except OSError as error:
-            raise record.damaged_line(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
+            raise record.damaged_line_error(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _read_entries(self, run: str) -> tuple[Entry, ...]:
-        return record.decode_without_contents(self._journal(run), file=str(self._path(run)), run=run)
+        return record.decode_without_contents(self._read_journal(run), file=str(self._path(run)), run=run)
 
-    def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
+    def _load_backup(self, name: str, run: str, kept: Collection[str]) -> bytes:
         content = self.objects.find(name, run)
         if content is None and run in kept:
-            raise damaged_object(self.objects.path(name), run, "is missing")
+            raise damaged_backup_error(self.objects.path(name), run, "is missing")
         if content is None:
             raise Refused(
                 f"run {run} can no longer be undone",
@@ -378,34 +399,28 @@ class Store:
     def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
-    def _collect_if_due(self) -> None:
-        """Call ``_collect`` once there are more runs than keep their backups; what cannot be deleted stays."""
+    def _prune_backups_if_due(self) -> None:
+        """Call ``_prune_backups`` once there are more runs than keep their backups; what cannot be deleted stays."""
         runs = self.ids()
         kept = self._runs_with_backups(runs)
         if len(kept) < len(runs):
             with contextlib.suppress(OSError):
-                self._collect(kept)
+                self._prune_backups(kept)
 
-    def _collect(self, kept: Collection[str]) -> None:
+    def _prune_backups(self, kept: Collection[str]) -> None:
         """Delete the objects that nothing needs; none when a journal cannot be read."""
         try:
-            journals = {run: self._read_entries(run) for run in self.ids()}
+            runs = self.runs()
         except (JournalDamaged, OSError):
             return
-        self.objects.keep_only(footprint.needed_objects(journals, kept))
-
-
-def _is_standalone(entries: Sequence[Entry]) -> bool:
-    """Return whether the run is over and finished no other."""
-    ended = any(isinstance(entry, Commit) for entry in entries)
-    return ended and isinstance(entries[0], Begin) and entries[0].verb in _STANDALONE_VERBS
+        self.objects.keep_only(footprint.needed_objects(runs, kept))
 
 
 def _number(run: str) -> int:
     return int(run.partition("-")[0])
 
 
-def _needs_root(error: PermissionError) -> UsageError:
+def _needs_root_error(error: PermissionError) -> UsageError:
     why = f"{error.filename}: {error.strerror}"
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
 

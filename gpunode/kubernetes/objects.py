@@ -23,6 +23,7 @@ from gpunode.kubernetes.model import (
 )
 from gpunode.kubernetes.sharing import GPU_RESOURCE
 from gpunode.recipe.kubernetes import Kubernetes, Taint
+from gpunode.wording import join_names
 
 PLUGIN: Final = "nvidia-device-plugin"
 TEST_POD: Final = "gpunode-test"
@@ -120,12 +121,8 @@ def explain_static_cpus(nodes: Sequence[ClusterNode]) -> str:
     names = [node.name for node in nodes if node.static_cpus]
     if not names:
         return ""
-    nodes_text = _join_first(names)
-    return f"Privileged, and passes device nodes to the kubelet, because {nodes_text} uses the static CPU manager."
-
-
-def _join_first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    of_nodes = join_names(names, 3)
+    return f"Privileged, and passes device nodes to the kubelet, because {of_nodes} uses the static CPU manager."
 
 
 def make_plugin_daemon_set(
@@ -217,7 +214,7 @@ def make_test_pod(
         config, nodes = only
         metadata["name"] = f"{TEST_POD}-{config}"
         spec["nodeSelector"] = {PLUGIN_CONFIG: config}
-        place = f"{_join_first(nodes)}, with the configuration {config}"
+        place = f"{join_names(nodes, 3)}, with the configuration {config}"
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     pod = RenderedObject(body, f"Adds two vectors on {place}; its log ends with: Test PASSED", TEST_WAVE)
     return (_claim_template(namespace), pod) if claims else (pod,)

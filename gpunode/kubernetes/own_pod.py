@@ -19,6 +19,7 @@ from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.sharing import MIG_RESOURCE_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
+from gpunode.wording import join_names
 
 # The first device plugin with cdi-cri.
 _CDI_SINCE: Final = (0, 15)
@@ -103,7 +104,7 @@ def describe_own_pod(
     if desired.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
     spec["containers"] = [{"resources": _resource_requests(desired, resource)}]
-    return OwnPod(spec, _why(recipe, nodes, name))
+    return OwnPod(spec, _explain_gpu_access(recipe, nodes, name))
 
 
 def format_own_pod(own: OwnPod) -> str:
@@ -117,7 +118,7 @@ def _resource_requests(desired: Kubernetes, resource: str) -> Mapping[str, Any]:
     return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if desired.stack == "hami" else {})}}
 
 
-def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
+def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
     desired = _kubernetes_tables(recipe)
     if desired.stack == "dra":
         return "gets a GPU by a claim; NAME is a ResourceClaimTemplate in its namespace, as in test-pod.yaml"
@@ -134,15 +135,13 @@ def _reason_for_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     if recipe.runtime.cdi is False or _kubernetes_tables(recipe).kind.workers:
         return ""
     if unable := [node.name for node in nodes if node.reads_cdi is False]:
-        who = f"the container runtime of {_join_first(unable)} reads no CDI devices"
+        who = f"the container runtime of {join_names(unable, 3)} reads no CDI devices"
         return f", because {who}; containerd 1.7 or later does after gpunode setup"
     if unknown := [node.name for node in nodes if node.reads_cdi is None]:
-        return f", unless captures (--node) show that the container runtime of {_join_first(unknown)} reads CDI devices"
+        return (
+            f", unless captures (--node) show that the container runtime of {join_names(unknown, 3)} reads CDI devices"
+        )
     return ""
-
-
-def _join_first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _kubernetes_tables(recipe: Recipe) -> Kubernetes:

@@ -24,6 +24,7 @@ from gpunode.kubernetes.objects import (
 from gpunode.kubernetes.sharing import SharingConfig, default_config, gpudirect_flags, plugin_config, plugin_configs
 from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes
+from gpunode.wording import join_with_and
 
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 
@@ -79,7 +80,7 @@ def make_device_plugin(
     values["config"] = {"default": default_config(desired).name, "map": data}
     parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
-    why = f"Runs {_join_words(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
+    why = f"Runs {join_with_and(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
     why = " ".join(filter(None, (why, explain_static_cpus(nodes))))
     return _make_release(PLUGIN, desired.versions.device_plugin, namespace, values, why, PLUGIN_WAVE)
 
@@ -230,8 +231,3 @@ def _image_value(desired: Kubernetes, image: str) -> dict[str, Any]:
 
 def _repository_value(desired: Kubernetes, path: str) -> dict[str, Any]:
     return {"repository": f"{desired.registry}/{path}"} if desired.registry else {}
-
-
-def _join_words(parts: Sequence[str]) -> str:
-    *most, last = parts
-    return f"{', '.join(most)} and {last}" if most else last

@@ -15,6 +15,7 @@ from gpunode.kubernetes.live_checks import read_resource
 from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
+from gpunode.wording import join_names
 
 Body: TypeAlias = Mapping[str, Any]
 # What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
@@ -210,7 +211,7 @@ def _make_pod(body: Body, options: _PodOptions, resources: Mapping[str, str], pu
     return made
 
 
-def is_over(pod: Body) -> bool:
+def has_ended(pod: Body) -> bool:
     """Return whether the pod has ended, in success or failure."""
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
@@ -223,7 +224,7 @@ def is_unscheduled(pod: Body) -> bool:
     )
 
 
-def find_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
+def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
     """Return the ``namespace/name`` of the pods that use up the node's resource; empty if some of it is free.
 
     Args:
@@ -231,7 +232,7 @@ def find_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ..
         node: the Node.
         resource: which one.
     """
-    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not is_over(pod)}
+    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not has_ended(pod)}
     if sum(allocated.values()) < read_resource(node, resource)[1]:
         return ()
     own_pods = {_pod_title(pod) for pod in pods if RUN_LABEL in pod["metadata"].get("labels", {})}
@@ -299,7 +300,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         return _check_success(result, id, title, on)
     untolerated = find_untolerated_taint(result.pod, node) if is_unscheduled(result.pod) else None
     if result.users and not untolerated:
-        users = f"{', '.join(result.users[:3])}{f' and {len(result.users) - 3} more' if len(result.users) > 3 else ''}"
+        users = join_names(result.users, 3)
         return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
     found = (
         untolerated

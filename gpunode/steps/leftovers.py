@@ -7,18 +7,21 @@ are refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.change import CommandChange, Trigger
 from gpunode.command import command
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.depmod import read_depmod_order
+from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import LOADER_FILE, LOADER_FOLDER
 from gpunode.facts.project import PLAN, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+from gpunode.steps.selection import WantedDriver
 
 _COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 # Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
@@ -40,8 +43,7 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
     """Yield a note for each leftover of the node."""
     yield from _note_toolkits(facts)
     yield from _note_dkms(facts)
-    yield from _note_modules(facts)
-    yield from _note_loader_folders(facts)
+    yield from _note_shadowing_folders(facts)
     yield from _note_docker_wrapper(facts)
     yield from _note_withdrawn_key(facts)
 
@@ -100,19 +102,7 @@ def _note_dkms(facts: Facts) -> Iterator[str]:
         )
 
 
-def _note_modules(facts: Facts) -> Iterator[str]:
-    """Yield a note for modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
-    paths = [file.path for file in known(facts.module_files, ()) if _MODULE_FOLDERS.fullmatch(file.path)]
-    if paths:
-        kernels = sorted({path.split("/")[3] for path in paths})
-        renew = " && ".join(command("sudo", "depmod", kernel) for kernel in kernels)
-        yield (
-            f"{', '.join(paths)}: neither a package nor DKMS has put {'them' if paths[1:] else 'it'} there, and the "
-            f"kernel may load such a module in place of the installed driver's; remove it, then run `{renew}`"
-        )
-
-
-def _note_loader_folders(facts: Facts) -> Iterator[str]:
+def _note_shadowing_folders(facts: Facts) -> Iterator[str]:
     """Yield a note for each line of ld.so's configuration whose folder shadows the driver's libraries."""
     for path, number, folder in _list_loader_folders(facts, LOADER_FILE):
         if path.endswith("-linux-gnu.conf"):
@@ -235,7 +225,7 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     if _is_interrupted(facts):
         return None
     versions = _packaged_versions(facts)
-    found = {path: match["version"] for path in _libraries(facts) if (match := _LIBRARY.search(path))}
+    found = {path: match["version"] for path in _unpackaged_libraries(facts) if (match := _LIBRARY.search(path))}
     foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL)}
     if not foreign:
         return None
@@ -252,13 +242,13 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     )
 
 
-def local_libraries(facts: Facts) -> Iterator[str]:
+def local_library_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for the driver libraries in /usr/local/lib, which ld.so prefers to those of packages.
 
     Source: /etc/ld.so.conf.d of Debian and Ubuntu, read by name: libc.conf has /usr/local/lib, and comes before the
     file with the system's own folders.
     """
-    if paths := [path for path in _libraries(facts) if path.startswith(_LOCAL)]:
+    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL)]:
         belong = "belongs" if len(paths) == 1 else "belong"
         yield (
             f"{', '.join(paths)} {belong} to no package, and programs load libraries in /usr/local/lib before the "
@@ -266,7 +256,7 @@ def local_libraries(facts: Facts) -> Iterator[str]:
         )
 
 
-def _libraries(facts: Facts) -> list[str]:
+def _unpackaged_libraries(facts: Facts) -> list[str]:
     fact = facts.driver_libraries
     return sorted(fact.value) if isinstance(fact, Known) else []
 
@@ -288,3 +278,79 @@ def _packaged_versions(facts: Facts) -> frozenset[str]:
         for package, state in installed
         if not state.config_files_only and not package.name.startswith(_COMPATIBLE_PACKAGE)
     )
+
+
+def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
+    """Return the modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
+    return tuple(file for file in known(facts.module_files, ()) if _MODULE_FOLDERS.fullmatch(file.path))
+
+
+def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
+    """Return the refusal of modules that a kernel could load in place of those that the driver brings.
+
+    Nothing else would tell before the end: DKMS builds its own beside them.
+    """
+    kernels = known(facts.kernels, Kernels(None, ())).wanted
+    found = [one for one in _find_shadowing(driver, facts) if one.kernel in kernels]
+    if not found:
+        return None
+    paths = [one.path for one in found]
+    them, their, are = ("them", "they", "are") if paths[1:] else ("it", "it", "is")
+    return Refusal(
+        what=f"a kernel would load {', '.join(paths)} in place of the driver's own module",
+        why=f"{their} {are} of no package and not of DKMS, and depmod takes {them} first, or whichever the file system "
+        "lists first: the kernel would run another driver than the libraries are of",
+        hint="\n".join(
+            (
+                f"move {them}, and what else of that driver is beside {them}, out of /lib/modules:",
+                *chain.from_iterable(_move_away(one) for one in sorted({one.path.rpartition("/")[0] for one in found})),
+                "then run the same command again",
+            )
+        ),
+    )
+
+
+def _move_away(folder: str) -> Iterator[str]:
+    """Yield the commands that move the driver's modules out of ``folder`` (/lib/modules/KERNEL/updates)."""
+    _, _, _, kernel, place = folder.split("/")
+    target = f"/root/modules-{kernel}-{place}"
+    yield command("sudo", "mkdir", "-p", target)
+    yield command(
+        "sudo", "find", folder, "-maxdepth", "1", "-name", "nvidia*.ko*", "-exec", "mv", "-t", target, "{}", "+"
+    )
+    yield command("sudo", "depmod", kernel)
+
+
+def _find_shadowing(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...]:
+    """Return the stray modules that depmod does not certainly pass over for the driver's own."""
+    own = "kernel" if driver.modules else "updates/dkms"
+    is_debians = driver.chosen.source == "distro" and not driver.modules
+    order = read_depmod_order(facts)
+
+    def is_shadowing(stray: ModuleFile) -> bool:
+        folder, _, name = stray.path.rpartition("/")
+        module = name.partition(".")[0]
+        place = folder.removeprefix(f"/lib/modules/{stray.kernel}/")
+        # Debian's own are nvidia-current, which modprobe is told to load for nvidia.
+        if module.startswith("nvidia-current") != is_debians:
+            return False
+        return not order.is_first(own, place, module.replace("-", "_"), stray.kernel)
+
+    return tuple(filter(is_shadowing, list_stray_modules(facts)))
+
+
+def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
+    """Yield a note for stray modules; see ``refuse_stray_modules`` for those that the next boot would load."""
+    shadowing = _find_shadowing(driver, facts)
+    for is_first, does in (
+        (True, "the kernel may load such a module in place of the driver's own"),
+        (False, "depmod prefers the driver's own module, so a kernel loads such a one only where that is missing"),
+    ):
+        paths = [one.path for one in list_stray_modules(facts) if (one in shadowing) == is_first]
+        if paths:
+            kernels = sorted({path.split("/")[3] for path in paths})
+            renew = " && ".join(command("sudo", "depmod", kernel) for kernel in kernels)
+            yield (
+                f"{', '.join(paths)}: neither a package nor DKMS has put {'them' if paths[1:] else 'it'} there; "
+                f"{does}; remove it, then run `{renew}`"
+            )

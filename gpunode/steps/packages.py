@@ -13,11 +13,11 @@ from gpunode.catalog.repositories import (
     CUDA_KEYRING,
     TOOLKIT_KEYRING,
     cuda_repository,
-    former_toolkit_repository,
-    other_cuda_folder,
+    describe_former_address,
+    describe_other_cuda_folder,
     toolkit_repository,
 )
-from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState, SigningKey
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
@@ -25,7 +25,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, wants_driver
+from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, prefix, wants_driver
 from gpunode.steps.kernel import header_packages
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
@@ -37,31 +37,42 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
     """
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted")
-    if leaving := _find_leaving_builds(recipe, facts):
-        names = ", ".join(map(str, leaving))
-        return Planned((), f"{names} leaves with the old driver, so its modules are not built once more before that")
+    if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
+        names = ", ".join(map(str, sorted(leaving)))
+        return Planned((), f"{names} leaves with the old driver, so no script of it runs, or builds it, before that")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
 
 
-def _find_leaving_builds(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the packages of old modules that leave, where something not configured would build them first.
+def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> frozenset[PackageId]:
+    """Return the packages that ``changes`` take away before any is configured; none where the repair comes first.
 
-    Their own configuration builds them, and so does that of a kernel's packages, which runs DKMS. A driver that waits
-    for its key, or for a .run driver to leave, counts as one that comes: the old modules need no other build for it.
+    They are all that is unconfigured, or those of a driver whose modules would be built once more: their own
+    configuration builds them, and so does that of a kernel's packages, which runs DKMS.
     """
-    builds, runs_dkms = system(facts).builds_driver, system(facts).runs_dkms
-    if not any(builds(one) or runs_dkms(one) for one in facts.unconfigured):
-        return ()
+    if not facts.unconfigured:
+        return frozenset()
+    leaving = frozenset(change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
+    if facts.unconfigured <= leaving:
+        return facts.unconfigured
+    builds, triggers_dkms = system(facts).builds_driver, system(facts).triggers_dkms
+    would_build = any(builds(one) or triggers_dkms(one) for one in facts.unconfigured)
+    return frozenset(filter(builds, leaving)) if would_build else frozenset()
+
+
+def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
+    """Yield what the packages of drivers will change.
+
+    A driver that waits for its key, or for a .run driver to leave, counts as one that comes: the old modules need no
+    other build for it.
+    """
     from gpunode.steps.driver import CONFLICTS, DRIVER  # both need what is here
 
     # An upgrade would replace the packages of a driver that stays, too.
     desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
     projected = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
     outcomes = [step.plan(desired, projected) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
-    changes = chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
-    leaving = (change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
-    return tuple(sorted(filter(builds, leaving)))
+    yield from chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)
@@ -99,7 +110,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
             else _hint_without_toolkit(facts),
         )
     key = SigningKey(row.key_url, row.fingerprints)
-    alias = partial(other_cuda_folder, row)
+    alias = partial(describe_other_cuda_folder, row)
     repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     outcome = system(facts).plan_repository(repository, facts)
     return (
@@ -125,7 +136,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     asked = recipe.repositories
     row = toolkit_repository(asked.toolkit, asked.toolkit_key_fingerprint, asked.toolkit_key_file)
     key = SigningKey(row.key_url, row.fingerprints)
-    repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
+    repository = Repository(row.url, row.list_file, row.keyring, key, describe_former_address, architecture)
     return system(facts).plan_repository(repository, facts)
 
 
@@ -151,12 +162,12 @@ def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | K
     return PackageState(version) if version else otherwise
 
 
-def unlocked_versions(
-    recipe: Recipe, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
+def packages_off_lock(
+    recipe: Recipe, packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
 ) -> tuple[PackageId, ...]:
-    """Return those of ``asked`` that are installed in another version than the lock holds."""
+    """Return those of ``requested`` that are installed in another version than the lock holds."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
-    there = (one for one in asked if one in locked and matches(packages.get(one), ""))
+    there = (one for one in requested if one in locked and is_at_version(packages.get(one), ""))
     return tuple(one for one in there if packages[one].version != locked[one])
 
 
@@ -169,18 +180,18 @@ def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
 
 
-def refusal_of_hold(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:
+def refuse_held_packages(facts: Facts, packages: Iterable[PackageId], requester: str) -> Refusal:
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
-        what=f"{', '.join(map(str, listed))} is held, and {asks} needs another version",
+        what=f"{', '.join(map(str, listed))} is held, and {requester} needs another version",
         why="somebody put it on hold; gpunode breaks no holds",
         hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,
     )
 
 
-def with_all_holds(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
+def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
     """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
     first, *others = refusals
     held = tuple(dict.fromkeys(chain.from_iterable(one.held for one in refusals)))
@@ -212,7 +223,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return refusal_of_hold(facts, held, f"{missing[0].needed_by}")
+        return refuse_held_packages(facts, held, f"{missing[0].needed_by}")
     changes = tuple(
         PackageChange(one.package, packages.get(one.package), _target_state(recipe, facts, chosen, one))
         for one in missing

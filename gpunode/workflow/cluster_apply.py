@@ -14,13 +14,11 @@ from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.kubectl import Forbidden
-from gpunode.host.port import OnProgress
 from gpunode.journal.record import Verb
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
 from gpunode.kubernetes.reconcile import (
-    Key,
     PlanItem,
     current_fields,
     format_taints_in,
@@ -31,7 +29,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
-from gpunode.workflow.cluster_workloads import describe_contents, wait_ready, wait_releases_ready, wait_unchanged_ready
+from gpunode.workflow.cluster_workloads import ReadinessWait, describe_contents
 from gpunode.workflow.events import Applied, Applying, Observer
 
 
@@ -51,17 +49,7 @@ class RunHeader:
     undoes: str = ""
 
 
-def apply_plan(
-    plan: ClusterPlan,
-    cluster: Cluster,
-    store: Store,
-    header: RunHeader,
-    *,
-    on_event: Observer,
-    pause: Callable[[], None],
-    progress: OnProgress,
-    timeout_s: float,
-) -> str:
+def apply_plan(plan: ClusterPlan, store: Store, header: RunHeader, *, wait: ReadinessWait, on_event: Observer) -> str:
     """Apply the plan's changes wave by wave, and wait until the workloads run.
 
     Returns:
@@ -72,20 +60,20 @@ def apply_plan(
         VerifyFailed: if a workload is not ready in time; names the changes that are not applied.
         Interrupted: on a signal; what was applied by then stays.
     """
+    cluster = wait.cluster
     _refuse_stale_plan(plan, cluster)
 
     def apply_waves(run: Run) -> None:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
-            apply_items(wave, cluster, run, on_event, pause)
+            apply_items(wave, cluster, run, on_event, wait.check_interrupt)
             unapplied = [one.title for one in plan.changes if one.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
-                    with _naming_unapplied(unapplied):
-                        wait_ready(item, cluster, pause, progress, timeout_s)
+                    with _report_unapplied(unapplied):
+                        wait.wait_for_daemon_set(item)
         # Unchanged DaemonSets start pods on a node that was just labelled.
-        wait_unchanged_ready(plan.items, cluster, pause, progress, timeout_s)
-        wait_releases_ready(plan.releases, cluster, pause, progress, timeout_s)
+        wait.wait_for_rest(plan.items, plan.releases)
 
     return run_journaled(store, header, apply_waves)
 
@@ -97,7 +85,7 @@ def apply_removal(
     header: RunHeader,
     *,
     on_event: Observer,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
 ) -> str:
     """Apply the plan of a removal or a rollback; see ``apply_plan``.
 
@@ -108,7 +96,7 @@ def apply_removal(
     failures: list[tuple[str, GpunodeError]] = []
 
     def apply_all(run: Run) -> None:
-        apply_items(plan.items, cluster, run, on_event, pause, failures)
+        apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
             raise kind(
@@ -118,10 +106,6 @@ def apply_removal(
             )
 
     return run_journaled(store, header, apply_all)
-
-
-def _key(change: ObjectChange) -> Key:
-    return change.kind, change.namespace, change.name
 
 
 def _is_stale(change: ObjectChange, live: Body | None) -> bool:
@@ -139,7 +123,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
     """
     changes = ObjectChange.among(one.change for one in plan.changes)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
-    stale = [change.subject for change in changes if _is_stale(change, live.get(_key(change)))]
+    stale = [change.subject for change in changes if _is_stale(change, live.get(change.key))]
     if stale:
         raise Conflict(
             f"{', '.join(stale)} changed since the plan was made",
@@ -148,21 +132,21 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-class _AppliedInPart(VerifyFailed):
+class _PartialApplyError(VerifyFailed):
     """A workload did not become ready, so later changes were not applied."""
 
     meaning = VerifyFailed.meaning
 
 
 @contextmanager
-def _naming_unapplied(unapplied: Sequence[str]) -> Iterator[None]:
+def _report_unapplied(unapplied: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except VerifyFailed as error:
         if not unapplied:
             raise
         why = f"{error.why}; not applied yet: {', '.join(unapplied)}"
-        raise _AppliedInPart(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
+        raise _PartialApplyError(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
 
 
 def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) -> str:
@@ -186,7 +170,7 @@ def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) 
         run.commit("interrupted", str(error))
         raise
     except GpunodeError as error:
-        if isinstance(error, VerifyFailed) and not isinstance(error, _AppliedInPart):
+        if isinstance(error, VerifyFailed) and not isinstance(error, _PartialApplyError):
             run.commit("done")
             raise
         run.commit("failed", f"{error}: {error.why}")
@@ -203,7 +187,7 @@ def apply_items(
     cluster: Cluster,
     run: Run,
     on_event: Observer,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
     """Apply the changes of ``items``, each journaled before.
@@ -213,9 +197,9 @@ def apply_items(
     for item in items:
         if item.change is None:
             continue
-        pause()
+        check_interrupt()
         on_event(Applying("kubernetes", "cluster", (item.change,)))
-        seq = run.intend("kubernetes", "cluster", item.change, item.why)
+        seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
         began = time.monotonic()
         try:
             apply_change(item.change, cluster)

@@ -9,15 +9,14 @@ from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
-from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_desired_and_ready
 from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
-    OURS,
+    OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
     find_installed,
@@ -91,16 +90,13 @@ def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER))
         present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
-    releases = tuple(_with_live_name(one, find_installed(one, present.releases)) for one in rendered.releases)
+    installed = ((one, find_installed(one, present.releases)) for one in rendered.releases)
+    releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     if not skipped:
         _refuse_forbidden(plan, cluster)
     return plan
-
-
-def _with_live_name(release: ChartRelease, live: HelmRelease | None) -> ChartRelease:
-    return replace(release, namespace=live.namespace, name=live.name) if live else release
 
 
 def _with_pod_problems(
@@ -118,7 +114,7 @@ def _with_pod_problems(
         if is_unchanged_workload(item):
             own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not count_pods(found.live or {})[0]):
+        if found is None or (is_labelled_now and not count_desired_and_ready(found.live or {})[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
@@ -185,9 +181,9 @@ def _read_live_state(
         operators, unseen = _find_operators(cluster)
         others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
         notes = (*refuse_second_advertiser(rendered, others, nodes, releases, *typed), *unseen)
-        ours = [one for one in workloads if _is_labelled_ours(one)]
+        ours = [one for one in workloads if _is_managed_by_gpunode(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
-            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
+            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     projected, untested = _dry_run(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
@@ -230,7 +226,8 @@ def _dry_run(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tupl
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
     result = cluster.dry_run(bodies, manager_of(""))
     _refuse_rejected(result, bodies, cluster)
-    moved = [_in_default_namespace(one.body) for one in rendered.objects if one.namespace in missing]
+    untried = [one.body for one in rendered.objects if one.namespace in missing]
+    moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
     note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
@@ -243,10 +240,6 @@ def _is_field_error(message: str) -> bool:
     Admission policies use similar words, and immutable fields are those of an object that exists.
     """
     return _FIELD_ERROR.search(message) is not None and _NAMESPACE_ERROR.search(message) is None
-
-
-def _in_default_namespace(body: Body) -> Body:
-    return {**body, "metadata": {**body["metadata"], "namespace": "default"}}
 
 
 def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> None:
@@ -319,7 +312,7 @@ def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
     return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
 
 
-def _is_labelled_ours(body: Body) -> bool:
+def _is_managed_by_gpunode(body: Body) -> bool:
     labels = body["metadata"].get("labels", {})
     return all(labels.get(name) == value for name, value in MANAGED_BY.items())
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
+from gpunode.kubernetes.live_checks import (
+    RequiredDaemonSet,
+    count_desired_and_ready,
+    find_release_workloads,
+    first_problem,
+)
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
+from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
 
@@ -24,56 +32,57 @@ def is_unchanged_workload(item: PlanItem) -> bool:
     return item.kind == "DaemonSet" and item.state in {"unchanged", "foreign"}
 
 
-def wait_unchanged_ready(
-    items: Sequence[PlanItem], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
-) -> None:
-    """Wait for the pods of the DaemonSets that do not change.
+@dataclass(frozen=True, slots=True)
+class ReadinessWait:
+    """A wait until pods are ready.
 
-    Raises:
-        VerifyFailed: as ``wait_ready``.
-    """
-    for item in filter(is_unchanged_workload, items):
-        wait_ready(item, cluster, pause, progress, timeout_s)
+    Each of its methods raises VerifyFailed where they are not within the time, with the reason of a pod.
 
-
-def wait_ready(
-    item: PlanItem, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
-) -> None:
-    """Wait until the DaemonSet's pods are ready on all of its nodes.
-
-    Raises:
-        VerifyFailed: if they are not within ``timeout_s``, with the reason of a pod.
-    """
-    place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
-
-    def find_unready() -> RequiredDaemonSet | None:
-        found = RequiredDaemonSet(item.title, next(iter(cluster.get([place])), None))
-        return None if found.is_ready else found
-
-    _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=_NO_NODE_TIMEOUT_S)
-
-
-def wait_releases_ready(
-    releases: Sequence[ChartRelease],
-    cluster: Cluster,
-    pause: Callable[[], None],
-    progress: OnProgress,
-    timeout_s: float,
-) -> None:
-    """Wait for the pods of Helm releases.
-
-    ``helm --wait`` accepts one missing pod for each DaemonSet (its maxUnavailable is 1), and does not know what an
-    operator creates. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
-
-    Raises:
-        VerifyFailed: as ``wait_ready``.
+    Attributes:
+        check_interrupt: called meanwhile; raises Interrupted after a signal.
     """
 
-    def find_unready() -> RequiredDaemonSet | None:
-        return next(find_unready_releases(releases, cluster), None)
+    cluster: Cluster
+    check_interrupt: Callable[[], None]
+    progress: OnProgress
+    timeout_s: float
 
-    # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
-    _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=timeout_s)
+    def wait_for_daemon_set(self, item: PlanItem) -> None:
+        """Wait until the DaemonSet's pods are ready on all of its nodes."""
+        metadata = {"namespace": item.namespace, "name": item.name}
+        place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": metadata}
+
+        def find_unready() -> RequiredDaemonSet | None:
+            found = RequiredDaemonSet(item.title, next(iter(self.cluster.get([place])), None))
+            return None if found.is_ready else found
+
+        self._wait_until_ready(find_unready, min(self.timeout_s, _NO_NODE_TIMEOUT_S))
+
+    def wait_for_rest(self, items: Sequence[PlanItem], releases: Sequence[ChartRelease]) -> None:
+        """Wait for the pods of the DaemonSets that do not change, and for those of Helm releases.
+
+        ``helm --wait`` accepts one missing pod for each DaemonSet (its maxUnavailable is 1), and does not know what an
+        operator creates. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
+        """
+        for item in filter(is_unchanged_workload, items):
+            self.wait_for_daemon_set(item)
+        # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
+        self._wait_until_ready(lambda: next(find_unready_releases(releases, self.cluster), None), self.timeout_s)
+
+    def _wait_until_ready(self, find_unready: Callable[[], RequiredDaemonSet | None], no_node_timeout_s: float) -> None:
+        """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
+        began = time.monotonic()
+        while (found := find_unready()) is not None:
+            desired, ready = count_desired_and_ready(found.live or {})
+            percent = 100.0 * ready / desired if desired else 0.0
+            self.progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
+            self.check_interrupt()
+            has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
+            if time.monotonic() > began + (no_node_timeout_s if has_no_node else self.timeout_s):
+                state, trouble = explain_unready(found, self.cluster)
+                after = f" after {self.timeout_s:.0f} s" if desired else ""
+                raise VerifyFailed(f"{found.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[RequiredDaemonSet]:
@@ -83,32 +92,9 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
         yield from (one for one in found if not one.is_running)
 
 
-def _wait_until_ready(
-    find_unready: Callable[[], RequiredDaemonSet | None],
-    cluster: Cluster,
-    pause: Callable[[], None],
-    progress: OnProgress,
-    timeout_s: float,
-    *,
-    no_node_timeout_s: float,
-) -> None:
-    """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
-    began = time.monotonic()
-    while (found := find_unready()) is not None:
-        desired, ready = count_pods(found.live or {})
-        progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
-        pause()
-        has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
-        if time.monotonic() > began + (min(timeout_s, no_node_timeout_s) if has_no_node else timeout_s):
-            state, trouble = explain_unready(found, cluster)
-            after = f" after {timeout_s:.0f} s" if desired else ""
-            raise VerifyFailed(f"{found.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
-        time.sleep(_POLL_INTERVAL_S)
-
-
 def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    desired, ready = count_pods(found.live or {})
+    desired, ready = count_desired_and_ready(found.live or {})
     if found.live is None and found.release is not None:
         place = ("--namespace", found.release.namespace, found.release.name)
         return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
@@ -142,7 +128,7 @@ _OPERATOR_GROUP: Final = "nvidia.com/"
 _MAX_SHOWN: Final = 3
 
 
-def describe_contents(namespace: str, cluster: Cluster, removed: Collection[str] = ()) -> Iterator[str]:
+def describe_contents(namespace: str, cluster: Cluster, removed: AbstractSet[str] = frozenset()) -> Iterator[str]:
     """Yield the titles of the objects and Helm releases in the namespace beside ``removed``; the first few.
 
     Raises:
@@ -157,9 +143,7 @@ def describe_contents(namespace: str, cluster: Cluster, removed: Collection[str]
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
     uids = frozenset(str(one["metadata"].get("uid", "")) for one in found)
-    remaining = [
-        one for one in found if _is_content(one, uids) and not {_title(one), *_release_titles(one)} & set(removed)
-    ]
+    remaining = [one for one in found if _is_content(one, uids) and removed.isdisjoint(_titles(one))]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))
     yield from titles[:_MAX_SHOWN]
@@ -193,13 +177,11 @@ def _is_automatic_token(body: Body) -> bool:
     return is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
 
 
-def _title(body: Body) -> str:
-    return f"{body['kind']} {body['metadata']['namespace']}/{body['metadata']['name']}"
-
-
-def _release_titles(body: Body) -> Sequence[str]:
-    """Return the title of the Helm release that the object belongs to, if any."""
+def _titles(body: Body) -> Iterator[str]:
+    """Yield the object's title, and that of the Helm release that it belongs to, if any."""
     metadata = body["metadata"]
+    yield object_title(body)
     labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
     name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
-    return [f"Helm release {metadata['namespace']}/{name}"] if name else []
+    if name:
+        yield f"Helm release {metadata['namespace']}/{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.check import Check, Status
@@ -19,17 +19,18 @@ from gpunode.packages import system
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
-from gpunode.steps.installed_driver import matches
+from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.packages import wants_toolkit
+from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
-from gpunode.workflow.verify import CDI_TITLE
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
 
+CDI_TITLE = "containers get the GPUs as CDI devices"
 # What to do about a difference, by the key of [expect].
-_CURES = {
+_EXPECTATION_HINTS = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
     "model": "find out which GPUs were put in",
     "driver": "set driver.version in the recipe and run gpunode setup",
@@ -43,7 +44,9 @@ def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Itera
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{_CURES[name]}, or correct [expect]")
+        yield Check(
+            f"expect-{name}", f"expected {name}", status, detail, f"{_EXPECTATION_HINTS[name]}, or correct [expect]"
+        )
 
 
 def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tuple[str, object, object, bool]]:
@@ -79,7 +82,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
 
     A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be intentional.
     """
-    packages = tuple(_packages(recipe, facts))
+    packages = tuple(_packages_to_check(recipe, facts))
     if not packages:
         return
     probes = {package: system(facts).changed_files(package) for package in packages}
@@ -90,7 +93,9 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
             detail = f"{probe.source}: {answer.error or answer.outcome}"
             yield Check("package-files", _PACKAGE_FILES_TITLE, "skipped", detail, f"see what it says: {probe.source}")
             return
-        if paths := [path for path in system(facts).changed_in(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)]:
+        if paths := [
+            path for path in system(facts).parse_changed_files(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)
+        ]:
             changed[package] = paths
     if not changed:
         yield Check(
@@ -98,23 +103,18 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
         )
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
-    hint = (
-        f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {_reinstall(facts, changed)}"
-    )
+    installed = known(facts.packages, {})
+    reinstall = system(facts).reinstall({package: installed[package] for package in changed})
+    hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
     yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
 
 
-def _reinstall(facts: Facts, packages: Iterable[PackageId]) -> str:
-    installed = known(facts.packages, {})
-    return system(facts).reinstall({package: installed[package] for package in packages})
-
-
-def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+def _packages_to_check(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     installed = known(facts.packages, {})
     for package in sorted(installed):
         is_of_toolkit = wants_toolkit(recipe) and package in TOOLKIT_PACKAGES
         is_of_driver = not package.arch and _DRIVER_LIBRARIES.fullmatch(package.name) is not None
-        if (is_of_toolkit or is_of_driver) and matches(installed[package], ""):
+        if (is_of_toolkit or is_of_driver) and is_at_version(installed[package], ""):
             yield package
 
 
@@ -139,8 +139,7 @@ def _check_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> C
     if verdict.spec is None or verdict.fault:
         return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
     if missing := [path for path in verdict.spec.paths if _is_missing(path, host)]:
-        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
-        detail = f"{verdict.spec.path} names missing files: {', '.join(missing[:_MAX_LISTED])}{more}"
+        detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_LISTED)}"
         regenerate_hint = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
         return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
     if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpunode.change import FileState
 from gpunode.check import Check
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known
@@ -60,12 +59,8 @@ def rehearse(
     back = plan_rollback(store, host, done.run)
     # Told as a whole at the end, each file compared.
     undone = rollback(back, host, store, version=options.version, argv=options.argv, on_event=ignore_event)
-    restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}
+    restored = {change.path: host.files.get(change.path) == files.get(change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
-
-
-def _before(files: Mapping[str, FileState | None], path: str) -> FileState | None:
-    return files.get(path)
 
 
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:

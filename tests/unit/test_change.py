@@ -18,7 +18,7 @@ from gpunode.change import (
     ServiceState,
     SigningKey,
     Trigger,
-    ordered,
+    sort_changes,
     triggers,
 )
 from gpunode.package_id import PackageId
@@ -77,7 +77,7 @@ def test_changes_are_ordered_files_packages_modules_services() -> None:
     command = CommandChange(("dkms", "autoinstall"), "no module")
     package = PackageChange(PackageId("nvidia-open"), None, KnownAfter())
     pin = FileChange("/etc/apt/preferences.d/gpunode-nvidia", None, FileState(b""))
-    assert ordered([service, module, command, package, pin]) == (pin, package, command, module, service)
+    assert sort_changes([service, module, command, package, pin]) == (pin, package, command, module, service)
 
 
 def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
@@ -85,7 +85,7 @@ def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
     config = FileChange("/etc/docker/daemon.json", None, FileState(b"{}"), frozenset({restart}))
     unit = FileChange("/etc/systemd/system/docker.service.d/x.conf", None, FileState(b""), frozenset({restart, read}))
     assert triggers([config, unit]) == (read, restart)
-    assert [trigger.ends_stage for trigger in (read, restart)] == [True, False]
+    assert [trigger.runs_at_stage_end for trigger in (read, restart)] == [True, False]
     assert [str(trigger) for trigger in (read, restart)] == ["daemon-reload", "restart docker.service"]
 
 
@@ -125,6 +125,11 @@ class TestDiff:
         assert list(replacement_of(b"a\n", content).diff()) == ["binary file /etc/x differs"]
         hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
         assert list(hidden.diff())[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
+
+    def test_binary_file_is_said_to_be_created_or_removed(self) -> None:
+        keyring = FileState(b"\x99\0")
+        assert list(FileChange("/etc/x", keyring, None).diff()) == ["binary file /etc/x is removed"]
+        assert list(FileChange("/etc/x", None, keyring).diff()) == ["binary file /etc/x is created"]
 
     def test_changed_mode_and_owner_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))

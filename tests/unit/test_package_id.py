@@ -11,6 +11,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Known
 from gpunode.facts.project import project_changes
 from gpunode.journal.footprint import footprint_of_node
+from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Status
@@ -58,7 +59,7 @@ def test_second_version_is_installed_and_removed_beside_the_first() -> None:
 
 def test_removal_only_removes_the_version_that_was_added() -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
-    added = footprint_of_node([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
+    added = footprint_of_node([RunRecord((begin, Intent(1, "packages", "headers", INSTALL), Commit("done")))]).packages
     newest = PackageId("kernel-devel", version="5.14.0-570.el9")
     there = {OLD: THERE, NEW: COMES, newest: PackageState(newest.version)}
     changes, notes = plan_package_restore({NEW: added[NEW].change.before}, there, Rpm(""))

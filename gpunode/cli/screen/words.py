@@ -1,11 +1,8 @@
-"""Formatting of numbers, lists, actions and triggers. Pure."""
+"""Formatting of durations and triggers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
-
-from gpunode.change import Action, Change, PackageChange, Trigger, bare_unit
+from gpunode.change import Trigger, short_unit_name
 from gpunode.cli.screen.text import Span
 
 
@@ -17,31 +14,9 @@ def format_seconds(value: float) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
-def count(number: int, noun: str) -> str:
-    """Format a count: ``1 file``, ``2 files``, ``2 indexes``, ``2 repositories``."""
-    if number == 1:
-        return f"1 {noun}"
-    if noun.endswith("y"):
-        return f"{number} {noun[:-1]}ies"
-    return f"{number} {noun}{'es' if noun.endswith('x') else 's'}"
-
-
-def join_names(items: Iterable[str], limit: int = 0) -> str:
-    """Join ``items`` with commas; beyond ``limit`` only count them (0: no limit)."""
-    found = list(items)
-    if limit and len(found) > limit + 1:
-        return f"{', '.join(found[:limit])} and {len(found) - limit} more"
-    return ", ".join(found)
-
-
-def join_with_and(parts: Sequence[str]) -> str:
-    """Join to ``a, b and c``."""
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
-
-
 def describe_trigger(trigger: Trigger) -> str:
     """Return what a trigger will do."""
-    unit = bare_unit(trigger.target)
+    unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return f"read the package index of {_repository_name(trigger)}"
@@ -61,7 +36,7 @@ def describe_trigger(trigger: Trigger) -> str:
 
 def trigger_labels(trigger: Trigger) -> tuple[str, str]:
     """Return the subject of an executed trigger, and what was done."""
-    unit = bare_unit(trigger.target)
+    unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return "package index", f"{_repository_name(trigger)} read"
@@ -95,27 +70,3 @@ MARKS: dict[str, Span] = {
     "passed": Span("✓ ", "good"),
     "skipped": Span("– ", "dim"),
 }
-
-# In the order of display.
-PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
-
-
-def action_of(change: Change) -> Action:
-    """Return the action; a new package version is either an upgrade or a downgrade."""
-    if not isinstance(change, PackageChange) or change.action != "upgrade":
-        return change.action
-    # Loaded on use: many commands change no package.
-    from gpunode.packages import SYSTEMS
-    from gpunode.packages.simulation import lowers
-
-    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
-
-
-def explain_purge(change: PackageChange) -> str:
-    """Return why a driver package is purged (see ``catalog.conflicts``); empty for other changes."""
-    if change.after is not None or change.before is None:
-        return ""
-    # Loaded on use: many commands change no package.
-    from gpunode.catalog.conflicts import purge_reason
-
-    return purge_reason(change.id.name, change.before.version) or ""

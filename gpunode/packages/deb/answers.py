@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from gpunode.catalog.gpudirect import without_source
+from gpunode.catalog.gpudirect import missing_source_hint
+from gpunode.command import command, sudo_gpunode
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import PackageSource
+from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.packages.deb import preferences
 from gpunode.packages.system import Archive
 
 _LIMIT_BYTES = 16 << 20
@@ -24,11 +26,13 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
+_DOWNGRADED = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
+_HELD = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
 _UNMET = Pattern(r"Unmet dependencies\. Try")
 
 
-def packages_in(refusal: str) -> frozenset[PackageId]:
+def find_named_packages(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
     found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE.findall(refusal)]
     return frozenset((*found, *(PackageId(package.name) for package in found)))
@@ -39,15 +43,57 @@ def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
     return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
-def hint(refusal: str) -> str:
+def hint(refusal: str, facts: Facts) -> str:
     """Return what to do about a refusal that a fresh index did not help."""
     return (
-        _missing_headers(refusal)
+        _held_packages(refusal)
+        or _newer_packages(refusal, facts)
+        or _missing_headers(refusal)
         or _missing_version(refusal)
-        or without_source(refusal)
+        or _lost_version(refusal, facts)
+        or missing_source_hint(refusal)
         or _unmet_dependencies(refusal)
+        or _foreign_preferences(refusal, facts)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
+    )
+
+
+def _held_packages(problem: str) -> str:
+    """Return how packages are released that somebody holds, even where they are not installed."""
+    found = _HELD.search(problem)
+    names = found[1].split() if found else []
+    unhold = command("sudo", "apt-mark", "unhold", *names)
+    return (
+        f"somebody put them on hold; gpunode breaks no holds:\n{unhold}\nthen run the same command again"
+        if names
+        else ""
+    )
+
+
+def _newer_packages(problem: str, facts: Facts) -> str:
+    """Return what to do about packages that would be downgraded, and that no step named."""
+    found = _DOWNGRADED.search(problem)
+    if found is None or "-y was used without --allow-downgrades" not in problem:
+        return ""
+    names = found[1].split()
+    packages = known(facts.packages, {})
+    versions = (f"{name} {state.version}" for name in names if (state := packages.get(PackageId.of(name))))
+    purge = command("sudo", "apt-get", "purge", *names)
+    return (
+        f"{', '.join(versions)}: newer than what the planned packages need, and maybe made by hand; if nothing "
+        f"else needs it:\n{purge}\nthen run the same command again"
+    )
+
+
+def _foreign_preferences(problem: str, facts: Facts) -> str:
+    """Return which of the user's own preferences are about the packages that a refusal names."""
+    places = ", ".join(preferences.list_foreign_records(facts, find_named_packages(problem)))
+    return (
+        f"the index is fresh, and {places} decides which of these packages apt may take: remove that pin, or let it "
+        "agree; then run the same command again"
+        if places
+        else ""
     )
 
 
@@ -74,6 +120,21 @@ def _missing_version(problem: str) -> str:
     )
 
 
+def _lost_version(problem: str, facts: Facts) -> str:
+    """Return what to do when the archive has no more the version of which a part is installed, and maybe held."""
+    if not (lacking := versions_not_found(problem)):
+        return ""
+    package, version = lacking[0]
+    packages = known(facts.packages, {})
+    held = sorted(str(one) for one, state in packages.items() if state.held and state.version == version)
+    unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
+    there = f", the version of {', '.join(held)}, which somebody holds" if held else ""
+    return (
+        f"no source has {package} {version} any more{there}; the newest version of all that belongs together comes "
+        f"by:\n{unhold}{sudo_gpunode('setup', '--upgrade')}"
+    )
+
+
 def _unmet_dependencies(problem: str) -> str:
     """Return what to do about packages that were broken before, of which gpunode did not name every one to apt."""
     if _UNMET.search(problem) is None:
@@ -85,12 +146,12 @@ def _unmet_dependencies(problem: str) -> str:
     )
 
 
-def question(packages: Collection[PackageId]) -> Probe:
+def archives_probe(packages: Collection[PackageId]) -> Probe:
     """Return the command that lists the archives of each version of ``packages``."""
     return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
 
 
-def parse_madison(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
+def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
     """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
     found: dict[tuple[str, str], dict[Archive, None]] = {}
     for line in table.splitlines():
@@ -109,7 +170,7 @@ def changed_files(package: PackageId) -> Probe:
     return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
 
 
-def changed_in(answer: str) -> tuple[str, ...]:
+def parse_changed_files(answer: str) -> tuple[str, ...]:
     """Return the paths that ``dpkg --verify`` found changed or missing, without configuration files.
 
     Source: dpkg(1), --verify-format rpm: nine signs of which 5 is the checksum, or "missing"; "c" marks a conffile.
@@ -120,17 +181,17 @@ def changed_in(answer: str) -> tuple[str, ...]:
 
 def serves(source: PackageSource, archive: Archive) -> bool:
     """Return whether an entry of the sources is for an archive as apt prints it."""
-    if not _means(_bare(source.uri), _bare(archive.uri)):
+    if not _matches_printed_uri(_without_userinfo(source.uri), _without_userinfo(archive.uri)):
         return False
     if not source.components:
-        return _means(source.suite.strip("./"), archive.part.strip("./"))
-    return any(_means(f"{source.suite}/{component}", archive.part) for component in source.components)
+        return _matches_printed_uri(source.suite.strip("./"), archive.part.strip("./"))
+    return any(_matches_printed_uri(f"{source.suite}/{component}", archive.part) for component in source.components)
 
 
-def _bare(uri: str) -> str:
+def _without_userinfo(uri: str) -> str:
     return _USERINFO.sub("", uri).rstrip("/")
 
 
-def _means(written: str, printed: str) -> bool:
+def _matches_printed_uri(written: str, printed: str) -> bool:
     """Return whether an address in the sources is the one that apt prints with its architecture; sources.list(5)."""
     return re.fullmatch(re.escape(written).replace(re.escape("$(ARCH)"), "[^/]+"), printed) is not None

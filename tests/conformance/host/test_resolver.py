@@ -55,12 +55,8 @@ LINKS = st.tuples(st.sampled_from(["", "/"]), PATHS).map("".join)
 NODES = st.tuples(PATHS, st.one_of(st.just("folder"), st.just("file"), LINKS.map(lambda target: f"link:{target}")))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
-@given(nodes=st.lists(NODES, max_size=12), path=PATHS)
-def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
-    if not _has_openat2(tmp_path):
-        pytest.skip("this kernel has no openat2(2), or this container forbids it")
-    root = tmp_path / "root"
+def make_tree(root: Path, nodes: list[tuple[str, str]]) -> Path:
+    """Make ``nodes`` below ``root``, anew; those that cannot be are left out."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     for name, kind in nodes:
@@ -76,4 +72,27 @@ def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tupl
                 target.touch(exist_ok=False)
             else:
                 target.symlink_to(kind.removeprefix("link:"))
+    return root
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
+@given(nodes=st.lists(NODES, max_size=12), path=PATHS)
+def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
+    if not _has_openat2(tmp_path):
+        pytest.skip("this kernel has no openat2(2), or this container forbids it")
+    root = make_tree(tmp_path / "root", nodes)
     assert our_inode(root, f"/{path}") == kernel_inode(root, f"/{path}")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
+@given(nodes=st.lists(NODES, max_size=12), path=PATHS)
+def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
+    """Also behind a link that leads to nothing: an undo takes away what is recorded as made."""
+    root = make_tree(tmp_path / "root", nodes)
+    try:
+        expected = places.missing_folders(f"/{path}", root=str(root))
+        leads = places.resolve_path(f"/{path}", root=str(root), pretend=True)
+    except OSError:
+        return
+    with suppress(OSError), places.open_path(f"/{path}", str(root), make=True) as place:
+        assert (expected, leads) == (tuple(place.made), place.path)

@@ -174,6 +174,35 @@ class Started:
         self.process.wait()
         return orphans
 
+    def kill_child_at(self, step: int, program: str) -> None:
+        """Kill ``program`` alone once dpkg has logged change ``step``, and wait for gpunode's end.
+
+        dpkg goes on a second later than the rest.
+
+        Raises:
+            AssertionError: the run was over before.
+        """
+        before, pid = steps(self.node), self.pid
+        while steps(self.node) - before < step:
+            assert self.process.poll() is None, self.said
+            time.sleep(0.001)
+        names: dict[int, str] = {}
+        for one in _stopped(pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names[one] = Path(f"/proc/{one}/comm").read_text().strip()
+        os.kill(next(one for one, name in names.items() if name == program), signal.SIGKILL)
+        for is_dpkg in (False, True):
+            Orphans(tuple(one for one, name in names.items() if name.startswith("dpkg") is is_dpkg)).send(
+                signal.SIGCONT
+            )
+            time.sleep(0 if is_dpkg else 1)
+        # nsenter, which stands between, stops when it hears that gpunode has, maybe after gpunode went on.
+        deadline = time.monotonic() + _LATEST_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said
+            self.process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+
     def until(self, text: str) -> str:
         """Wait until ``text`` is in all that it has printed, and return that.
 

@@ -194,6 +194,27 @@ def test_undo_killed_before_dpkg_starts_is_repeated_by_remove(
         assert ask(node, "remove", "--yes").envelope["changed"] is False
 
 
+@pytest.mark.parametrize("setup_between", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("program", ["apt-get", "dpkg"])
+def test_remove_takes_what_a_killed_program_installed(
+    prepared: Callable[[str], Prepared], program: str, setup_between: bool
+) -> None:
+    """The kernel kills one for want of memory; dpkg goes on without apt, and its journal has what it did last."""
+    found = prepared("driver")
+    with found.node() as node:
+        setup = start_setup(node)
+        setup.kill_child_at(6, program)
+        assert "was killed or crashed" in setup.said
+        if setup_between:
+            assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {0, 10}, removed.error
+        left = state(node)
+        assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+
+
 def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
     """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
     found = prepared("driver")

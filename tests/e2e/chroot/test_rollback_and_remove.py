@@ -120,6 +120,26 @@ def test_driver_that_did_not_build_goes_without_another_build(verb: str, bases: 
         assert before.differences(snapshot(node)) == ""
 
 
+@pytest.mark.parametrize("verb", ["rollback", pytest.param("remove", marks=pytest.mark.long)])
+def test_kernel_that_the_driver_does_not_know_blocks_no_undo(verb: str, bases: dict[str, Bases], chroots: Lab) -> None:
+    """The kernel's scripts have dkms build the module, which leaves; only then can its package be configured."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        set_up(node)
+        fails_with_driver = {"postinst": "#!/bin/sh\n! dkms status | grep -q nvidia\n"}
+        kernel = Package("linux-headers-6.1.0-99-lab", "6.1.99-1", scripts=fails_with_driver)
+        build_all([kernel], node.path("/root"))
+        node.run("sh", "-ec", f"! dpkg -i /root/{kernel.file_name}")
+
+        back = ask(node, verb, *(["--packages"] if verb == "rollback" else []), "--yes")
+
+        assert back.exit_code == 10, back.error
+        assert node.run("dpkg", "--audit").stdout == ""
+        assert "linux-headers-6.1.0-99-lab" in node.installed()
+        assert "nvidia-kernel-open-dkms" not in node.installed()
+
+
 def test_run_is_undone_only_after_runs_that_depend_on_it(bases: dict[str, Bases], chroots: Lab) -> None:
     """The toolkit does not go while a later run's docker names it; undone in part, a run hides no older one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:

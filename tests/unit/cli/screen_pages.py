@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
-from gpunode.cli.doctor import diagnosis_lines, story_lines
+from gpunode.cli.doctor import cause_explanation_lines, diagnosis_lines
 from gpunode.cli.log import run_lines, run_table_lines
 from gpunode.cli.node_screen import Screen
 from gpunode.cli.rehearse import rehearsal_header_lines, rehearsal_lines
@@ -33,9 +33,8 @@ from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, TriggerResult
 from gpunode.journal import record
-from gpunode.journal.chronicle import RunRecord, record_of_run
-from gpunode.journal.history import RunSummary
-from gpunode.journal.record import Begin, Commit
+from gpunode.journal.history import RunRecord
+from gpunode.journal.record import Begin, Commit, Intent
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import NothingToUndo, RollbackResult
@@ -63,7 +62,7 @@ BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"ve
 
 def ended(screen: Screen, done: SetupResult, report: VerifyReport, failure: GpunodeError | None = None) -> None:
     log = "/var/log/gpunode/setup.log"
-    screen.conclude(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
+    screen.show_result(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
 
 
 def plan(screen: Screen) -> None:
@@ -81,7 +80,7 @@ def rehearse(screen: Screen) -> None:
 def setup(screen: Screen) -> None:
     """Print events with fixed times, as a real run tells them."""
     done = nodes.set_up(nodes.free(), lambda _: None)
-    settled = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
+    trigger_results = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
         for stage in done.applied:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
@@ -91,9 +90,9 @@ def setup(screen: Screen) -> None:
                 screen.update_progress(Progress("download", 43.0, "libcuda1"))
                 screen.show_event(Applied(stage.stage, "packages", packages, 41.2))
         screen.show_event(Triggering((RESTART,)))
-        for one in settled:
+        for one in trigger_results:
             screen.show_event(Triggered(one))
-        finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
+        finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, trigger_results=trigger_results)
         ended(screen, finished, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
@@ -111,13 +110,13 @@ def one_step(screen: Screen) -> None:
     )
     done = replace(whole, preview=stages, seconds=0.2)
     ended(screen, done, VerifyReport(CHECKS[3:]))
-    changed = replace(done, run="000003-20250501T120000Z", settled=(TriggerResult(RESTART, 0.4),))
+    changed = replace(done, run="000003-20250501T120000Z", trigger_results=(TriggerResult(RESTART, 0.4),))
     ended(screen, changed, VerifyReport(CHECKS[3:]))
 
 
 def reboot(screen: Screen) -> None:
     done = nodes.set_up(nodes.facts(), lambda _: None)
-    finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=())
+    finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, trigger_results=())
     failure = RebootRequired(
         "a reboot is needed; everything before it is done",
         why="\n".join(wait.reason for wait in done.waits),
@@ -150,18 +149,25 @@ def rollback(screen: Screen) -> None:
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
     done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
-    screen.conclude(rollback_lines(done, None, screen.argv))
+    screen.show_result(rollback_lines(done, None, screen.argv))
+
+
+def _run(begin: Begin, *paths: str, is_done: bool = False) -> RunRecord:
+    """Return a run that changed these files, or was cut short meanwhile."""
+    intents = (Intent(n, "runtime", "x", FileChange(path, None, FileState(b""))) for n, path in enumerate(paths))
+    return RunRecord((begin, *intents, *([Commit("done")] if is_done else [])))
 
 
 def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
-    newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
-    older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
+    newest = _run(docker, "/etc/docker/daemon.json", is_done=True)
+    older = _run(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), "libcuda1", nodes.CONFIG)
     screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
     screen.put(
         *already_undone_lines(
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
-        )
+        ),
+        *already_undone_lines(NothingToUndo(_run(docker, is_done=True), "nothing of it is left")),
     )
 
 
@@ -170,9 +176,9 @@ def runs(screen: Screen) -> None:
     undo = replace(first, run="000004-20250501T121500Z", at=1746101700.0, verb="rollback", recipe="", undoes=first.run)
     cut = replace(first, run="000005-20250501T130000Z", at=1746104400.0)
     found = (
-        RunSummary(first, ("libcuda1", nodes.CONFIG), Commit("done"), undo.run),
-        RunSummary(undo, (nodes.CONFIG,), Commit("done")),
-        RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
+        replace(_run(first, "libcuda1", nodes.CONFIG, is_done=True), undone_by=undo.run),
+        _run(undo, nodes.CONFIG, is_done=True),
+        _run(cut, *(f"package-{number}" for number in range(12))),
     )
     prospects = {
         first.run: "undone by run 4",
@@ -186,12 +192,11 @@ def _logged() -> tuple[RunRecord, ...]:
     """Return a run as the log reads it, the same cut short, and one that undid it."""
     data = [b"".join(encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
-    told = (
-        record_of_run(record.decode_without_contents(data[0]), undone_by=undo.run),
-        record_of_run((undo, Commit("done", "", BEGIN.at + 2))),
-        record_of_run(record.decode_without_contents(data[1])),
+    return (
+        RunRecord(record.decode_without_contents(data[0]), undone_by=undo.run),
+        RunRecord((undo, Commit("done", "", BEGIN.at + 2))),
+        RunRecord(record.decode_without_contents(data[1])),
     )
-    return tuple(one for one in told if one is not None)
 
 
 def log(screen: Screen) -> None:
@@ -247,7 +252,9 @@ def story(screen: Screen) -> None:
         ("https://docs.nvidia.com/deploy/xid-errors/",),
     )
     remedy = doctor_nodes.examined().diagnosis.findings[0].remedy
-    screen.put(*story_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width))
+    screen.put(
+        *cause_explanation_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width)
+    )
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (

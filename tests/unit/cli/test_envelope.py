@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 
 from gpunode import errors
@@ -22,6 +25,7 @@ from gpunode.change import (
     ServiceState,
 )
 from gpunode.cli import boundary, status
+from gpunode.cli.app import app
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import Busy, GpunodeError, RecipeError, Refused, UsageError, exit_codes
 from gpunode.package_id import PackageId
@@ -228,3 +232,20 @@ def test_broken_pipe_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_undecodable_file_name_is_escaped_in_json() -> None:
     line = Envelope("doctor", result={"report": "f\udcff.json"}).as_json()
     assert json.loads(line)["result"]["report"] == "f\\udcff.json"
+
+
+def test_result_of_every_command_is_in_the_json_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/json-output.md").read_text()
+    rows = (line.split(" | ")[0] for line in page.partition("| command | keys |")[2].splitlines() if "|" in line)
+    described = {command for row in rows for command in re.findall(r"`([a-z0-9 -]+)`", row)}
+    assert set(_commands_with_json(typer.main.get_command(app), "")) - described == set()
+
+
+def _commands_with_json(command: Any, name: str) -> Iterator[str]:
+    """Yield the commands that take ``--json``, without hidden ones."""
+    if any("--json" in one.opts for one in command.params):
+        yield name.strip()
+    for inner in command.list_commands(typer.Context(command)) if hasattr(command, "list_commands") else ():
+        found = command.get_command(typer.Context(command), inner)
+        if not found.hidden:
+            yield from _commands_with_json(found, f"{name} {inner}")

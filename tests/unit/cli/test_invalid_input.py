@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import typer
 
-from gpunode.cli.app import GROUPS, STEP_IDS, app
+from gpunode.cli.app import GROUPS, app
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.inputs import RecipeOptions
 from gpunode.errors import UsageError
-from gpunode.steps.table import STEPS
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,6 @@ def test_wrong_option_points_to_the_help_of_its_command(capsys: pytest.CaptureFi
 def test_negative_lock_timeout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--lock-timeout", "-5"]) == 2
     assert "--lock-timeout" in capsys.readouterr().err
-
-
-def test_help_lists_the_steps_of_only() -> None:
-    assert STEP_IDS.split(", ") == [step.id for step in STEPS]
 
 
 @pytest.mark.parametrize("width", ["80", "50"])

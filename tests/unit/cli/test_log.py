@@ -16,7 +16,7 @@ from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal import record
-from gpunode.journal.chronicle import RunRecord, record_of_run
+from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from tests.fakes.journals import encode_lines
 from tests.unit.journal.chronicles import CONFIG, CUDA, SECRET, entries
@@ -53,9 +53,7 @@ UNDO = {
 def run_record(*, ended: bool = True) -> RunRecord:
     """Return the file as the journal is read without backups: its content is its name."""
     data = b"".join(encode_lines(entries(ended=ended)))
-    found = record_of_run(record.decode_without_contents(data))
-    assert found is not None
-    return found
+    return RunRecord(record.decode_without_contents(data))
 
 
 def test_audit_records_have_exactly_the_documented_keys() -> None:
@@ -117,7 +115,7 @@ def root(tmp_path: Path) -> Path:
         run = store.begin("setup", version="1", recipe="containerd", user="alice")
         for entry in entries():
             if isinstance(entry, record.Intent):
-                run.done(run.intend(entry.stage, entry.step, entry.change, entry.reason))
+                run.done(run.record_intent(entry.stage, entry.step, entry.change, entry.reason))
         if number == 1:
             run.commit("done")
         run.close()

@@ -219,6 +219,17 @@ def test_setup_of_a_kubernetes_node_names_the_apply_command(name: str) -> None:
     assert (f"  then  gpunode k8s apply {name}" in shown) == (name != "containerd")
 
 
+@pytest.mark.parametrize("configures", [True, False])
+def test_undo_after_setup_undoes_something(configures: bool) -> None:
+    """A plain rollback refuses a run that changed no runtime's configuration."""
+    done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
+    if not configures:
+        done = replace(done, applied=tuple(stage for stage in done.applied if stage.stage != "runtime"))
+    shown = [one.text for one in setup_lines(nodes.RECIPE, done, VerifyReport(()), None, "log", ("setup", "-y"))]
+    more = "" if configures else " --packages"
+    assert shown[-1] == f"  undo  sudo gpunode rollback 000003-20250501T120000Z{more}"
+
+
 def test_rollback_command_repeats_the_root() -> None:
     assert str(rollback_command(("setup", "--root=/mnt/a b", "-y"), "000001-x")) == (
         "sudo gpunode rollback 000001-x --root '/mnt/a b'"

@@ -19,6 +19,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.journal.footprint import Footprint, footprint_of_node, footprint_of_run
+from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
 from gpunode.package_id import PackageId
 
@@ -42,20 +43,20 @@ def run(
     result: Result | None = "done",
     failed: Sequence[int] = (),
     step: str = "x",
-) -> list[Entry]:
+) -> RunRecord:
     """Return a run, which with an end has made every change that did not fail; without one nobody knows."""
     begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
     entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
     entries += [Failed(n, "no") if n in failed else Done(n) for n in range(len(changes)) if result or n in failed]
-    return [*entries, *([Commit(result)] if result else [])]
+    return RunRecord((*entries, *([Commit(result)] if result else [])))
 
 
 def packages_before(found: Footprint) -> dict[PackageId, PackageState | None]:
     return {package: span.change.before for package, span in found.packages.items()}
 
 
-def spans(*runs: list[Entry], path: str = "/a") -> list[tuple[str | None, str | None]]:
-    trail = footprint_of_node(entry for one in runs for entry in one).files.get(path)
+def spans(*runs: RunRecord, path: str = "/a") -> list[tuple[str | None, str | None]]:
+    trail = footprint_of_node(runs).files.get(path)
     texts = []
     for span in trail.spans if trail else ():
         change = span.change
@@ -93,7 +94,7 @@ def test_failed_write_does_not_count_and_an_intended_one_does() -> None:
 
 def test_failed_transaction_counts_only_the_touched_packages() -> None:
     change, spared = (PackageChange(PackageId.of(name), None, PackageState("3")) for name in ("dkms", "docker.io"))
-    assert packages_before(footprint_of_node(run(1, change, spared, failed=[1], result="failed"))) == {
+    assert packages_before(footprint_of_node([run(1, change, spared, failed=[1], result="failed")])) == {
         PackageId("dkms"): None
     }
 
@@ -101,13 +102,13 @@ def test_failed_transaction_counts_only_the_touched_packages() -> None:
 def test_removed_package_is_not_owned() -> None:
     there = PackageState("3")
     back = run(2, PackageChange(PackageId("dkms"), there, None), verb="rollback", of=1)
-    assert footprint_of_node([*run(1, PackageChange(PackageId("dkms"), None, there)), *back]).packages == {}
+    assert footprint_of_node([run(1, PackageChange(PackageId("dkms"), None, there)), back]).packages == {}
 
 
 def test_package_state_before_is_that_of_the_first_run() -> None:
     old, new, newer = (PackageState(version) for version in ("1", "2", "3"))
     found = footprint_of_node(
-        [*run(1, PackageChange(PackageId("p"), old, new)), *run(2, PackageChange(PackageId("p"), new, newer))]
+        [run(1, PackageChange(PackageId("p"), old, new)), run(2, PackageChange(PackageId("p"), new, newer))]
     )
     assert packages_before(found) == {PackageId("p"): old}
 
@@ -133,25 +134,25 @@ class TestInterruptedUndo:
         there = PackageState("3")
         setup = run(1, PackageChange(PackageId("dkms"), None, there))
         cut = run(2, PackageChange(PackageId("dkms"), there, None), verb="remove", result=None)
-        assert packages_before(footprint_of_node([*setup, *cut])) == {PackageId("dkms"): None}
-        assert packages_before(footprint_of_node([*setup, *cut, *run(3)])) == {PackageId("dkms"): None}
+        assert packages_before(footprint_of_node([setup, cut])) == {PackageId("dkms"): None}
+        assert packages_before(footprint_of_node([setup, cut, run(3)])) == {PackageId("dkms"): None}
 
     def test_unit_and_mig_layout_are_still_owned(self) -> None:
         off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
         whole, halved = MigLayout(enabled=False), MigLayout(enabled=True)
         setup = run(1, ServiceChange("a.service", off, on), MigChange("GPU-1", whole, halved))
         cut = run(2, ServiceChange("a.service", on, off), MigChange("GPU-1", halved, whole), result=None)
-        found = footprint_of_node([*setup, *cut])
+        found = footprint_of_node([setup, cut])
         assert found.units["a.service"].change == ServiceChange("a.service", off, on)
         assert found.layouts["GPU-1"].change == MigChange("GPU-1", whole, halved)
 
 
 def test_unit_state_before_is_that_of_the_first_run() -> None:
     off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
-    found = footprint_of_node(run(1, ServiceChange("a.service", off, on)))
+    found = footprint_of_node([run(1, ServiceChange("a.service", off, on))])
     assert found.units["a.service"].change == ServiceChange("a.service", off, on)
     undone = run(2, ServiceChange("a.service", on, off), verb="rollback", of=1)
-    assert footprint_of_node([*run(1, ServiceChange("a.service", off, on)), *undone]).units == {}
+    assert footprint_of_node([run(1, ServiceChange("a.service", off, on)), undone]).units == {}
 
 
 def test_objects_left_by_a_removal_are_still_owned() -> None:
@@ -163,7 +164,7 @@ def test_objects_left_by_a_removal_are_still_owned() -> None:
         wrote(None, "1", "/b"),
     )
     removed = run(2, PackageChange(PackageId("runc"), there, None), verb="remove", result="waiting")
-    found = footprint_of_node([*setup, *removed])
+    found = footprint_of_node([setup, removed])
     assert packages_before(found) == {PackageId("dkms"): None}
     assert set(found.files) == {"/b"}
 
@@ -213,7 +214,7 @@ def test_conffiles_of_packages_are_not_counted() -> None:
 def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     first = FileChange("/a", None, state("1"), frozenset({RESTART}), ("/new",))
     second = FileChange("/a", state("1"), state("2"), frozenset({Trigger("initramfs")}))
-    (span,) = footprint_of_node([*run(1, first), *run(2, second)]).files["/a"].spans
+    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"].spans
     assert span.change.path == "/a"
     assert span.folders == ("/new",)
     assert span.change.triggers == {RESTART, Trigger("initramfs")}
@@ -222,9 +223,9 @@ def test_folders_and_triggers_of_all_runs_are_kept() -> None:
 def test_folders_survive_an_interrupted_undo() -> None:
     made = FileChange("/a", None, state("1"), folders=("/new",))
     later, taken = wrote("1", "2"), FileChange("/a", state("2"), None, folders=("/new",))
-    cut = [*run(1, made), *run(2, later), *run(3, taken, verb="remove", result=None)]
+    cut = [run(1, made), run(2, later), run(3, taken, verb="remove", result=None)]
     for goes_on in (wrote("2", "3"), wrote(None, "3")):
-        trail = footprint_of_node([*cut, *run(4, goes_on)]).files["/a"]
+        trail = footprint_of_node([*cut, run(4, goes_on)]).files["/a"]
         assert {folder for span in trail.spans for folder in span.folders} == {"/new"}
 
 
@@ -232,7 +233,7 @@ def test_mig_layout_made_between_runs_is_not_ours() -> None:
     off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one_instance(profile)) for profile in ("3g", "7g"))
     last = MigLayout(True, _one_instance("1g"))
     changes = MigChange("GPU-1", off, ours), MigChange("GPU-1", theirs, last)
-    found = footprint_of_node([*run(1, changes[0]), *run(2, changes[1])]).layouts["GPU-1"]
+    found = footprint_of_node([run(1, changes[0]), run(2, changes[1])]).layouts["GPU-1"]
     assert [found.left(layout) for layout in (ours, theirs, last)] == [True, False, True]
     alone = footprint_of_run(run(1, *changes)).layouts["GPU-1"]
     assert [alone.left(layout) for layout in (ours, theirs, last)] == [True, True, True]
@@ -241,7 +242,7 @@ def test_mig_layout_made_between_runs_is_not_ours() -> None:
 def test_file_removed_after_two_runs_differs_from_the_first_result() -> None:
     """They removed what the second one wrote; what the first one removed does not come back for that."""
     first, second = wrote("0", None), wrote(None, "1")
-    (span,) = footprint_of_node([*run(1, first), *run(2, second)]).files["/a"].spans
+    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"].spans
     assert (span.left(state("1")), span.left(None)) == (True, False)
     (alone,) = footprint_of_run(run(1, first, second)).files["/a"].spans
     assert alone.left(None), "it may have ended in between"
@@ -255,18 +256,18 @@ def test_created_file_is_listed_before_the_file_that_names_it() -> None:
     """Undone from the last to the first, nothing names a file that is gone."""
     drop_in, named, updated = wrote(None, "1", "/drop-in"), wrote("0", "1", "/config"), wrote("1", "2", "/drop-in")
     at_once = run(1, drop_in, named, updated)
-    for found in (footprint_of_run(at_once), footprint_of_node(at_once)):
+    for found in (footprint_of_run(at_once), footprint_of_node([at_once])):
         assert list(found.files) == ["/drop-in", "/config"]
     edited, naming = wrote("0", "1", "/config"), wrote("1", "2", "/config")
     for found in (
-        footprint_of_node([*run(1, edited), *run(2, drop_in, naming)]),
+        footprint_of_node([run(1, edited), run(2, drop_in, naming)]),
         footprint_of_run(run(1, edited, drop_in, naming)),
     ):
         assert list(found.files) == ["/drop-in", "/config"]
 
 
 def test_forgotten_contents_are_marked() -> None:
-    bare = footprint_of_node(run(1, wrote("name of 0", "name of 1")))
+    bare = footprint_of_node([run(1, wrote("name of 0", "name of 1"))])
     assert bare.objects == {"name of 0", "name of 1"}
     kept = bare.with_contents({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
     assert not kept.forgotten
@@ -276,7 +277,7 @@ def test_forgotten_contents_are_marked() -> None:
 
 def test_empty_and_missing_files_are_loaded_as_such() -> None:
     gone = (
-        footprint_of_node(run(1, wrote("name of nothing", None)))
+        footprint_of_node([run(1, wrote("name of nothing", None))])
         .with_contents({"name of nothing": b""}.get)
         .files["/a"]
     )

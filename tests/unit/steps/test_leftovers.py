@@ -8,13 +8,13 @@ import pytest
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Found, encode_found
-from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
+from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
+from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.steps.leftovers import find_leftovers
-from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
+from tests.unit.steps.machines import machine, planned, recipe, with_driver
 
 NVCC = "/usr/local/cuda-12.6/bin/nvcc"
 UNINSTALLER = "/usr/local/cuda-12.6/bin/cuda-uninstaller"
@@ -74,19 +74,6 @@ def test_dkms_tree_of_no_package_is_noted(paths: tuple[str, ...], command: str) 
 def test_other_sources_with_nvidia_in_their_name_are_no_driver() -> None:
     paths = frozenset({"/usr/src/nvidia-fs-2.20.5", "/var/lib/dkms/nvidia-fs/2.20.5"})
     assert not [*find_leftovers(machine(leftovers=paths))]
-
-
-@pytest.mark.parametrize("folder", ["updates", "extra"])
-def test_stray_module_is_noted_with_the_kernel(folder: str) -> None:
-    path = f"/lib/modules/{KERNEL}/{folder}/nvidia.ko"
-    note = only_note(with_driver(module_files=(ModuleFile(KERNEL, path),)))
-    assert path in note
-    assert f"`sudo depmod {KERNEL}`" in note
-
-
-def test_module_of_dkms_is_not_stray() -> None:
-    built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
-    assert not [*find_leftovers(with_driver(module_files=(built,)))]
 
 
 def test_stub_folder_in_the_loader_path_is_noted_with_its_line() -> None:
@@ -151,13 +138,13 @@ def test_toolkits_of_no_package_alone_are_known_after_a_transaction() -> None:
     [("/usr/bin/nvidia-installer", True), ("/usr/bin/nvidia-uninstall", True), ("/usr/bin/nvidia-reinstall", False)],
 )
 def test_run_installer_is_known_without_its_uninstall_link(path: str, is_there: bool) -> None:
-    found = Capture("glob", "ok", encode_found(iter([Found(path)])))
+    found = Capture("glob", "ok", encode_matches(iter([GlobMatch(path)])))
     assert derive({"run-installer": found}).run_installer == Known(is_there, "run-installer")
 
 
 def test_leftovers_are_read_from_the_places_of_installers() -> None:
     def listing(*paths: str) -> Capture:
-        return Capture("glob", "ok", encode_found(iter([Found(path) for path in paths])))
+        return Capture("glob", "ok", encode_matches(iter([GlobMatch(path) for path in paths])))
 
     evidence = {
         "cuda-compilers": listing(NVCC),

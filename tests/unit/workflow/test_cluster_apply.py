@@ -17,6 +17,7 @@ from gpunode.journal.store import Store
 from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.workflow.cluster_apply import RunHeader, apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.cluster_workloads import ReadinessWait
 
 
 class Unready:
@@ -53,9 +54,9 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     items: tuple[PlanItem, ...], said: str, result: str, tmp_path: Path
 ) -> None:
     plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
-    hooks: dict[str, Any] = {"on_event": never, "pause": never, "progress": never, "timeout_s": 0.0}
+    wait = ReadinessWait(cast("Cluster", Unready()), never, never, 0.0)
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
-        apply_plan(plan, cast("Cluster", Unready()), store, RunHeader("k8s apply", "0", ()), **hooks)
+        apply_plan(plan, store, RunHeader("k8s apply", "0", ()), wait=wait, on_event=never)
     assert said in failed.value.why
     assert "kubectl --context prod describe pods" in failed.value.hint
     (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
@@ -74,7 +75,7 @@ class Moved(Unready):
 
 def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
     plan, store = ClusterPlan(Identity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
-    hooks: dict[str, Any] = {"on_event": print, "pause": print, "progress": print, "timeout_s": 0.0}
+    wait = ReadinessWait(cast("Cluster", Moved()), lambda: None, lambda _: None, 0.0)
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
-        apply_plan(plan, cast("Cluster", Moved()), store, RunHeader("k8s apply", "0", ()), **hooks)
+        apply_plan(plan, store, RunHeader("k8s apply", "0", ()), wait=wait, on_event=lambda _: None)
     assert store.ids() == ()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import InterruptedRun
-from gpunode.journal.record import Begin, Verb
+from gpunode.journal.history import RunRecord
+from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.recovery import (
     describe_interrupted_run,
-    missing_marks,
+    find_missing_marks,
     possible_temporary_files,
-    record_what_was_made,
+    read_backlog,
+    record_completed_changes,
 )
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
@@ -26,6 +28,16 @@ from tests.unit.workflow.nodes import Node
 BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())
 FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
 PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")) for n in range(5))
+
+
+def interrupted(
+    made: Sequence[Change] = (), begun: Sequence[Change] = (), failed: Sequence[Change] = (), verb: Verb = "setup"
+) -> RunRecord:
+    """Return a run without an end."""
+    intents = [Intent(n, "packages", "x", change) for n, change in enumerate((*made, *failed, *begun))]
+    done = (Done(n) for n in range(len(made)))
+    no = (Failed(n, "no") for n in range(len(made), len(made) + len(failed)))
+    return RunRecord((replace(BEGIN, verb=verb), *intents, *done, *no))
 
 
 @pytest.mark.parametrize(
@@ -42,14 +54,28 @@ PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")
     ],
 )
 def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
-    assert describe_interrupted_run(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
+    assert describe_interrupted_run(interrupted(made, begun), "this run finishes it") == (
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
 
 
+def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = store.begin("setup", version="test")
+    change = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
+    with store.lock():
+        run.done(run.record_intent("packages", "nouveau", change))
+        going_on = read_backlog(store, machine())
+    assert not going_on
+    assert going_on.ended == ""
+    assert going_on.notes[0].startswith("another gpunode is changing this node: process ")
+    killed = read_backlog(store, machine())
+    assert (bool(killed), killed.ended, killed.notes) == (True, "was cut short", ())
+
+
 def test_possible_temporary_files_of_an_interrupted_run_are_listed() -> None:
-    paths = possible_temporary_files(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
+    paths = possible_temporary_files(interrupted(begun=(FILE, *PACKAGES)))
     assert paths == (
         "/etc/modprobe.d/x.conf",
         "/etc/containerd/config.toml",
@@ -65,13 +91,13 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
         return PackageChange(PackageId.of(name), None, PackageState("1", auto=auto))
 
     begun = tuple(bring(name, auto=name != "asked") for name in ("needed", "asked", "gone", "newer"))
-    cut = InterruptedRun(BEGIN, (), (FILE, *begun))
+    cut = interrupted(begun=(FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert missing_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert missing_marks(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
+    assert find_missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
 
 
 class TestRecordOfInterruptedChanges:
@@ -86,10 +112,10 @@ class TestRecordOfInterruptedChanges:
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", "x", brought))
+        run.done(*run.record_intents("packages", "x", brought))
         run.commit("done")
         cut = store.begin("remove", version="test")
-        cut.intend_all("packages", "remove", [back for change in brought if (back := change.inverse())])
+        cut.record_intents("packages", "remove", [back for change in brought if (back := change.inverse())])
         cut.close()
         return store
 
@@ -104,15 +130,15 @@ class TestRecordOfInterruptedChanges:
 
     def test_packages_removed_by_a_killed_remove_are_not_owned_any_more(self, store: Store) -> None:
         """So a later remove does not take what somebody has installed or written since."""
-        record_what_was_made(store, self.node())
-        record_what_was_made(store, self.node("dkms", file=FileState(b"theirs")))
+        record_completed_changes(store, self.node())
+        record_completed_changes(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
         cut = store.interrupted_run()
         assert cut is not None
-        assert cut.begun == ()
+        assert cut.changes("unknown") == ()
 
     def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
-        record_what_was_made(store, self.node("dkms", file=self.OURS))
+        record_completed_changes(store, self.node("dkms", file=self.OURS))
         assert set(store.footprint().packages) == {PackageId("dkms")}
         assert set(store.footprint().files) == {self.PATH}
 
@@ -120,7 +146,7 @@ class TestRecordOfInterruptedChanges:
         node = self.node()
         half = b"\nPackage: dkms\nStatus: deinstall reinstreq half-installed\nArchitecture: amd64\nVersion: 3\n"
         node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
-        record_what_was_made(store, node)
+        record_completed_changes(store, node)
         assert set(store.footprint().packages) == {PackageId("dkms")}
 
     def test_removed_file_is_still_owned_until_its_folder_is_removed(self, tmp_path: Path) -> None:
@@ -128,23 +154,25 @@ class TestRecordOfInterruptedChanges:
         store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
         ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "x", ours))
+        run.done(run.record_intent("packages", "x", ours))
         run.commit("done")
         cut = store.begin("remove", version="test")
-        cut.intend("packages", "x", replace(ours, before=self.OURS, after=None))
+        cut.record_intent("packages", "x", replace(ours, before=self.OURS, after=None))
         cut.close()
         folder.mkdir(parents=True)
-        record_what_was_made(store, host)
+        record_completed_changes(store, host)
         assert set(store.footprint().files) == {ours.path}
         (folder / "theirs.conf").touch()
-        record_what_was_made(store, host)
+        record_completed_changes(store, host)
         assert store.footprint().files == {}
 
     def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4"))))
+        run.done(
+            run.record_intent("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4")))
+        )
         run.commit("done")
-        record_what_was_made(store, self.node())
+        record_completed_changes(store, self.node())
         assert PackageId("dkms") in store.footprint().packages
 
 
@@ -156,7 +184,7 @@ def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb)
         for name in ("asked", "needed", "gone", "newer")
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
-    cut = InterruptedRun(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
-    assert missing_marks(cut, by_id(installed)) == (
+    cut = interrupted(begun=begun[:1], failed=begun[1:], verb=verb)
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

@@ -12,8 +12,8 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
-from gpunode.steps.packages import REPAIR
-from gpunode.workflow.undo import find_repair, is_superseded
+from gpunode.steps.packages import REPAIR, find_packages_leaving_first
+from gpunode.workflow.undo import find_repair
 from tests.unit.steps.machines import machine, planned
 
 WHOLE = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
@@ -30,23 +30,38 @@ def test_setup_and_rollback_agree_on_unfinished_dpkg_states(state: str, flag: st
     assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())
 
 
+DRIVER, TOOL, KERNEL = map(PackageId, ("nvidia-dkms-580", "nvidia-smi", "linux-headers-6.8.0-99-generic"))
+OTHER = PackageId("somebodys")
+
+
 @pytest.mark.parametrize(
-    ("after", "others", "expected"),
+    ("changed", "after", "unconfigured", "leaving"),
     [
-        (None, (), True),
-        (PackageState("570.1"), (), True),
-        (PackageState("580.1", auto=True), (), False),
-        (None, (PackageId("somebodys"),), False),
+        (TOOL, None, {TOOL}, {TOOL}),
+        (TOOL, PackageState("570.1"), {TOOL}, {TOOL}),
+        (TOOL, PackageState("580.1", auto=True), {TOOL}, {}),
+        (TOOL, None, {TOOL, OTHER}, {}),
+        (DRIVER, None, {DRIVER, OTHER}, {DRIVER}),
+        (DRIVER, None, {KERNEL}, {DRIVER}),
+        (TOOL, None, {KERNEL}, {}),
+        (DRIVER, None, {OTHER}, {}),
+        (DRIVER, None, {}, {}),
     ],
-    ids=["removed", "replaced", "only-marked", "another-stays"],
+    ids=[
+        "removed",
+        "replaced",
+        "only-marked",
+        "another-stays",
+        "module-would-be-built",
+        "kernel-would-build-it",
+        "kernel-builds-what-stays",
+        "builds-nothing",
+        "nothing-unconfigured",
+    ],
 )
-def test_repair_is_superseded_where_all_that_is_unconfigured_goes(
-    after: PackageState | None, others: tuple[PackageId, ...], expected: bool
+def test_packages_that_would_be_built_in_vain_leave_before_a_repair(
+    changed: PackageId, after: PackageState | None, unconfigured: set[PackageId], leaving: set[PackageId]
 ) -> None:
-    driver = PackageId("nvidia-dkms-580")
-    facts = replace(machine(), unconfigured=frozenset((driver, *others)))
-    assert is_superseded(facts, [PackageChange(driver, PackageState("580.1"), after)]) is expected
-
-
-def test_nothing_supersedes_a_repair_of_what_dpkg_cannot_remove() -> None:
-    assert not is_superseded(machine(), [PackageChange(PackageId("nvidia-smi"), PackageState("580.1"), None)])
+    facts = replace(machine(), unconfigured=frozenset(unconfigured))
+    found = find_packages_leaving_first(facts, [PackageChange(changed, PackageState("580.1"), after)])
+    assert found == frozenset(leaving)

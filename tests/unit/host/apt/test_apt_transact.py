@@ -39,7 +39,7 @@ class Scripted(Runner):
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
-        outlives: bool = False,
+        survives_gpunode: bool = False,
         only_reads: bool = False,
     ) -> FinishedCommand:
         self.commands.append(tuple(argv))
@@ -185,6 +185,18 @@ def test_auto_mark_is_restored_after_a_failed_removal(tmp_path: Path) -> None:
     with pytest.raises(ChangeFailed):
         bench.apt.transact((PackageChange(PackageId("driver"), PackageState("1", auto=True), None),))
     assert bench.runner.made("mark")[-1][-2:] == ("auto", "driver")
+
+
+def test_dpkg_is_waited_for_after_apt_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on without apt: what it has installed by then must be known, and marked as apt would have."""
+    bench = Bench(tmp_path, install=[(137, "", "")])
+    waits: list[int] = []
+    monkeypatch.setattr("gpunode.host.apt.wait_until_free", lambda *_, **__: waits.append(len(bench.runner.commands)))
+    with pytest.raises(ChangeFailed, match="was killed"):
+        bench.apt.transact((DRIVER, PackageChange(PackageId("firmware"), None, PackageState("580.1-1", auto=True))))
+    installed = bench.runner.commands.index(bench.runner.made("install")[0])
+    assert waits[-1] == installed + 1
+    assert bench.runner.made("mark")[-1][-2:] == ("auto", "firmware")
 
 
 def test_hanging_apt_is_reported_and_not_retried(tmp_path: Path) -> None:

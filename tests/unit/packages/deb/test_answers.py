@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.change import PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import hint, versions_not_found
+from gpunode.packages.deb.output import refusal
+from gpunode.packages.deb.preferences import PIN_FILE
+from tests.unit.steps.machines import machine
 
 
 def test_versions_missing_from_the_archive_are_parsed() -> None:
-    refusal = "E: Version '580.1-1' for 'nvidia-driver-cuda' was not found"
-    assert versions_not_found(refusal) == ((PackageId("nvidia-driver-cuda"), "580.1-1"),)
+    said = "E: Version '580.1-1' for 'nvidia-driver-cuda' was not found"
+    assert versions_not_found(said) == ((PackageId("nvidia-driver-cuda"), "580.1-1"),)
 
 
-@pytest.mark.parametrize("refusal", ["", "E: Unable to locate package x"])
-def test_other_refusals_name_no_missing_version(refusal: str) -> None:
-    assert versions_not_found(refusal) == ()
+@pytest.mark.parametrize("said", ["", "E: Unable to locate package x"])
+def test_other_refusals_name_no_missing_version(said: str) -> None:
+    assert versions_not_found(said) == ()
 
 
 @pytest.mark.parametrize(
-    ("refusal", "says"),
+    ("said", "says"),
     [
         ("E: Unable to locate package linux-headers-6.1.0-9-amd64", "no source has linux-headers-6.1.0-9-amd64"),
         ("E: Version '580.1-*' for 'nvidia-driver' was not found", "gpunode setup --upgrade"),
@@ -27,5 +31,42 @@ def test_other_refusals_name_no_missing_version(refusal: str) -> None:
         ("E: Unable to locate package nvidia-open", "a source is missing"),
     ],
 )
-def test_refusal_has_a_fitting_hint(refusal: str, says: str) -> None:
-    assert says in hint(refusal)
+def test_refusal_has_a_fitting_hint(said: str, says: str) -> None:
+    assert says in hint(said, machine())
+
+
+def test_hold_of_a_package_that_is_not_there_is_named_with_its_command() -> None:
+    name = "linux-headers-6.1.0-9-amd64"
+    stdout = f"The following held packages will be changed:\n  {name} two\nThe following NEW packages:\n  {name}\n"
+    problem = refusal(stdout, "E: Held packages were changed and -y was used without --allow-change-held-packages.\n")
+    assert f"sudo apt-mark unhold {name} two\n" in hint(problem, machine())
+
+
+def test_preferences_about_refused_packages_are_named_by_line() -> None:
+    site = "/etc/apt/preferences.d/00-site"
+    facts = machine(
+        files={
+            site: b"Package: *\nPin: release o=x\nPin-Priority: 1\n\nPackage: nvidia-*\nPin: version 1\n",
+            PIN_FILE: b"Package: nvidia-*\nPin: version 2\nPin-Priority: 1\n",
+        }
+    )
+    assert f"{site}:5 decides" in hint("E: Package 'nvidia-smi' has no installation candidate", facts)
+    assert "apt-mark showhold" in hint("E: Package 'cuda-nvcc' has no installation candidate", facts)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> None:
+    facts = machine(packages={"libnvidia-container1": PackageState("1.18.0-1", held=held)})
+    said = hint("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
+    assert "nvidia-container-toolkit 1.18.0-1" in said
+    assert ("sudo apt-mark unhold libnvidia-container1\n" in said) == held
+    assert said.endswith("sudo gpunode setup --upgrade")
+
+
+def test_package_that_would_be_downgraded_is_named_with_its_version() -> None:
+    facts = machine(packages={"libcuda1": "999-1"})
+    stdout = "The following packages will be DOWNGRADED:\n  libcuda1\n0 upgraded\n"
+    problem = refusal(stdout, "E: Packages were downgraded and -y was used without --allow-downgrades.\n")
+    said = hint(problem, facts)
+    assert "libcuda1 999-1: newer" in said
+    assert "sudo apt-get purge libcuda1\n" in said

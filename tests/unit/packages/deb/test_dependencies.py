@@ -5,7 +5,7 @@ from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import entries, packages
-from tests.ids import by_id
+from tests.ids import by_id, ids
 
 DRIVER = """\
 Package: dpkg
@@ -87,3 +87,11 @@ def test_dependency_changed_by_the_plan_is_not_requested_again() -> None:
     found = entries(DRIVER.format(libcuda1="installed", more=more))
     purged = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
     assert InstalledRelations(found).missing(purged, [PackageId("driver")]) == ()
+
+
+def test_each_dependency_has_the_packages_that_meet_it() -> None:
+    found = entries(DRIVER.format(libcuda1="installed", more="awk | dpkg"))
+    driver, gone = PackageId("driver"), PackageId("gone")
+    assert InstalledRelations(found).answers(packages(found), [driver, gone]) == {
+        driver: (ids("dpkg"), ids("libcuda1"), ids("mawk", "dpkg")),
+    }

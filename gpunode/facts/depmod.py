@@ -1,0 +1,74 @@
+"""Which of several modules of one name a kernel gets, by depmod's search order.
+
+Sources: depmod.d(5); kmod's tools/depmod.c, depmod_module_is_higher_priority(). Of two modules that come equally early,
+depmod takes the one that the file system lists first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.facts.model import Facts, known
+from gpunode.facts.probes import DEPMOD_FOLDERS
+
+_DEFAULT: Final = ("updates", "built-in")
+
+
+@dataclass(frozen=True, slots=True)
+class DepmodOrder:
+    """The folders below /lib/modules/KERNEL, the first one first; ``built-in`` stands for all that are not named.
+
+    Attributes:
+        overrides: a module, a kernel or ``*``, and the folder that wins for both.
+    """
+
+    searches: tuple[str, ...]
+    overrides: frozenset[tuple[str, str, str]] = frozenset()
+
+    def is_first(self, folder: str, other: str, module: str, kernel: str) -> bool:
+        """Return whether a module in ``folder`` certainly comes before one of the same name in ``other``."""
+        forced = {place for name, one, place in self.overrides if name == module and one in {"*", kernel}}
+        here, there = (any(_is_below(one, place) for place in forced) for one in (folder, other))
+        return here if here != there else self._rank(folder) < self._rank(other)
+
+    def _rank(self, folder: str) -> int:
+        named = (rank for rank, one in enumerate(self.searches) if one != "built-in" and _is_below(folder, one))
+        unnamed = self.searches.index("built-in") if "built-in" in self.searches else len(self.searches)
+        return next(named, unnamed)
+
+
+def _is_below(folder: str, place: str) -> bool:
+    return f"{folder}/".startswith(f"{place}/")
+
+
+def read_depmod_order(facts: Facts) -> DepmodOrder:
+    """Return the order that the configuration of depmod gives."""
+    searches: list[str] = []
+    overrides: set[tuple[str, str, str]] = set()
+    for words in _read_lines(facts):
+        match words:
+            case ("search", *folders):
+                searches += folders
+            case ("override", module, kernel, folder):
+                overrides.add((module.replace("-", "_"), kernel, folder))
+            case _:
+                pass  # of where else modules are, or are not, looked for
+    return DepmodOrder(tuple(searches) or _DEFAULT, frozenset(overrides))
+
+
+def _read_lines(facts: Facts) -> Iterator[list[str]]:
+    """Yield the words of each line, file by file in the order of their names; the first folder's hides the others'."""
+    paths = {
+        path.rpartition("/")[2]: path
+        for folder in reversed(DEPMOD_FOLDERS)
+        for path in facts.files
+        if path.startswith(f"{folder}/") and path.endswith(".conf")
+    }
+    for name in sorted(paths):
+        state = known(facts.file(paths[name]), None)
+        text = state.content.decode("utf-8", "replace") if state else ""
+        for line in text.replace("\\\n", "").splitlines():
+            if (words := line.split()) and not words[0].startswith("#"):
+                yield words

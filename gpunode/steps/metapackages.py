@@ -1,0 +1,50 @@
+"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which leave with what they need, and what of them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gpunode.catalog.conflicts import is_cuda_metapackage, purge_reason
+from gpunode.change import PackageChange, PackageState
+from gpunode.facts.model import Facts, Unknown, known
+from gpunode.package_id import PackageId
+from gpunode.steps.installed_driver import installed_driver_packages, is_at_version, plan_manual_marks
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The packages that leave because they need the driver, and the marks that keep the toolkit that they brought."""
+
+    packages: Mapping[PackageId, PackageState]
+    marks: tuple[PackageChange, ...]
+
+    @property
+    def reason(self) -> str:
+        """Why they leave, and what stays."""
+        need, leave = ("need", "leave") if len(self.packages) > 1 else ("needs", "leaves")
+        reason = f"{', '.join(map(str, self.packages))} {need} what goes, and {leave} with it"
+        stays = ", ".join(change.subject for change in self.marks)
+        return f"{reason}; what came along stays, marked as installed by hand: {stays}" if stays else reason
+
+
+def plan_departure(leaving: Collection[PackageId], kept: Collection[PackageId], facts: Facts) -> Departure | None:
+    """Return the departure of what needs, directly or not, a driver's package that is ``leaving``.
+
+    What is ``kept`` stays, or is replaced.
+    """
+    if isinstance(facts.dependencies, Unknown):
+        return None
+    packages, installed = known(facts.packages, {}), installed_driver_packages(facts)
+    there = {
+        one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
+    }
+    locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
+    candidates = {*there, *locked} - {*kept, *leaving}
+    needs = facts.dependencies.value.answers(packages, candidates)
+    gone = {*leaving}
+    while new := {one for one in candidates - gone if any(met and met <= gone for met in needs.get(one, ()))}:
+        gone |= new
+    found = {one: packages[one] for one in sorted(gone & candidates)}
+    parts = {part for one in found.keys() & there for met in needs[one] for part in met}
+    return Departure(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

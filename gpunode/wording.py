@@ -1,0 +1,27 @@
+"""Numbers and lists in English. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def count(number: int, noun: str) -> str:
+    """Format a count: ``1 file``, ``2 files``, ``2 processes``, ``2 repositories``."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
+
+
+def join_names(items: Iterable[str], limit: int = 0) -> str:
+    """Join ``items`` with commas; beyond ``limit`` only count them (0: no limit)."""
+    found = list(items)
+    if limit and len(found) > limit + 1:
+        return f"{', '.join(found[:limit])} and {len(found) - limit} more"
+    return ", ".join(found)
+
+
+def join_with_and(parts: Sequence[str]) -> str:
+    """Join to ``a, b and c``."""
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
