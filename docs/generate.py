@@ -74,7 +74,7 @@ def _printed(command: str, wanted: str | None, head: str | None) -> str:
 def causes() -> str:
     """The index of the causes, by layer; the package has a page of texts for each family."""
     from gpunode.diagnoses import rule_families
-    from gpunode.diagnoses.stack import TITLES
+    from gpunode.diagnoses.stack import LAYER_TITLES
 
     rules = sorted((rule.cause, family.id, rule) for family in rule_families() for rule in family.rules)
     lines = [
@@ -83,7 +83,7 @@ def causes() -> str:
         "Every cause that `gpunode doctor` can name, from the PCI bus up; `gpunode doctor CAUSE` tells what to do.",
         "How one of them is chosen: [how doctor decides](../explanation/how-doctor-decides.md).",
     ]
-    for layer, title in TITLES.items():
+    for layer, title in LAYER_TITLES.items():
         lines += [
             f"\n## {title[:1].upper()}{title[1:]}\n",
             "| cause | what is wrong | severity |",
@@ -200,7 +200,7 @@ def _key(key: RecipeKey) -> str:
 
     plain = [] if key.types == (list,) else key.default
     default = "not checked" if plain is None else f"`{json.dumps(plain)}`"
-    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.says.doc)} |"
+    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.spec.doc)} |"
 
 
 _RECIPES_INTRO = """\

@@ -237,7 +237,7 @@ _NODE = "example-node"
 
 def _everything() -> Mapping[str, Capture]:
     """What the first looks return on a node on which every later one has its reason."""
-    from gpunode.facts.evidence import Capture, Found, encode_found
+    from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 
     listed = {
         "dev-nvidia": "/dev/nvidiactl",
@@ -266,5 +266,5 @@ def _everything() -> Mapping[str, Capture]:
         "docker-containers": "0123456789ab image Up 2 hours\n",
         "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
     }
-    found = {key: Capture(path, "ok", encode_found(iter([Found(path)]))) for key, path in listed.items()}
+    found = {key: Capture(path, "ok", encode_matches(iter([GlobMatch(path)]))) for key, path in listed.items()}
     return found | {key: Capture(key, "ok", text.encode()) for key, text in said.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.recipe import SCHEMA, Recipe
-from gpunode.recipe.keys import CHOSEN_NAME, KUBERNETES, SECTIONS, RecipeKey, children, keys_in, sections
+from gpunode.recipe.keys import CHOSEN_NAME_PATTERN, KUBERNETES, SECTIONS, RecipeKey, children, keys_in, sections
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
@@ -24,7 +24,11 @@ def _schema_of(section: str) -> dict[str, object]:
     properties: dict[str, object] = {key.name: _property(key) for key in keys_in(section)}
     for name, child, is_chosen in children(section):
         inner = _schema_of(child)
-        chosen = {"type": "object", "patternProperties": {f"^(?:{CHOSEN_NAME})$": inner}, "additionalProperties": False}
+        chosen = {
+            "type": "object",
+            "patternProperties": {f"^(?:{CHOSEN_NAME_PATTERN})$": inner},
+            "additionalProperties": False,
+        }
         properties[name] = chosen if is_chosen else inner
     return _table(sections(section.partition(".")[0])[section].__doc__ or "", properties)
 
@@ -36,23 +40,23 @@ def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
 
 def _property(key: RecipeKey) -> dict[str, object]:
     names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
-    made: dict[str, object] = {"description": key.says.doc, "type": names[key.types[0]]}
+    made: dict[str, object] = {"description": key.spec.doc, "type": names[key.types[0]]}
     if key.name == "schema":
         made["const"] = SCHEMA
     elif key.types == (int,):
-        made["minimum"] = key.says.least
+        made["minimum"] = key.spec.least
     if key.types == (list,):
-        return {**made, "items": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"}, "default": []}
+        return {**made, "items": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"}, "default": []}
     if key.types == (dict,):
-        names = {"propertyNames": {"pattern": f"^(?:{key.says.name_pattern})$"}} if key.says.name_pattern else {}
+        names = {"propertyNames": {"pattern": f"^(?:{key.spec.name_pattern})$"}} if key.spec.name_pattern else {}
         return {
             **made,
             **names,
-            "additionalProperties": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"},
+            "additionalProperties": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"},
             "default": {},
         }
     if key.choices:
         made["enum"] = list(key.choices)
-    elif key.says.pattern:
-        made["pattern"] = f"^(?:{key.says.pattern})$"
+    elif key.spec.pattern:
+        made["pattern"] = f"^(?:{key.spec.pattern})$"
     return made if key.default is None else {**made, "default": key.default}

@@ -40,7 +40,7 @@ def text(name: str) -> str:
     )
 
 
-def load(place: str) -> str:
+def load(name_or_path: str) -> str:
     """The text of a recipe, by the name of a shipped one or a path; what ``parse`` asks for.
 
     Raises:
@@ -48,10 +48,14 @@ def load(place: str) -> str:
         UsageError: there is no such recipe.
         OSError: the file cannot be read.
     """
-    return _read(Path(place)) if "/" in place or place.endswith(".toml") else text(place)
+    return (
+        _read_recipe_file(Path(name_or_path))
+        if "/" in name_or_path or name_or_path.endswith(".toml")
+        else text(name_or_path)
+    )
 
 
-def read(place: str) -> recipe.Recipe:
+def read(name_or_path: str) -> recipe.Recipe:
     """The recipe that a person named on the command line.
 
     Raises:
@@ -59,17 +63,17 @@ def read(place: str) -> recipe.Recipe:
         UsageError: there is no such recipe.
     """
     try:
-        source = load(place)
+        source = load(name_or_path)
     except OSError as error:
         raise UsageError(
-            f"cannot read the recipe {place}",
+            f"cannot read the recipe {name_or_path}",
             why=error.strerror or str(error),
             hint=f"shipped with gpunode, without any file: {', '.join(names())}",
         ) from error
-    return parse(source, place, load)
+    return parse(source, name_or_path, load)
 
 
-def _read(path: Path) -> str:
+def _read_recipe_file(path: Path) -> str:
     # Not waited for: a named pipe that nobody writes to would keep us for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -100,7 +104,7 @@ def _refuse_unless_readable(descriptor: int) -> None:
         raise OSError(errno.EINVAL, f"it is {what}, not a file")
 
 
-def _places() -> tuple[Path, Path]:
+def _recipe_folders() -> tuple[Path, Path]:
     package = Path(__file__).parent
     return package / "_recipes", package.parent / "recipes"
 
@@ -116,6 +120,6 @@ def _recipes_in_zipapp() -> Traversable:
 @cache
 def _load_shipped_recipes() -> MappingProxyType[str, str]:
     """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
-    folder = next((place for place in _places() if place.is_dir()), None) or _recipes_in_zipapp()
+    folder = next((place for place in _recipe_folders() if place.is_dir()), None) or _recipes_in_zipapp()
     found = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
     return MappingProxyType({name.removesuffix(".toml"): found[name].read_text("utf-8") for name in sorted(found)})

@@ -18,7 +18,7 @@ Source: TypeAlias = Literal["containerd config dump", "docker info", "crio statu
 Client: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
 # How containers get GPUs as CDI devices. "switch": where its configuration switches that on; "always": it cannot be
 # switched off; "only": and there is no handler to register.
-Cdi: TypeAlias = Literal["switch", "always", "only"]
+CdiSupport: TypeAlias = Literal["switch", "always", "only"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class ContainerRuntime:
         drop_in: where a drop-in goes; empty where the runtime reads none.
         unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
-        from_elsewhere: where these come from when no distribution has them; empty when they do.
-        config_from: those of them that bring the configuration file themselves, so that it is not missing after
+        external_source: where these come from when no distribution has them; empty when they do.
+        config_packages: those of them that bring the configuration file themselves, so that it is not missing after
             their installation.
         reloads: whether its daemon reads some settings again on SIGHUP; its module's ``takes_on_reload`` says which.
         stopped: what a restart of its unit stops, unless its module's ``keeps_containers`` says otherwise; empty where
@@ -50,14 +50,14 @@ class ContainerRuntime:
     drop_in: str
     socket: str
     packages: tuple[str, ...]
-    config_from: frozenset[str]
-    from_elsewhere: str
+    config_packages: frozenset[str]
+    external_source: str
     reloads: bool
     stopped: str
     runs_pods: bool
     has_cri_plugin: bool
     cgroup_by_handler: bool
-    cdi: Cdi
+    cdi: CdiSupport
     parser: Parser
     source: Source
     client: Client
@@ -74,8 +74,8 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             drop_in="/etc/containerd/conf.d/99-nvidia.toml",
             socket="/run/containerd/containerd.sock",
             packages=("containerd", "containerd.io"),
-            config_from=frozenset({"containerd", "containerd.io"}),
-            from_elsewhere="",
+            config_packages=frozenset({"containerd", "containerd.io"}),
+            external_source="",
             reloads=False,
             stopped="",
             runs_pods=True,
@@ -94,8 +94,8 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             drop_in="",
             socket="/run/docker.sock",
             packages=("docker.io", "docker-ce"),
-            config_from=frozenset(),
-            from_elsewhere="",
+            config_packages=frozenset(),
+            external_source="",
             reloads=True,
             stopped="docker containers",
             runs_pods=True,  # through cri-dockerd
@@ -114,8 +114,8 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             drop_in="/etc/crio/crio.conf.d/99-nvidia.toml",
             socket="/run/crio/crio.sock",
             packages=("cri-o",),
-            config_from=frozenset(),
-            from_elsewhere="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
+            config_packages=frozenset(),
+            external_source="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
             reloads=False,
             stopped="",
             runs_pods=True,
@@ -134,8 +134,8 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             drop_in="",
             socket="",
             packages=("podman",),
-            config_from=frozenset(),
-            from_elsewhere="",
+            config_packages=frozenset(),
+            external_source="",
             reloads=False,
             stopped="",
             runs_pods=False,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Final, NoReturn
 
-_PARTS: Final = re.compile(r"[/=,]")
+_WORD_SEPARATORS: Final = re.compile(r"[/=,]")
 
 
 class GpunodeError(Exception):
@@ -37,7 +37,7 @@ class GpunodeError(Exception):
         """
         from gpunode.command import CONTROL, quoted  # on use: --help needs none
 
-        parts = {part for word in words for part in _PARTS.split(word) if CONTROL.search(part)}
+        parts = {part for word in words for part in _WORD_SEPARATORS.split(word) if CONTROL.search(part)}
         for part in sorted(parts, key=len, reverse=True):
             self.what, self.why, self.hint = (
                 text.replace(part, quoted(part)) for text in (self.what, self.why, self.hint)
@@ -199,18 +199,18 @@ SUCCESS = (0, "done, or nothing to do")
 BUG = (1, "a bug in gpunode; the message names the file with the traceback")
 
 
-def exit_words() -> Iterator[tuple[int, str]]:
+def exit_statuses() -> Iterator[tuple[int, str]]:
     """Every exit code with its name, as the JSON envelope has it, in order."""
-    yield from ((0, "ok"), (1, "bug"), *((kind.exit_code, kind.status) for kind in _kinds()))
+    yield from ((0, "ok"), (1, "bug"), *((kind.exit_code, kind.status) for kind in _classes_by_exit_code()))
 
 
 def exit_codes() -> Iterator[tuple[int, str]]:
     """Every exit code with its meaning, in order; the reference page is made of this."""
     yield from (SUCCESS, BUG)
-    yield from ((kind.exit_code, kind.meaning) for kind in _kinds())
+    yield from ((kind.exit_code, kind.meaning) for kind in _classes_by_exit_code())
 
 
-def _kinds() -> list[type[GpunodeError]]:
+def _classes_by_exit_code() -> list[type[GpunodeError]]:
     """Return a class for each exit code, in order."""
     found: dict[int, type[GpunodeError]] = {}
     pending: list[type[GpunodeError]] = list(GpunodeError.__subclasses__())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-WORDS = {
+METHODS = {
     "deb": "by the Debian package",
     "rpm": "by the RPM package",
     "zipapp": "as a zipapp",
@@ -20,7 +20,7 @@ _INSTALLER = "INSTALLER"
 
 
 def how() -> tuple[str, str]:
-    """Return one of ``WORDS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
+    """Return one of ``METHODS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
     archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
     if archive:
         place = os.path.realpath(archive)
@@ -42,7 +42,7 @@ def tell(version: str) -> int:
     """Prints the version, and on a line of its own how it was installed; returns the exit code."""
     kind, place = how()
     try:
-        print(f"gpunode {version}\ninstalled {WORDS[kind]}: {place}", flush=True)  # noqa: T201
+        print(f"gpunode {version}\ninstalled {METHODS[kind]}: {place}", flush=True)  # noqa: T201
     except OSError:  # nobody reads it, or there is no room for it
         sys.stdout = None  # or Python complains of it once more at its end
         return 2

@@ -30,7 +30,7 @@ HEADER: Final = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class VersionDifference:
     """A package whose version differs between two locks; None where one of them does not name it."""
 
     name: str
@@ -46,7 +46,7 @@ def parse(text: str, file: str) -> VersionLock:
     """
     if len(text) > LIMIT_BYTES:
         raise LockFileError(f"longer than the {LIMIT_BYTES >> 20} MiB that a lock file may have", file=file)
-    source = _Source(text, file)
+    source = _LockText(text, file)
     values = read_toml(text, file, LockFileError)
     schema = values.get("schema")
     if not isinstance(values.get(_PACKAGES), dict) or schema is None:
@@ -60,7 +60,7 @@ def parse(text: str, file: str) -> VersionLock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _LockText:
     """A lock file's text, for the place of an error."""
 
     text: str
@@ -104,17 +104,17 @@ def render(lock: VersionLock, version: str) -> str:
     told = {"schema": SCHEMA, "gpunode": version, **{key: getattr(lock, key) for key in _TEXTS}}
     lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES}]"]
     versions = {str(package): version for package, version in lock.packages.items()}
-    lines += [f"{_key(name)} = {json.dumps(versions[name])}" for name in sorted(versions)]
+    lines += [f"{_toml_key(name)} = {json.dumps(versions[name])}" for name in sorted(versions)]
     return HEADER + "\n".join(lines) + "\n"
 
 
-def _key(name: str) -> str:
+def _toml_key(name: str) -> str:
     return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
-def version_differences(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
+def version_differences(before: VersionLock | None, after: VersionLock) -> tuple[VersionDifference, ...]:
     """Return the differences in ``after``, by package."""
     old: Mapping[PackageId, str] = before.packages if before else {}
     packages = sorted({*old, *after.packages}, key=str)
-    pairs = (Moved(str(package), old.get(package), after.packages.get(package)) for package in packages)
+    pairs = (VersionDifference(str(package), old.get(package), after.packages.get(package)) for package in packages)
     return tuple(pair for pair in pairs if pair.before != pair.after)

@@ -67,7 +67,7 @@ WAIT_ERRORS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
     "reboot": RebootRequired,
 }
 """How a run ends that waits, by what it waits for; what has to come first in front."""
-WAITED_FOR: Final[Mapping[WaitFor, str]] = {
+WAIT_PHRASES: Final[Mapping[WaitFor, str]] = {
     "drain": "a drain",
     "console": "somebody at the console",
     "reboot": "a reboot",
@@ -80,16 +80,16 @@ class Blocked:
     """A step blocked by something that gpunode does not do unasked; later steps still run.
 
     Attributes:
-        for_: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
+        waits_for: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
     """
 
-    for_: WaitFor
+    waits_for: WaitFor
     reason: str
 
 
 def reboot_suffices(waits: Sequence[Blocked]) -> bool:
     """Return True if a reboot without anybody at the console lets the run continue."""
-    return bool(waits) and all(wait.for_ == "reboot" for wait in waits)
+    return bool(waits) and all(wait.waits_for == "reboot" for wait in waits)
 
 
 Outcome: TypeAlias = Planned | Refusal | Blocked

@@ -13,7 +13,7 @@ from gpunode.package_id import PackageId
 
 # The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
 # OpenMPI) and Chromium. Its purge would take those along.
-STANDS_ALONE = "libxnvctrl"
+STANDALONE_PREFIX = "libxnvctrl"
 # Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
 STANDALONE_TOOLS = frozenset(
@@ -31,18 +31,18 @@ _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
     """Return those of ``packages`` that belong to a driver."""
-    return frozenset(package for package in packages if is_drivers(package.name))
+    return frozenset(package for package in packages if is_deb_driver_package(package.name))
 
 
 @lru_cache(maxsize=1 << 14)
-def is_drivers(name: str) -> bool:
+def is_deb_driver_package(name: str) -> bool:
     """Return whether a package belongs to a driver of any packager.
 
     Never so: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware and X
     driver, repository keys and pinning packages.
     """
     # Remembered: a plan asks a dozen times for every package of the node.
-    return _matches(name, "purge") and not _matches(name, "keep")
+    return _is_listed(name, "purge") and not _is_listed(name, "keep")
 
 
 def is_cuda_metapackage(name: str) -> bool:
@@ -57,19 +57,19 @@ def purge_reason(name: str, version: str) -> PurgeReason | None:
     """
     if is_cuda_metapackage(name):
         return "relation"
-    if not is_drivers(name):
+    if not is_deb_driver_package(name):
         return None
     rows = (row for row in tables.rows("driver_packages.csv") if row["action"] == "purge")
-    fitting = [(row["pattern"], row["reason"]) for row in rows if _fits(name, row["pattern"])]
+    fitting = [(row["pattern"], row["reason"]) for row in rows if _matches_pattern(name, row["pattern"])]
     reason = max(fitting, key=lambda pair: len(pair[0].rstrip("*")))[1]
     return cast("PurgeReason", reason) if upstream(version) else "relation"
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def _matches(name: str, action: str) -> bool:
+def _is_listed(name: str, action: str) -> bool:
     names, beginnings = _patterns(action)
     return name in names or name.startswith(beginnings)
 
@@ -87,21 +87,21 @@ def upstream(version: str) -> str:
 
 
 def parts(
-    packages: Mapping[PackageId, PackageState], branch: int, loose: frozenset[str] = STANDALONE_TOOLS
+    packages: Mapping[PackageId, PackageState], branch: int, exempt: frozenset[str] = STANDALONE_TOOLS
 ) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
-    without which nothing runs on a GPU. Those named ``loose`` may have any version.
+    without which nothing runs on a GPU. Those named ``exempt`` may have any version.
     """
-    names = {*pinned_names(branch)} - loose
+    names = {*pinned_names(branch)} - exempt
     return {
         package: version
         for package, state in sorted(packages.items())
         if not state.config_files_only
         and (version := upstream(state.version))
         and package.name in names
-        and not package.name.startswith(STANDS_ALONE)
+        and not package.name.startswith(STANDALONE_PREFIX)
         and (version.startswith(f"{branch}.") or package.name in _NEEDED)
     }
 

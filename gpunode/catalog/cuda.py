@@ -94,7 +94,7 @@ def find(version: Version) -> CudaRelease | None:
     return next((release for release in releases() if release.version == version[:2]), None)
 
 
-def supported_by(driver: str) -> Version | None:
+def newest_supported_by(driver: str) -> Version | None:
     """The newest CUDA that a driver supports; None where it is older than the table."""
     known = [release.version for release in releases() if parts(release.driver) <= parts(driver)]
     return known[-1] if known else None
@@ -124,11 +124,11 @@ def first_for(capability: Version) -> Version:
     return _FIRST_RELEASES[max(reached)] if reached else ()
 
 
-def toolkit_packages(version: Version, parts_of_it: Sequence[str]) -> tuple[str, ...]:
+def toolkit_packages(version: Version, components: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a toolkit (``cuda-toolkit-12-9``), or of some parts of it (``cuda-nvcc-12-9``)."""
     old = {"cublas": _OLD_CUBLAS} if version < (10, 1) else {}
     old |= {"nvcc": _OLD_NVCC} if version < (9, 1) else {}
-    names = chain.from_iterable({**_PACKAGES, **old}[part] for part in parts_of_it or ("",))
+    names = chain.from_iterable({**_PACKAGES, **old}[part] for part in components or ("",))
     return tuple(f"{name}-{'-'.join(map(str, version))}" for name in names)
 
 

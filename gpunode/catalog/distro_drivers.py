@@ -54,44 +54,46 @@ def _list_drivers(distribution: str, version: str) -> tuple[DistroDriver, ...]:
     )
 
 
-def choose_from_distro(models: Sequence[GpuModel], wish: Driver, distro: Distro) -> Choice | Impossible:
+def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Distro) -> Choice | Impossible:
     """Return the driver of the release's own archive for all of ``models``, or why there is none."""
     here = list_distro_drivers(distro)
     limit = choose(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
-        return Impossible(f"no driver of {_name(distro)}'s own is known", why, _HINT_NVIDIA)
+        return Impossible(f"no driver of {_short_name(distro)}'s own is known", why, _HINT_NVIDIA)
     if isinstance(limit, Impossible):
         return limit
-    wanted = [one for one in here if _answers(one.branch, wish.version)]
+    wanted = [one for one in here if _branch_satisfies(one.branch, request.version)]
     if not wanted:
         listed = " and ".join(str(one.branch) for one in here)
         why = f"its own archive has branch {listed}"
-        return Impossible(f"{_name(distro)} has no driver {wish.version} of its own", why, _HINT_NVIDIA)
-    found = [_choose_branch(models, wish, one, distro) for one in wanted]
+        return Impossible(f"{_short_name(distro)} has no driver {request.version} of its own", why, _HINT_NVIDIA)
+    found = [_choose_branch(models, request, one, distro) for one in wanted]
     return next((one for one in found if isinstance(one, Choice)), found[0])
 
 
-def _name(distro: Distro) -> str:
+def _short_name(distro: Distro) -> str:
     return distro.name.partition(" (")[0]
 
 
-def _answers(branch: int, version: str) -> bool:
+def _branch_satisfies(branch: int, version: str) -> bool:
     """Return whether a branch is what a recipe's ``driver.version`` asks for."""
     row = branches.find(branch)
     return version == "auto" or version.partition(".")[0] == str(branch) or (row is not None and row.kind == version)
 
 
-def _choose_branch(models: Sequence[GpuModel], wish: Driver, own: DistroDriver, distro: Distro) -> Choice | Impossible:
-    version = wish.version if wish.version[0].isdigit() else str(own.branch)
-    because = f"{own.branch} is in {_name(distro)}'s own archive"
-    asked = replace(wish, version=version)
+def _choose_branch(
+    models: Sequence[GpuModel], request: Driver, own: DistroDriver, distro: Distro
+) -> Choice | Impossible:
+    version = request.version if request.version[0].isdigit() else str(own.branch)
+    because = f"{own.branch} is in {_short_name(distro)}'s own archive"
+    asked = replace(request, version=version)
     found = choose(models, asked, because)
-    if isinstance(found, Choice) and found.flavour not in own.flavours and wish.kernel_module_type == "auto":
+    if isinstance(found, Choice) and found.flavour not in own.flavours and request.kernel_module_type == "auto":
         found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
     if isinstance(found, Impossible):
         return replace(found, hint=_HINT_NVIDIA)
     if found.flavour not in own.flavours:
         why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
-        return Impossible(f"{_name(distro)} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
+        return Impossible(f"{_short_name(distro)} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
     return found

@@ -17,7 +17,7 @@ from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
-LAST_NOT_OFFERED = 470
+LAST_UNAVAILABLE_BRANCH = 470
 # From here on NVIDIA's own installer takes the open modules unless told otherwise.
 _OPEN_BY_DEFAULT_FROM = 560
 _VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
@@ -57,7 +57,7 @@ class Impossible:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pick:
+class _BranchPick:
     """A branch, and why this one."""
 
     branch: Branch
@@ -65,47 +65,47 @@ class _Pick:
     because: str
 
 
-def choose(models: Sequence[GpuModel], wish: Driver, because: str = "") -> Choice | Impossible:
-    """The driver for all of ``models`` that the recipe's wish allows, or why there is none.
+def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Impossible:
+    """The driver for all of ``models`` that the recipe's request allows, or why there is none.
 
     Args:
         models: of the node's GPUs.
-        wish: of the recipe.
-        because: why this branch, if it is not the wish alone.
+        request: of the recipe.
+        because: why this branch, if it is not the request alone.
 
     Raises:
-        ValueError: the wish is for no driver.
+        ValueError: the request is for no driver.
     """
-    if wish.version == "none":
+    if request.version == "none":
         raise ValueError("no driver is requested, so there is none to choose")
     gpus = tuple({model.device_id: model for model in models}.values())
-    pick = _no_common_branch(gpus) or _pick(gpus, wish)
+    pick = _no_common_branch(gpus) or _pick_branch(gpus, request)
     if isinstance(pick, Impossible):
         return pick
     pick = replace(pick, because=because or pick.because)
-    flavour = _refuse_unusable_gpus(gpus, pick) or _flavour(gpus, pick.branch, wish)
+    flavour = _refuse_unusable_gpus(gpus, pick) or _flavour(gpus, pick.branch, request)
     if isinstance(flavour, Impossible):
         return flavour
-    reason = f"{_names(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
-    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), wish.source)
+    reason = f"{_labels(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
+    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source)
 
 
 def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
     """The limits that no recipe can change."""
     if not gpus:
         return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _HINT_GPU)
-    old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_NOT_OFFERED]
+    old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_UNAVAILABLE_BRANCH]
     if old:
         why = "; ".join(f"{gpu.last_branch} is the last branch that supports {gpu.label}" for gpu in old)
-        return Impossible(f"no driver of NVIDIA's current repositories drives {_names(old)}", why, _HINT_OLD)
-    last, first = _ceiling(gpus), _floor(gpus)
+        return Impossible(f"no driver of NVIDIA's current repositories drives {_labels(old)}", why, _HINT_OLD)
+    last, first = _first_dropped_gpu(gpus), _most_demanding_gpu(gpus)
     if last is not None and first.first_branch > (last.last_branch or 0):
         why = f"{last.label} needs branch {last.last_branch} or older, {first.label} {first.first_branch} or newer"
         return Impossible("no driver branch drives all GPUs of this host", why, _HINT_MIXED)
     closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
     opened = [gpu for gpu in gpus if gpu.needs_open_modules]
     if closed and opened:
-        why = f"{_names(closed)} {_need(closed)} the proprietary kernel modules, {_names(opened)} the open ones"
+        why = f"{_labels(closed)} {_need_verb(closed)} the proprietary kernel modules, {_labels(opened)} the open ones"
         return Impossible("no kernel modules drive all GPUs of this host", why, _HINT_MIXED)
     return None
 
@@ -118,25 +118,26 @@ _HINT_OLD = (
 _HINT_MIXED = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
 
 
-def _pick(gpus: Sequence[GpuModel], wish: Driver) -> _Pick | Impossible:
+def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Impossible:
     """The branch that was requested, or the best one."""
-    if wish.version == "auto":
-        return _best(gpus)
-    if wish.version == "production":
-        return _Pick(branches.production(), "", f"{branches.production().number} is the production branch")
-    if wish.version == "lts":
-        return _pick_lts(gpus, wish)
-    return _parse_request(wish.version)
+    if request.version == "auto":
+        return _pick_best_branch(gpus)
+    if request.version == "production":
+        return _BranchPick(branches.production(), "", f"{branches.production().number} is the production branch")
+    if request.version == "lts":
+        return _pick_lts(gpus, request)
+    return _parse_request(request.version)
 
 
-def _pick_lts(gpus: Sequence[GpuModel], wish: Driver) -> _Pick:
+def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     """Return the newest maintained LTS branch that drives all GPUs with the wanted modules; else the newest one."""
     known = branches.maintained_lts()
-    picks = [_Pick(branch, "", f"{branch.number} is the newest LTS branch") for branch in known]
+    picks = [_BranchPick(branch, "", f"{branch.number} is the newest LTS branch") for branch in known]
     usable = [
         pick
         for pick in picks
-        if _refuse_unusable_gpus(gpus, pick) is None and not isinstance(_flavour(gpus, pick.branch, wish), Impossible)
+        if _refuse_unusable_gpus(gpus, pick) is None
+        and not isinstance(_flavour(gpus, pick.branch, request), Impossible)
     ]
     if not usable or usable[0] == picks[0]:
         return picks[0]
@@ -152,14 +153,14 @@ _KIND_NAMES: Mapping[BranchKind, str] = {
 }
 
 
-def _best(gpus: Sequence[GpuModel]) -> _Pick:
+def _pick_best_branch(gpus: Sequence[GpuModel]) -> _BranchPick:
     """The production branch, unless a GPU needs an older or a newer one; then the nearest that all can use."""
-    wanted, last, first = branches.production(), _ceiling(gpus), _floor(gpus)
+    wanted, last, first = branches.production(), _first_dropped_gpu(gpus), _most_demanding_gpu(gpus)
     if last is not None and last.last_branch is not None and last.last_branch < wanted.number:
         every = len(gpus) == 1 or all(gpu.last_branch == last.last_branch for gpu in gpus)
         whom = "it" if len(gpus) == 1 else "them" if every else last.label
         branch = _find_branch(last.last_branch)
-        return _Pick(branch, "", f"{branch.number} is the last branch that supports {whom}")
+        return _BranchPick(branch, "", f"{branch.number} is the last branch that supports {whom}")
     if first.first_branch > wanted.number:
         able = [b for b in branches.all_branches() if b.number >= first.first_branch and b.active]
         # A new-feature branch is maintained for months only, so it comes last.
@@ -167,30 +168,30 @@ def _best(gpus: Sequence[GpuModel]) -> _Pick:
         whom = "it" if len(gpus) == 1 else first.label
         kind = _KIND_NAMES[branch.kind]
         known = f"{branch.number} is the first {kind} known to support {whom}"
-        return _Pick(branch, "", known if first.listed else f"{branch.number} is the newest branch")
-    return _Pick(wanted, "", f"{wanted.number} is the production branch")
+        return _BranchPick(branch, "", known if first.listed else f"{branch.number} is the newest branch")
+    return _BranchPick(wanted, "", f"{wanted.number} is the production branch")
 
 
-def _parse_request(version: str) -> _Pick | Impossible:
+def _parse_request(version: str) -> _BranchPick | Impossible:
     if not _VERSION.fullmatch(version):
         why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
         return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
-    if branch is None or number <= LAST_NOT_OFFERED:
+    if branch is None or number <= LAST_UNAVAILABLE_BRANCH:
         why = (
             "it is older than what they contain"
-            if number <= LAST_NOT_OFFERED
+            if number <= LAST_UNAVAILABLE_BRANCH
             else "NVIDIA never released such a branch"
         )
         return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
-    return _Pick(branch, exact, f"{version} was requested")
+    return _BranchPick(branch, exact, f"{version} was requested")
 
 
 _HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
 
 
-def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
+def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Impossible | None:
     """Why the branch cannot drive one of the GPUs."""
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:
@@ -203,9 +204,9 @@ def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible |
     return None
 
 
-def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFlavour | Impossible:
+def _flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Impossible:
     """Return the requested kernel modules, or those that drive every GPU; open ones where both do."""
-    flavour = _default_flavour(gpus, branch) if wish.kernel_module_type == "auto" else wish.kernel_module_type
+    flavour = _default_flavour(gpus, branch) if request.kernel_module_type == "auto" else request.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
             why = "open modules need Turing or newer"
@@ -238,7 +239,7 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
         return f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}" if early else _AS_ASKED
     needed = [gpu for gpu in gpus if gpu.needs_open_modules]
     if needed:
-        return f"open modules, the only ones for {_names(needed) if len(needed) < len(gpus) else 'it'}"
+        return f"open modules, the only ones for {_labels(needed) if len(needed) < len(gpus) else 'it'}"
     if branch.number >= branches.OPEN_ONLY_FROM:
         return f"open modules, the only ones from {branches.OPEN_ONLY_FROM} on"
     return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
@@ -265,13 +266,13 @@ def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
     return found
 
 
-def _ceiling(gpus: Sequence[GpuModel]) -> GpuModel | None:
+def _first_dropped_gpu(gpus: Sequence[GpuModel]) -> GpuModel | None:
     """The GPU that current drivers dropped first; None when they drive all."""
     dropped = [gpu for gpu in gpus if gpu.last_branch is not None]
     return min(dropped, key=lambda gpu: gpu.last_branch or 0) if dropped else None
 
 
-def _floor(gpus: Sequence[GpuModel]) -> GpuModel:
+def _most_demanding_gpu(gpus: Sequence[GpuModel]) -> GpuModel:
     """The GPU that needs the newest driver."""
     return max(gpus, key=lambda gpu: gpu.first_branch)
 
@@ -282,9 +283,9 @@ def _find_branch(number: int) -> Branch:
     return branch
 
 
-def _names(gpus: Sequence[GpuModel]) -> str:
+def _labels(gpus: Sequence[GpuModel]) -> str:
     return join_with_and(list(dict.fromkeys(gpu.label for gpu in gpus)))
 
 
-def _need(gpus: Sequence[GpuModel]) -> str:
+def _need_verb(gpus: Sequence[GpuModel]) -> str:
     return "needs" if len(gpus) == 1 else "need"

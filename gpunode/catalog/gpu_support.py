@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.branches import Branch, ModuleFlavour
-from gpunode.catalog.driver import LAST_NOT_OFFERED, Choice, Impossible, choose
+from gpunode.catalog.driver import LAST_UNAVAILABLE_BRANCH, Choice, Impossible, choose
 from gpunode.catalog.fabric import UNSUPPORTED_NOTE
 from gpunode.catalog.gpus import GpuModel, explain_guess
 from gpunode.recipe import Driver
@@ -70,7 +70,7 @@ def _find_branches(model: GpuModel) -> Iterator[Branch]:
     """Yield the branches in NVIDIA's current repositories that drive ``model``, newest first."""
     last = model.last_branch or branches.all_branches()[-1].number
     for branch in reversed(branches.all_branches()):
-        if branch.number > LAST_NOT_OFFERED and model.first_branch <= branch.number <= last:
+        if branch.number > LAST_UNAVAILABLE_BRANCH and model.first_branch <= branch.number <= last:
             yield branch
 
 
@@ -80,7 +80,7 @@ def _find_newest_cuda(model: GpuModel, choice: Choice | Impossible) -> tuple[cud
     if isinstance(choice, Impossible) or not capability:
         return None, ""
     branch = branches.find(choice.branch)
-    of_driver = cuda.supported_by(branch.newest_seen) if branch and branch.newest_seen else None
+    of_driver = cuda.newest_supported_by(branch.newest_seen) if branch and branch.newest_seen else None
     of_compiler = cuda.newest_for(capability)
     if of_driver is None or of_compiler is None:
         return None, ""

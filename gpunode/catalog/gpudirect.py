@@ -15,7 +15,7 @@ _NO_SOURCE: Final = Pattern(
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class GpuDirectFeature:
     """A way to reach GPU memory directly.
 
     Attributes:
@@ -43,7 +43,7 @@ class Feature:
 
 
 # NVIDIA GPU Operator, "GPUDirect RDMA and GPUDirect Storage" (2026-09): the kernel's own network driver is enough.
-DMA_BUF: Final = Feature(
+DMA_BUF: Final = GpuDirectFeature(
     name="GPUDirect RDMA by DMA-BUF",
     asked='gpudirect.rdma = "dma-buf"',
     instead='set gpudirect.rdma = "peermem", which needs MLNX_OFED or DOCA-OFED, or leave it out',
@@ -52,7 +52,7 @@ DMA_BUF: Final = Feature(
 )
 # The module comes with every driver since 470, and registers with functions that only these RDMA stacks have:
 # https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem".
-PEERMEM: Final = Feature(
+PEERMEM: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
     asked='gpudirect.rdma = "peermem"',
     instead='set gpudirect.rdma = "dma-buf", which needs no RDMA stack of its own',
@@ -60,7 +60,7 @@ PEERMEM: Final = Feature(
     module="nvidia_peermem",
 )
 # nvidia-fs 2.17.5 and later use the open modules alone (its ChangeLog). The CUDA repositories have the package.
-GDS: Final = Feature(
+GDS: Final = GpuDirectFeature(
     name="GPUDirect Storage",
     asked="gpudirect.gds = true",
     instead="leave out gpudirect.gds: cuFile then works in its compatible mode, through the host's memory",
@@ -70,7 +70,7 @@ GDS: Final = Feature(
     source="it is in NVIDIA's CUDA repository; let the recipe install the driver from there, or add that repository",
 )
 # The package's init script makes /dev/gdrdrv, the module makes no device node (gdrdrv.c 2.6).
-GDRCOPY: Final = Feature(
+GDRCOPY: Final = GpuDirectFeature(
     name="GDRCopy",
     asked="gpudirect.gdrcopy = true",
     instead="leave out gpudirect.gdrcopy",
@@ -84,7 +84,7 @@ GDRCOPY: Final = Feature(
 FEATURES: Final = (DMA_BUF, PEERMEM, GDS, GDRCOPY)
 
 
-def without_source(problem: str) -> str:
+def missing_source_hint(problem: str) -> str:
     """Return what to do when apt says that no source has a package of a feature; empty when it says something else."""
     missing = set(_NO_SOURCE.findall(problem))
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))

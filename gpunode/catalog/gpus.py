@@ -104,17 +104,17 @@ def lookup(device_id: str) -> GpuModel:
     Raises:
         ValueError: ``device_id`` is not four hex digits.
     """
-    number = _number(device_id)
+    number = _parse_device_id(device_id)
     row = tables.find("gpus.csv", f"{number:04x}")
-    return _model(row) if row else _unknown(number)
+    return _model(row) if row else _guess_unlisted(number)
 
 
-def by_name(name: str) -> GpuModel | None:
+def find_by_name(name: str) -> GpuModel | None:
     """The GPU of this name, the first of the table (``GeForce GT 1030``); None where none is called that."""
-    return next(all_by_name(name), None)
+    return next(find_all_by_name(name), None)
 
 
-def all_by_name(name: str) -> Iterator[GpuModel]:
+def find_all_by_name(name: str) -> Iterator[GpuModel]:
     """Every GPU of this name: some are of two generations (``GeForce GT 730``)."""
     wanted = name.removeprefix("NVIDIA ").strip().lower()
     named = (row for row in tables.rows("gpus.csv") if row["name"].removeprefix("NVIDIA ").lower() == wanted)
@@ -128,7 +128,7 @@ def search_models(text: str) -> tuple[GpuModel, ...]:
     return tuple(map(_model, found)) if words else ()
 
 
-def by_label(label: str) -> GpuModel | None:
+def find_by_label(label: str) -> GpuModel | None:
     """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
     row = _rows_by_label().get(label.removeprefix("NVIDIA-").lower())
     return _model(row) if row else None
@@ -138,11 +138,11 @@ def by_label(label: str) -> GpuModel | None:
 def _rows_by_label() -> Mapping[str, Mapping[str, str]]:
     found: dict[str, Mapping[str, str]] = {}
     for row in tables.rows("gpus.csv"):
-        found.setdefault(_label(row["name"]), row)
+        found.setdefault(_gfd_label(row["name"]), row)
     return found
 
 
-def _label(name: str) -> str:
+def _gfd_label(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9_. -]", "", name.removeprefix("NVIDIA "))
     return "-".join(plain.split()).lower()
 
@@ -172,16 +172,16 @@ def is_nvswitch(device_id: str) -> bool:
     Raises:
         ValueError: ``device_id`` is not four hex digits.
     """
-    return _number(device_id) in _NVSWITCHES
+    return _parse_device_id(device_id) in _NVSWITCHES
 
 
-def other_device(device_id: str) -> tuple[str, str] | None:
+def non_gpu_kind_and_name(device_id: str) -> tuple[str, str] | None:
     """Return kind and name of an NVIDIA device that is no GPU; None for a GPU, and for an id that no list has.
 
     Raises:
         ValueError: ``device_id`` is not four hex digits.
     """
-    number = _number(device_id)
+    number = _parse_device_id(device_id)
     if row := tables.find("other_devices.csv", f"{number:04x}"):
         return row["kind"], row["name"]
     return ("NVSwitch", "NVSwitch") if number in _NVSWITCHES else None
@@ -210,7 +210,7 @@ def is_vgpu_profile(name: str) -> bool:
     return bool(found["letter"]) or any(row["profile"] == name for row in tables.rows("vgpu_guests.csv"))
 
 
-def _number(device_id: str) -> int:
+def _parse_device_id(device_id: str) -> int:
     if len(device_id) != 4 or not all(digit in "0123456789abcdefABCDEF" for digit in device_id):
         raise ValueError(f"not a PCI device id of four hex digits: {device_id!r}")
     return int(device_id, 16)
@@ -231,7 +231,7 @@ def _model(row: Mapping[str, str]) -> GpuModel:
     )
 
 
-def _unknown(number: int) -> GpuModel:
+def _guess_unlisted(number: int) -> GpuModel:
     """A GPU no list has: newer than this catalog, unless its id lies among those of old ones."""
     if number >= _FIRST_TURING:
         return _guess(number, "unknown, newer than this catalog", branches.newest().number, None, "required")
@@ -242,7 +242,7 @@ def _unknown(number: int) -> GpuModel:
 
 def explain_guess(device_id: str) -> str:
     """Return what is assumed of a GPU that no list has, and why."""
-    number = _number(device_id)
+    number = _parse_device_id(device_id)
     if number >= _FIRST_TURING:
         return (
             f"ids from {_FIRST_TURING:04x} on are Turing or newer, so it is taken for newer than these lists, "

@@ -38,7 +38,7 @@ def every_profile() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row["profile"] for row in tables.rows("mig_profiles.csv")))
 
 
-def is_impossible(gpu: GpuModel) -> bool:
+def cannot_have_mig(gpu: GpuModel) -> bool:
     """Return whether the GPU certainly has no MIG: NVIDIA lists it, and its generation gets no further GPUs with MIG.
 
     GA100 has it, whatever the card is called. So may a Hopper or Blackwell GPU that the table lacks; its driver tells.
@@ -91,7 +91,7 @@ def place_instances(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[st
     if sum("+me" in profile for profile, count in wanted.items() for _ in range(count)) > 1:
         return None
     flat = [profile for profile, count in wanted.items() for _ in range(count)]
-    flat.sort(key=lambda profile: (-_places(device_id, profile)[1], -slices(profile), profile))
+    flat.sort(key=lambda profile: (-_placements(device_id, profile)[1], -slices(profile), profile))
     found = _fit_instances(device_id, flat, 0)
     return None if found is None else tuple(sorted(found, key=lambda one: one[1]))
 
@@ -100,7 +100,7 @@ def _fit_instances(device_id: str, wanted: Sequence[str], taken: int) -> list[tu
     """``wanted``, in this order, beside what is ``taken``, a bit for each memory slice."""
     if not wanted:
         return []
-    starts, size = _places(device_id, wanted[0])
+    starts, size = _placements(device_id, wanted[0])
     for start in starts:
         mask = ((1 << size) - 1) << start
         if not taken & mask and (rest := _fit_instances(device_id, wanted[1:], taken | mask)) is not None:
@@ -108,7 +108,7 @@ def _fit_instances(device_id: str, wanted: Sequence[str], taken: int) -> list[tu
     return None
 
 
-def _places(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
+def _placements(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
     """The memory slices at which an instance of the profile can begin, and how many it occupies.
 
     Source: NVIDIA MIG User Guide, "MIG Placement" and `nvidia-smi mig -lgipp` of the A100, the A30 and the H100 there.
@@ -130,7 +130,7 @@ def names(device_id: str) -> Iterator[str]:
     yield from (BALANCED, NO_INSTANCES, NO_LAYOUT)
 
 
-def counts(device_id: str, layout: str) -> Mapping[str, int] | None:
+def instances_in_layout(device_id: str, layout: str) -> Mapping[str, int] | None:
     """Return the instances of each profile in the layout of that name; None for a name that tells nothing.
 
     Raises:

@@ -65,7 +65,7 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def belonging(data: bytes) -> bytes:
+def strip_foreign_packets(data: bytes) -> bytes:
     """The key file in binary form with no more than its primary keys and what these vouch for.
 
     User ids and subkeys stay where a signature beside them names their primary key as its maker, and these signatures
@@ -82,7 +82,7 @@ def belonging(data: bytes) -> bytes:
         if packet.tag == _PUBLIC_KEY:
             primary, held = _fingerprint(packet.body), b""
             kept.append(packet.whole)
-        elif packet.tag == _SIGNATURE and held is not None and _issuers(packet.body) & _names_of(primary):
+        elif packet.tag == _SIGNATURE and held is not None and _issuers(packet.body) & _fingerprint_and_key_id(primary):
             kept += [held, packet.whole]
             held = b""
         elif packet.tag in {_USER_ID, _SUBKEY}:
@@ -92,7 +92,7 @@ def belonging(data: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _names_of(fingerprint: str) -> frozenset[str]:
+def _fingerprint_and_key_id(fingerprint: str) -> frozenset[str]:
     """A key by its fingerprint and its key id, of version 4 the end and of version 6 the beginning of it."""
     return frozenset({fingerprint, fingerprint[-16:] if len(fingerprint) == 40 else fingerprint[:16]})
 
@@ -156,7 +156,7 @@ def dearmor(data: bytes) -> bytes:
         if _END not in lines[start:]:
             raise ValueError("the armor has no end")
         end = lines.index(_END, start)
-        blocks.append(_block(lines[start + 1 : end]))
+        blocks.append(_decode_armor_block(lines[start + 1 : end]))
         start = end + 1
     if not blocks:
         raise ValueError("the file is empty")
@@ -175,7 +175,7 @@ def _ascii(data: bytes) -> str:
         raise ValueError("neither armored nor binary OpenPGP") from error
 
 
-def _block(lines: list[str]) -> bytes:
+def _decode_armor_block(lines: list[str]) -> bytes:
     """The bytes of one armor block, its checksum compared where it has one."""
     blank = next((i for i, line in enumerate(lines) if not line), None)
     if blank is None or not all(_ARMOR_HEADER.fullmatch(line) for line in lines[:blank]):
@@ -216,31 +216,31 @@ def _packets(data: bytes) -> Iterator[_Packet]:
             raise ValueError(f"byte {position} does not begin an OpenPGP packet")
         new_format = bool(header & 0x40)
         tag = header & 0x3F if new_format else (header >> 2) & 0x0F
-        start, length = (_new_length if new_format else _old_length)(data, position)
+        start, length = (_find_new_format_body if new_format else _find_old_format_body)(data, position)
         if start + length > len(data):
             raise ValueError(f"the packet at byte {position} is cut short")
         yield _Packet(tag, data[start : start + length], data[position : start + length])
         position = start + length
 
 
-def _new_length(data: bytes, position: int) -> tuple[int, int]:
+def _find_new_format_body(data: bytes, packet_start: int) -> tuple[int, int]:
     """Return where the body starts, and its length (RFC 9580 §4.2.1)."""
-    first = _number(data, position + 1, 1)
+    first = _number(data, packet_start + 1, 1)
     if first < 192:
-        return position + 2, first
+        return packet_start + 2, first
     if first < 224:
-        return position + 3, ((first - 192) << 8) + _number(data, position + 2, 1) + 192
+        return packet_start + 3, ((first - 192) << 8) + _number(data, packet_start + 2, 1) + 192
     if first == 255:
-        return position + 6, _number(data, position + 2, 4)
-    raise ValueError(f"the packet at byte {position} has a partial length, which is not allowed in a key")
+        return packet_start + 6, _number(data, packet_start + 2, 4)
+    raise ValueError(f"the packet at byte {packet_start} has a partial length, which is not allowed in a key")
 
 
-def _old_length(data: bytes, position: int) -> tuple[int, int]:
+def _find_old_format_body(data: bytes, packet_start: int) -> tuple[int, int]:
     """Return where the body starts, and its length (RFC 9580 §4.2.2)."""
-    size = {0: 1, 1: 2, 2: 4}.get(data[position] & 3)
+    size = {0: 1, 1: 2, 2: 4}.get(data[packet_start] & 3)
     if size is None:
-        raise ValueError(f"the packet at byte {position} has no stated length")
-    return position + 1 + size, _number(data, position + 1, size)
+        raise ValueError(f"the packet at byte {packet_start} has no stated length")
+    return packet_start + 1 + size, _number(data, packet_start + 1, size)
 
 
 def _number(data: bytes, position: int, size: int) -> int:
@@ -282,4 +282,4 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
             "every key of the file in the recipe ([repositories] cuda_key_fingerprint or toolkit_key_fingerprint).\n"
             "Take the fingerprints from NVIDIA's installation guide or the mirror's operator, not from this message",
         )
-    return belonging(data)
+    return strip_foreign_packets(data)

@@ -107,7 +107,7 @@ def toolkit_repository(base: str = "", fingerprints: str = "", key_file: str = "
 TOOLKIT = toolkit_repository()
 
 
-def former_toolkit_repository(address: str) -> str:
+def describe_former_address(address: str) -> str:
     """Return in what way an address, without scheme, is one of the toolkit's former repositories; empty if it is none.
 
     Those were folders of the present repository for each distribution, and two repositories of other names.
@@ -118,7 +118,7 @@ def former_toolkit_repository(address: str) -> str:
     return "by an old address" if is_former else ""
 
 
-def other_cuda_folder(repository: CudaRepository, address: str) -> str:
+def describe_other_cuda_folder(repository: CudaRepository, address: str) -> str:
     """Return in what way an address, without scheme, is NVIDIA's repository for another distribution; empty if not.
 
     Their packages have the same versions and other dependencies: one upgrade from the wrong folder takes apart what

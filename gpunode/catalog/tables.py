@@ -18,7 +18,7 @@ def _file(name: str) -> str:
 
 
 @cache
-def _text(name: str) -> str:
+def _table_without_comments(name: str) -> str:
     """The table without its comments; header line first."""
     text = _file(name)
     while text.startswith("#"):
@@ -34,7 +34,7 @@ def collected_on(name: str) -> date:
 
 def rows(name: str) -> Iterator[Mapping[str, str]]:
     """Every row of the table ``name``, in its order."""
-    return csv.DictReader(_text(name).splitlines())
+    return csv.DictReader(_table_without_comments(name).splitlines())
 
 
 def find(name: str, *key: str) -> Mapping[str, str] | None:
@@ -42,7 +42,7 @@ def find(name: str, *key: str) -> Mapping[str, str] | None:
 
     A converged run asks for a few of 1445 devices: only the line that is found is parsed.
     """
-    text = _text(name)
+    text = _table_without_comments(name)
     wanted = ",".join(key) + ","
     if not all(part.isalnum() for part in key):
         return None

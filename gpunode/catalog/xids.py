@@ -112,17 +112,21 @@ def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None
         intrinfo: the first word in the message's brackets.
         status: the second.
     """
-    of_unit = [fault for layouts, fault in _faults() if _is_of(fault, code, unit) and _fits(layouts, intrinfo)]
+    of_unit = [
+        fault
+        for layouts, fault in _faults()
+        if _concerns_unit(fault, code, unit) and _matches_layout(layouts, intrinfo)
+    ]
     exact = [fault for fault in of_unit if fault.status == status]
     found = exact or [fault for fault in of_unit if fault.status & status]
     return max(found, key=lambda fault: _WEIGHT.index(fault.severity), default=None)
 
 
-def _is_of(fault: LinkFault, code: int, unit: str) -> bool:
+def _concerns_unit(fault: LinkFault, code: int, unit: str) -> bool:
     return fault.xid == code and unit.upper() in fault.units
 
 
-def _fits(layouts: tuple[str, str], intrinfo: int) -> bool:
+def _matches_layout(layouts: tuple[str, str], intrinfo: int) -> bool:
     bits = f"{intrinfo & 0xFFFFFFFF:032b}"
     return any(all(want in {"-", bit} for want, bit in zip(layout, bits, strict=True)) for layout in layouts)
 

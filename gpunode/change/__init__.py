@@ -11,19 +11,27 @@ from typing import TypeAlias
 
 from gpunode.change.base import (
     CONFFILES,
-    CONFIGURATION,
+    CONFIGURATION_STAGE,
     GPU_SERVICES,
     OBSOLETE,
-    OF_PACKAGES,
     OVERWRITTEN,
+    PACKAGE_FILE_STEPS,
     Action,
     ChangeKind,
     Trigger,
-    bare_unit,
-    settle_order,
+    short_unit_name,
+    sort_triggers,
 )
 from gpunode.change.cluster import ObjectChange
-from gpunode.change.files import Deferred, FileChange, FileState, SigningKey, Unsettled, digest, without_foreign_writers
+from gpunode.change.files import (
+    Deferred,
+    FileChange,
+    FileState,
+    SigningKey,
+    UnknownContent,
+    digest,
+    restrict_writes_to_root,
+)
 from gpunode.change.node import (
     CommandChange,
     MigChange,
@@ -38,11 +46,11 @@ from gpunode.change.packages import KnownAfter, PackageChange, PackageState
 
 __all__ = [
     "CONFFILES",
-    "CONFIGURATION",
+    "CONFIGURATION_STAGE",
     "GPU_SERVICES",
     "OBSOLETE",
-    "OF_PACKAGES",
     "OVERWRITTEN",
+    "PACKAGE_FILE_STEPS",
     "Action",
     "Change",
     "ChangeKind",
@@ -63,25 +71,25 @@ __all__ = [
     "ServiceState",
     "SigningKey",
     "Trigger",
-    "Unsettled",
-    "bare_unit",
+    "UnknownContent",
     "digest",
     "display_command",
-    "ordered",
-    "settle_order",
+    "restrict_writes_to_root",
+    "short_unit_name",
+    "sort_changes",
+    "sort_triggers",
     "triggers",
-    "without_foreign_writers",
 ]
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
 
 
-def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+def sort_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Return ``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, units.
 
     A unit that stops for the others' sake, and that a trigger starts again, comes first of all.
     """
-    return tuple(sorted(changes, key=lambda change: (not change.is_pause, change.rank)))
+    return tuple(sorted(changes, key=lambda change: (not change.is_temporary_stop, change.rank)))
 
 
 def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
@@ -89,7 +97,7 @@ def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
     """
-    return settle_order(trigger for change in changes for trigger in change.triggers)
+    return sort_triggers(trigger for change in changes for trigger in change.triggers)
 
 
 @dataclass(frozen=True, slots=True)

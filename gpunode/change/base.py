@@ -22,7 +22,7 @@ GPU_SERVICES: Final = (
 )
 """The services that hold GPUs open and do no work on them, in the order in which they start."""
 # What later changes of the same run read: packages need the index, units need systemd to have read them.
-_SETTLED_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
+_RUN_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
 
 # The word for a change in plans and in the JSON output.
 Action: TypeAlias = Literal[
@@ -33,14 +33,14 @@ Action: TypeAlias = Literal[
 ]  # fmt: skip
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
-CONFIGURATION = "runtime"
+CONFIGURATION_STAGE = "runtime"
 # The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
 # overwrite.
 CONFFILES = "conffiles"
 OBSOLETE = "obsolete"
 OVERWRITTEN = "overwritten"
-OF_PACKAGES: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
+PACKAGE_FILE_STEPS: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Trigger:
     target: str = ""
 
     @property
-    def ends_stage(self) -> bool:
+    def runs_at_stage_end(self) -> bool:
         """True if it is settled at the end of its stage; the others are settled at the end of the run."""
-        return self.kind in _SETTLED_PER_STAGE
+        return self.kind in _RUN_PER_STAGE
 
     @property
     def needs_services(self) -> bool:
@@ -69,14 +69,14 @@ class Trigger:
         return f"{self.kind} {self.target}".strip()
 
 
-def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:
-    """Return ``owed``, once each, in the order in which it is settled: a trigger after those whose work it reads."""
+def sort_triggers(triggers: Iterable[Trigger]) -> tuple[Trigger, ...]:
+    """Return ``triggers``, once each, in the order to run them: one after those whose work it reads."""
 
     def rank(trigger: Trigger) -> tuple[int, int, str]:
         place = GPU_SERVICES.index(trigger.target) if trigger.target in GPU_SERVICES else len(GPU_SERVICES)
         return _ORDER.index(trigger.kind), place if trigger.kind == "start" else 0, trigger.target
 
-    return tuple(sorted(set(owed), key=rank))
+    return tuple(sorted(set(triggers), key=rank))
 
 
 class ChangeKind(ABC):
@@ -97,7 +97,7 @@ class ChangeKind(ABC):
     # Whether a plain rollback takes it back where its stage is that of the configuration.
     is_configuration: ClassVar[bool] = False
     # Whether the record that it failed says that the node is as it was.
-    is_undone_by_failure: ClassVar[bool] = False
+    is_unchanged_on_failure: ClassVar[bool] = False
     # The positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
     _undo_ranks: ClassVar[tuple[int, int]] = (2, 4)
     triggers: frozenset[Trigger]
@@ -137,7 +137,7 @@ class ChangeKind(ABC):
         return "", ""
 
     @property
-    def is_settled(self) -> bool:
+    def is_final_state_known(self) -> bool:
         """True if the state afterwards is known."""
         return True
 
@@ -147,7 +147,7 @@ class ChangeKind(ABC):
         return False
 
     @property
-    def is_pause(self) -> bool:
+    def is_temporary_stop(self) -> bool:
         """True if it stops a unit only until its trigger starts it again."""
         return False
 
@@ -225,7 +225,7 @@ class ChangeKind(ABC):
         """Return whether it takes away what packages that stay may need: a file outside the configuration, a unit."""
         return False
 
-    def without_foreign_writers(self) -> Self:
+    def restrict_writes_to_root(self) -> Self:
         """Return it with a result that root alone can write."""
         return self
 
@@ -235,6 +235,6 @@ class ChangeKind(ABC):
         return tuple(change for change in changes if isinstance(change, cls))
 
 
-def bare_unit(unit: str) -> str:
+def short_unit_name(unit: str) -> str:
     """Return a unit as people call it: ``containerd``."""
     return unit.removesuffix(".service")

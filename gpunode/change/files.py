@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import CONFIGURATION, OF_PACKAGES, Action, ChangeKind, Trigger
+from gpunode.change.base import CONFIGURATION_STAGE, PACKAGE_FILE_STEPS, Action, ChangeKind, Trigger
 
 
 def digest(content: bytes) -> str:
@@ -45,7 +45,7 @@ class FileState:
         return f"mode {self.mode:04o} owner {self.uid}:{self.gid}"
 
 
-def without_foreign_writers(state: FileState) -> FileState:
+def restrict_writes_to_root(state: FileState) -> FileState:
     """Return the file owned by root and writable by root alone; who may read it stays as it is."""
     return replace(state, uid=0, mode=state.mode & ~0o022)
 
@@ -82,7 +82,7 @@ class SigningKey:
         return "its download; a file with any other key is refused"
 
 
-Unsettled: TypeAlias = Deferred | SigningKey
+UnknownContent: TypeAlias = Deferred | SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FileChange(ChangeKind):
 
     path: str
     before: FileState | None
-    after: FileState | Unsettled | None
+    after: FileState | UnknownContent | None
     triggers: frozenset[Trigger] = frozenset()
     folders: tuple[str, ...] = field(default=(), compare=False)
 
@@ -117,7 +117,7 @@ class FileChange(ChangeKind):
         return isinstance(self.after, Deferred) and any(trigger.kind == "cdi" for trigger in self.triggers)
 
     @property
-    def is_settled(self) -> bool:
+    def is_final_state_known(self) -> bool:
         return not isinstance(self.after, Deferred | SigningKey)
 
     @property
@@ -180,15 +180,21 @@ class FileChange(ChangeKind):
         return replace(self, before=self.after, after=self.before)
 
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
-        if step in OF_PACKAGES:
+        if step in PACKAGE_FILE_STEPS:
             return 3 if is_redo else 4
-        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIGURATION else 4
+        return (
+            {"sources": 0, CONFIGURATION_STAGE: 5}.get(stage, 1)
+            if is_redo
+            else 1
+            if stage == CONFIGURATION_STAGE
+            else 4
+        )
 
     def withdraws_support(self, stage: str, step: str) -> bool:
-        return self.after is None and stage != CONFIGURATION and step not in OF_PACKAGES
+        return self.after is None and stage != CONFIGURATION_STAGE and step not in PACKAGE_FILE_STEPS
 
-    def without_foreign_writers(self) -> FileChange:
-        return replace(self, after=without_foreign_writers(self.after)) if isinstance(self.after, FileState) else self
+    def restrict_writes_to_root(self) -> FileChange:
+        return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self
 
     def diff(self) -> Iterator[str]:
         """Yield the change as a unified diff, a line each without its line end; one line says so if it is not text."""
@@ -221,7 +227,7 @@ class FileChange(ChangeKind):
         yield from _diff_ownership(self.before, after)
 
 
-def _describe(state: FileState | Unsettled | None) -> str:
+def _describe(state: FileState | UnknownContent | None) -> str:
     """Return a state for the log; the content of one is a digest."""
     if isinstance(state, FileState):
         return f"sha256 {state.content.decode()} {state}"

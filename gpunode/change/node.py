@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from gpunode.change.base import Action, ChangeKind, Trigger, bare_unit
+from gpunode.change.base import Action, ChangeKind, Trigger, short_unit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class ServiceChange(ChangeKind):
 
     @property
     def participle(self) -> str:
-        return self._say("enabled", "disabled", "started", "stopped") or "kept"
+        return self._choose_verb("enabled", "disabled", "started", "stopped") or "kept"
 
     @property
-    def is_pause(self) -> bool:
+    def is_temporary_stop(self) -> bool:
         return Trigger("start", self.unit) in self.triggers
 
     @property
@@ -60,13 +60,13 @@ class ServiceChange(ChangeKind):
 
     @property
     def instruction(self) -> str:
-        return f"{self._say('enable', 'disable', 'start', 'stop') or 'keep'} {bare_unit(self.unit)}"
+        return f"{self._choose_verb('enable', 'disable', 'start', 'stop') or 'keep'} {short_unit_name(self.unit)}"
 
     @property
     def summary(self) -> str:
-        return f"{bare_unit(self.unit)} {self.participle}"
+        return f"{short_unit_name(self.unit)} {self.participle}"
 
-    def _say(self, enable: str, disable: str, start: str, stop: str) -> str:
+    def _choose_verb(self, enable: str, disable: str, start: str, stop: str) -> str:
         words = [enable if self.after.enabled else disable] if self.before.enabled != self.after.enabled else []
         words += [start if self.after.active else stop] if self.before.active != self.after.active else []
         return " and ".join(words)
@@ -133,7 +133,7 @@ def display_command(argv: Sequence[str]) -> str:
             return " ".join(argv)
 
 
-def without_values(argv: Sequence[str]) -> tuple[str, ...]:
+def without_helm_values(argv: Sequence[str]) -> tuple[str, ...]:
     """Return a command of Helm without the values that it sets: there may be a secret among a release's."""
     pairs = zip(("", *argv), argv, strict=False)
     return tuple(f"{word.partition('=')[0]}=…" if last == "--set-json" else word for last, word in pairs)
@@ -184,8 +184,8 @@ class CommandChange(ChangeKind):
 
     @property
     def record(self) -> dict[str, object]:
-        undone_by = None if self.undo is None else list(without_values(self.undo))
-        return {"argv": list(without_values(self.argv)), "purpose": self.purpose, "undo": undone_by}
+        undone_by = None if self.undo is None else list(without_helm_values(self.undo))
+        return {"argv": list(without_helm_values(self.argv)), "purpose": self.purpose, "undo": undone_by}
 
     def inverse(self) -> CommandChange | None:
         return (

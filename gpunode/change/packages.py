@@ -47,7 +47,7 @@ class PackageChange(ChangeKind):
     kind_name: ClassVar[str] = "package"
     rank: ClassVar[int] = 1
     _undo_ranks: ClassVar[tuple[int, int]] = (3, 2)
-    is_undone_by_failure: ClassVar[bool] = True
+    is_unchanged_on_failure: ClassVar[bool] = True
 
     id: PackageId
     before: PackageState | None
@@ -59,7 +59,7 @@ class PackageChange(ChangeKind):
         return str(self.id)
 
     @property
-    def is_settled(self) -> bool:
+    def is_final_state_known(self) -> bool:
         return not isinstance(self.after, KnownAfter)
 
     @property
@@ -68,15 +68,15 @@ class PackageChange(ChangeKind):
 
     @property
     def is_there_after(self) -> bool:
-        return self.after is not None and not (self.settled and self.settled.config_files_only)
+        return self.after is not None and not (self.known_final_state and self.known_final_state.config_files_only)
 
     @property
     def known_after(self) -> str:
-        return "" if self.is_settled else "the package index is read"
+        return "" if self.is_final_state_known else "the package index is read"
 
     @property
     def origin(self) -> str:
-        return self.settled.origin if self.settled else ""
+        return self.known_final_state.origin if self.known_final_state else ""
 
     @property
     def outcome(self) -> str:
@@ -84,14 +84,14 @@ class PackageChange(ChangeKind):
         return f"{before} → {after}" if before and after else f"{after or before} {self.participle}"
 
     @property
-    def settled(self) -> PackageState | None:
+    def known_final_state(self) -> PackageState | None:
         """The state afterwards, as far as its version is known; None for none."""
         return self.after if isinstance(self.after, PackageState) else None
 
     @property
     def is_mark(self) -> bool:
         """True if the package stays as it is and only its marks change."""
-        before, after = self.before, self.settled
+        before, after = self.before, self.known_final_state
         return (
             before is not None
             and after is not None
@@ -119,11 +119,14 @@ class PackageChange(ChangeKind):
 
     @property
     def states(self) -> tuple[str, str]:
-        return self.before.version if self.before else "", self.settled.version if self.settled else ""
+        return (
+            self.before.version if self.before else "",
+            self.known_final_state.version if self.known_final_state else "",
+        )
 
     @property
     def record(self) -> dict[str, object]:
-        before, after = (asdict(state) if state else None for state in (self.before, self.settled))
+        before, after = (asdict(state) if state else None for state in (self.before, self.known_final_state))
         return {"before": before, "after": after}
 
     def inverse(self) -> PackageChange | None:

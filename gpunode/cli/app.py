@@ -96,10 +96,10 @@ class WrappedGroup(TyperGroup):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the meaning of the exit codes below the list of all commands."""
         if ctx.parent is None:
-            from gpunode.errors import exit_words
+            from gpunode.errors import exit_statuses
 
             formatter.write_paragraph()
-            formatter.write_text(f"Exit codes: {', '.join(f'{code} {word}' for code, word in exit_words())}.")
+            formatter.write_text(f"Exit codes: {', '.join(f'{code} {word}' for code, word in exit_statuses())}.")
 
 
 app = typer.Typer(
@@ -126,15 +126,15 @@ class LazyGroup(WrappedGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of that name."""
-        self._fill()
+        self._load_commands()
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        self._fill()
+        self._load_commands()
         return super().list_commands(ctx)
 
-    def _fill(self) -> None:
+    def _load_commands(self) -> None:
         if not self.commands:
             self.commands.update(import_module(f"gpunode.cli.{self.name}").commands())
 
@@ -281,7 +281,7 @@ def output_options(json: bool, verbose: bool = False) -> "OutputOptions":
     return OutputOptions(json=json, verbose=verbose)
 
 
-def pick_options(ctx: Any, kind: type[T]) -> T:
+def build_options(ctx: Any, kind: type[T]) -> T:
     """Build the dataclass ``kind`` from the command's options of the same names."""
     given = {name: ctx.params[name] for name in getattr(kind, "__dataclass_fields__", ()) if name in ctx.params}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
@@ -330,7 +330,7 @@ def setup(
     from gpunode.cli import setup as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.setup(pick_options(ctx, RecipeOptions), output_options(json, verbose), pick_options(ctx, cli.SetupFlags))
+    cli.setup(build_options(ctx, RecipeOptions), output_options(json, verbose), build_options(ctx, cli.SetupFlags))
 
 
 @app.command()
@@ -365,7 +365,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        pick_options(ctx, RecipeOptions),
+        build_options(ctx, RecipeOptions),
         output_options(json, verbose),
         tuple(only),
         node,
@@ -396,7 +396,7 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(pick_options(ctx, RecipeOptions), output_options(json, verbose), node, gpu)
+    cli.rehearse(build_options(ctx, RecipeOptions), output_options(json, verbose), node, gpu)
 
 
 @app.command()
@@ -418,7 +418,7 @@ def verify(
     from gpunode.cli import verify as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.verify(pick_options(ctx, RecipeOptions), output_options(json, verbose), cuda=cuda, container=container)
+    cli.verify(build_options(ctx, RecipeOptions), output_options(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()

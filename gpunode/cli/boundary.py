@@ -14,7 +14,7 @@ from gpunode.cli import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 # Words of other tools, with the command before them, and the equivalent here.
-_COMMON_GUESSES: Final = {
+_SUGGESTED_COMMANDS: Final = {
     ("gpunode", "apply"): ("setup", "--help"),
     ("gpunode", "install"): ("setup", "--help"),
     ("gpunode", "undo"): ("rollback", "--list"),
@@ -49,10 +49,10 @@ def run_cli(arguments: list[str]) -> int:
             arguments, Interrupted("interrupted", why="it received SIGINT (Ctrl-C)", hint="run the command again")
         )
     except BrokenPipeError:
-        return _end_without_reader()
+        return _end_after_broken_pipe()
     except OSError as error:
         return (
-            _report_unwritten_help(arguments, error)
+            _report_help_write_error(arguments, error)
             if {"-h", "--help"} & set(arguments)
             else _report_bug(arguments, error)
         )
@@ -73,7 +73,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
-def _report_unwritten_help(arguments: list[str], error: OSError) -> int:
+def _report_help_write_error(arguments: list[str], error: OSError) -> int:
     """Report that typer could not print its help, as on a full disk."""
     from gpunode.cli.screen.printer import discard_stream
 
@@ -131,7 +131,7 @@ def _suggest_command(error: Exception) -> str:
 
     path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
     unknown = re.match(r"No such command '([\w-]+)'", str(getattr(error, "message", "")))
-    words = _COMMON_GUESSES.get((path, unknown[1] if unknown else str(getattr(error, "option_name", ""))))
+    words = _SUGGESTED_COMMANDS.get((path, unknown[1] if unknown else str(getattr(error, "option_name", ""))))
     return str(gpunode(*words)) if words else ""
 
 
@@ -168,9 +168,9 @@ def _save_traceback(text: str) -> str:
         return "the lines above"
 
 
-def _end_without_reader() -> int:
+def _end_after_broken_pipe() -> int:
     """End quietly after the reader of the output has gone (``| head``)."""
-    from gpunode.cli.screen.printer import READER_GONE, discard_stream
+    from gpunode.cli.screen.printer import BROKEN_PIPE_EXIT_CODE, discard_stream
 
     discard_stream(sys.stdout)
-    return READER_GONE
+    return BROKEN_PIPE_EXIT_CODE

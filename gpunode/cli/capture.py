@@ -26,20 +26,20 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     from gpunode.host.local import LocalHost
     from gpunode.redaction.anonymize import anonymize_evidence
     from gpunode.redaction.evidence import count_masked, redact
-    from gpunode.workflow.doctor import examine
+    from gpunode.workflow.doctor import collect_doctor_evidence
 
     path, screen = Path(file), output.open_screen()
     if path.is_file() and not force:
         screen.confirm_overwrite(file)
-    evidence = examine(LocalHost("/"))
+    evidence = collect_doctor_evidence(LocalHost("/"))
     whole = anonymize_evidence(evidence) if anonymize else evidence
     kept = redact(whole)
     contents = count_masked(whole, kept)
-    screen.put(*capture_lines(file, contents, anonymized=anonymize))
+    screen.put(*capture_preview_lines(file, contents, anonymized=anonymize))
     save_capture(kept, path)
     size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
     missing = find_missing_probes(evidence)
-    screen.put(*captured_lines(file, len(evidence), size, missing))
+    screen.put(*capture_result_lines(file, len(evidence), size, missing))
     kinds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}
     result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "content_kinds": kinds}
     output.emit(Envelope("capture", result={**result, "incomplete": missing}))
@@ -51,7 +51,7 @@ def find_missing_probes(evidence: Evidence) -> dict[str, str]:
 
     needed = {probe.key for probe in PROBES}
     return {
-        key: _why_missing(seen, is_denied=bool(denied_sources(seen)))
+        key: _missing_reason(seen, is_denied=bool(denied_sources(seen)))
         for key, seen in evidence.items()
         if seen.outcome in {"denied", "timeout"}
         or denied_sources(seen)
@@ -59,7 +59,7 @@ def find_missing_probes(evidence: Evidence) -> dict[str, str]:
     }
 
 
-def _why_missing(seen: Capture, *, is_denied: bool) -> str:
+def _missing_reason(seen: Capture, *, is_denied: bool) -> str:
     if seen.outcome == "timeout":
         return "timed out"
     if is_denied or seen.outcome == "denied":
@@ -68,17 +68,19 @@ def _why_missing(seen: Capture, *, is_denied: bool) -> str:
     return redacted(messages[0]) if messages else f"exit status {seen.exit_status}"
 
 
-_HELD: Mapping[ContentKind, str] = {
+_CONTENT_DESCRIPTIONS: Mapping[ContentKind, str] = {
     "table": "system tables (/proc, /sys, package database, lspci): as they are",
     "config": "configuration files: known settings; every other value is masked",
     "log": "logs, command lines and answers of tools: secrets are masked",
 }
 
 
-def capture_lines(file: str, contents: Mapping[ContentKind, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
+def capture_preview_lines(
+    file: str, contents: Mapping[ContentKind, tuple[int, int]], *, anonymized: bool
+) -> Iterator[Line]:
     """Yield the contents of a capture by group, with the number of masked items."""
     yield line(span(f"{file} will contain", "bold"))
-    for holds, about in _HELD.items():
+    for holds, about in _CONTENT_DESCRIPTIONS.items():
         number, changed = contents.get(holds, (0, 0))
         masked = f" (in {changed} of them)" if changed else ""
         yield line(f"  {number:>4}  {about}{masked}", hang=8)
@@ -88,7 +90,7 @@ def capture_lines(file: str, contents: Mapping[ContentKind, tuple[int, int]], *,
         yield line("        host names, serial numbers and addresses stay: --anonymize replaces them", hang=8)
 
 
-def captured_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
+def capture_result_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
     """Yield the capture's file and size, and the unreadable probes by reason."""
     yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
     for why in dict.fromkeys(missing.values()):

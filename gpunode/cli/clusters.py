@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
-from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reasons
+from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reason_lines
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import hash_recipe
 from gpunode.cli.screen.checks import check_lines, verdict_line
@@ -23,7 +23,7 @@ from gpunode.cli.screen.commands import (
     cluster_verify_command,
     option_value,
 )
-from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import BLANK, Line, Style, line, span, warning_line
 from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import SignalGuard, report_partial_run
@@ -92,7 +92,7 @@ class ClusterRef:
         return _RENDER_COMMAND.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     @contextmanager
-    def hints_for_this_cluster(self) -> Iterator[None]:
+    def adapt_error_hints(self) -> Iterator[None]:
         """Adapt the hints of errors to this cluster; if a program is missing, add the way that needs none."""
         try:
             yield
@@ -107,14 +107,18 @@ class ClusterRef:
 def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: OutputOptions, *, check: bool) -> None:
     """Show the changes that apply would make."""
     screen = output.open_screen()
-    with target.hints_for_this_cluster(), screen:
+    with target.adapt_error_hints(), screen:
         cluster = target.connect()
         desired = render_cluster(load_recipe(recipe_path), _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
-        screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
+        screen.put_after_progress(
+            *plan_lines(found, desired, _last_cluster_if_other(found.identity), verbose=output.verbose)
+        )
         screen.put(*own_pod_lines(desired.own_pods), *pod_problem_lines(found))
     pending = ChangesPending.exit_code if check and found.changes else 0
-    output.emit(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=desired.own_pods))
+    output.emit(
+        _cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=desired.own_pods)
+    )
 
 
 def apply(
@@ -122,11 +126,13 @@ def apply(
 ) -> None:
     """Apply the recipe to the cluster."""
     screen = output.open_screen()
-    with target.hints_for_this_cluster(), screen:
+    with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
         desired = render_cluster(recipe, _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
-        screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
+        screen.put_after_progress(
+            *plan_lines(found, desired, _last_cluster_if_other(found.identity), verbose=output.verbose)
+        )
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
@@ -134,20 +140,23 @@ def apply(
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(desired.own_pods))
-            output.emit(_envelope("k8s apply", found, own_pods=desired.own_pods))
+            output.emit(_cluster_envelope("k8s apply", found, own_pods=desired.own_pods))
             return
-        screen.confirm_shown("k8s apply", yes=yes, does=_CONSEQUENCE)
+        screen.ask_for_consent("k8s apply", yes=yes, does=_CONSEQUENCE)
         request = _run_header("k8s apply", recipe)
         with _locked_session("k8s apply", screen, output) as (store, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
             run = cluster_apply.apply_plan(found, store, request, wait=wait, on_event=screen.show_event)
-        screen.put(*own_pod_lines(desired.own_pods), *done_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
-    output.emit(_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
+        screen.put(
+            *own_pod_lines(desired.own_pods),
+            *cluster_result_lines("k8s apply", run_label(run, "k8s apply"), screen.argv),
+        )
+    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
 
 
-def _make_plan(desired: Rendered, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
+def _make_plan(rendered: Rendered, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
     """Return the plan, with hints for this cluster."""
-    found = make_plan(desired, cluster)
+    found = make_plan(rendered, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items
@@ -183,23 +192,25 @@ def verify(
             hint=hint,
         )
     screen = output.open_screen()
-    with target.hints_for_this_cluster(), screen, SignalGuard(screen.announce_stopping) as stop:
+    with target.adapt_error_hints(), screen, SignalGuard(screen.announce_stopping) as stop:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
         here = () if captures else _this_node()
         found = tuple(here or _read_nodes(captures, cluster))
         identity = cluster.identify()
-        screen.put(*cluster_lines(identity, _other_cluster(identity)), BLANK)
+        screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK)
         apply = cluster_apply_command(sys.argv[1:])
         request = VerifyRequest(
             recipe, found, image, timeout_s, apply, _local_handler_check(recipe) if here else (lambda _: None)
         )
         try:
-            report = run_verify(request, cluster, pause=stop.raise_if_received, progress=screen.update_progress)
+            report = run_verify(
+                request, cluster, check_interrupt=stop.raise_if_received, progress=screen.update_progress
+            )
         except Interrupted as error:
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
-        screen.conclude((*verified_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
+        screen.show_result((*cluster_verdict_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
 
@@ -221,7 +232,7 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
 
 def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
     """Remove what gpunode applied to the cluster."""
-    with target.hints_for_this_cluster():
+    with target.adapt_error_hints():
         cluster = target.connect()
         _apply_removal(plan_removal(cluster), cluster, _run_header("k8s remove"), output, yes=yes)
 
@@ -241,28 +252,28 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
             first = store.find_runs(first[0].begin.undoes)
         target = _cluster_of_run(first[0].begin.argv)
     request = _run_header("k8s rollback", undoes=found.begin.run)
-    with target.hints_for_this_cluster():
+    with target.adapt_error_hints():
         cluster = target.connect()
         _apply_removal(plan_rollback(cluster, store, found.begin.run), cluster, request, output, yes=yes)
 
 
 def _apply_removal(
-    found: ClusterPlan, cluster: Cluster, request: RunHeader, output: OutputOptions, *, yes: bool
+    found: ClusterPlan, cluster: Cluster, header: RunHeader, output: OutputOptions, *, yes: bool
 ) -> None:
     screen = output.open_screen()
     with screen:
-        screen.put_after(*removal_lines(found, verbose=output.verbose))
+        screen.put_after_progress(*removal_lines(found, verbose=output.verbose))
         if not found.changes:
-            output.emit(_envelope(request.verb, found))
+            output.emit(_cluster_envelope(header.verb, found))
             return
-        screen.confirm_shown(request.verb, yes=yes, does=_CONSEQUENCE)
-        with _locked_session(request.verb, screen, output) as (store, stop):
+        screen.ask_for_consent(header.verb, yes=yes, does=_CONSEQUENCE)
+        with _locked_session(header.verb, screen, output) as (store, stop):
             run = cluster_apply.apply_removal(
-                found, cluster, store, request, on_event=screen.show_event, pause=stop.raise_if_received
+                found, cluster, store, header, on_event=screen.show_event, check_interrupt=stop.raise_if_received
             )
         kept = [one for one in found.items if one.note]
-        screen.put(*done_lines(request.verb, run_label(run, request.verb), screen.argv, kept))
-    output.emit(_envelope(request.verb, found, changed=True, run=run))
+        screen.put(*cluster_result_lines(header.verb, run_label(run, header.verb), screen.argv, kept))
+    output.emit(_cluster_envelope(header.verb, found, changed=True, run=run))
 
 
 def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
@@ -282,7 +293,7 @@ def _locked_session(verb: Verb, screen: Screen, output: OutputOptions) -> Iterat
         yield store, stop
 
 
-def _other_cluster(identity: Identity) -> str:
+def _last_cluster_if_other(identity: Identity) -> str:
     """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
     if identity.uid == identity.server:
         return ""  # This credential may not read the uid.
@@ -310,7 +321,7 @@ def _with_absolute_kubeconfig(argv: Sequence[str]) -> Iterator[str]:
             yield str(Path(word).absolute()) if last == "--kubeconfig" else word
 
 
-def _envelope(
+def _cluster_envelope(
     command: str,
     plan: ClusterPlan,
     *,
@@ -360,21 +371,21 @@ _STATE_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
 }
 
 
-def plan_lines(plan: ClusterPlan, desired: Rendered, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
+def plan_lines(plan: ClusterPlan, rendered: Rendered, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
     """Yield the cluster, the changes that would be made in it, and their total."""
     yield from cluster_lines(plan.identity, other_cluster)
-    for edit in desired.nodes:
-        offer = ", ".join(f"{many} × {name}" for name, many in (desired.expected.get(edit.node) or {}).items())
+    for edit in rendered.nodes:
+        offer = ", ".join(f"{many} × {name}" for name, many in (rendered.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
-    yield from own_pod_reasons(desired)
+    yield from own_pod_reason_lines(rendered)
     if plan.items and all(item.state != "unchanged" for item in plan.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK
     yield from _item_lines(plan, verbose=verbose)
     yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
-    yield from map(warning_line, (*plan.notes, *desired.notes))
-    if plan.skipped or plan.notes or desired.notes:
+    yield from map(warning_line, (*plan.notes, *rendered.notes))
+    if plan.skipped or plan.notes or rendered.notes:
         yield BLANK
     yield _summary_line(plan)
 
@@ -383,7 +394,7 @@ def pod_problem_lines(plan: ClusterPlan) -> Iterator[Line]:
     """Yield what to do about the pods that do not run."""
     for item in plan.items:
         if item.trouble is not None:
-            yield from next_lines(item.trouble.hint)
+            yield from hint_lines(item.trouble.hint)
 
 
 def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -395,7 +406,7 @@ def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield _summary_line(plan)
 
 
-def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
+def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
     """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
     if verb == "k8s apply":
         yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
@@ -407,7 +418,7 @@ def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
 
-def verified_lines(report: VerifyReport) -> Iterator[Line]:
+def cluster_verdict_lines(report: VerifyReport) -> Iterator[Line]:
     """Yield the checks of a cluster and their verdict."""
     yield from check_lines(report.checks)
     yield BLANK

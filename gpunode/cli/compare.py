@@ -24,9 +24,9 @@ _MARKS: dict[Weight, tuple[str, Style]] = {
     "possible": ("○", "warn"),
     "background": ("·", "dim"),
 }
-_LONGEST = 200
-_MOST = 6
-_NAMED = 3
+_MAX_VALUE_LENGTH = 200
+_MAX_DIFFERENCES_SHOWN = 6
+_MAX_NAMES_SHOWN = 3
 
 
 def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
@@ -51,7 +51,7 @@ def _uncompared_lines(
     """Yield what one of the two does not show, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in not_compared:
-        groups.setdefault((one.side, one.reason), []).append(_trait_parts(one, verbose=verbose))
+        groups.setdefault((one.side, one.reason), []).append(_describe_uncompared(one, verbose=verbose))
     for (side, reason), what in groups.items():
         text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {join_names(what)}"
         yield line(span(text, "dim"), hang=2)
@@ -65,11 +65,11 @@ _REASONS: dict[Reason, str] = {
 }
 
 
-def _trait_parts(one: Uncompared, *, verbose: bool) -> str:
+def _describe_uncompared(one: Uncompared, *, verbose: bool) -> str:
     if not one.names:
         return one.title
     names = [name.removeprefix(f"{one.title}: ") for name in one.names]
-    most = len(names) if verbose else _NAMED
+    most = len(names) if verbose else _MAX_NAMES_SHOWN
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return f"{one.title} ({', '.join((*names[:most], *more))})"
 
@@ -79,7 +79,7 @@ def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator
     first = group[0]
     mark, style = _MARKS[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
-    rows = group if verbose else group[:_MOST]
+    rows = group if verbose else group[:_MAX_DIFFERENCES_SHOWN]
     for one in rows:
         name = one.name.removeprefix(f"{one.title}: ")
         yield line("    ", span(name), "  ", span(_shorten(one.good), "remove"), span(" → ", "dim"),
@@ -91,7 +91,7 @@ def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator
 def _shorten(value: str | None) -> str:
     if value is None:
         return "not there"
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return value if len(value) <= _MAX_VALUE_LENGTH else f"{value[:_MAX_VALUE_LENGTH]}…"
 
 
 def _verdict_line(found: Comparison, *, hidden: int) -> Line:
@@ -150,11 +150,11 @@ def _read_node(name: str | None) -> Evidence:
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read_report
     from gpunode.redaction.evidence import redact
-    from gpunode.workflow.doctor import examine
+    from gpunode.workflow.doctor import collect_doctor_evidence
 
     name = resolve_sample(name) if name else None
     if name and is_fleet(name):
         raise UsageError(
             f"{name} is a folder of reports", why="two nodes are compared", hint="name one of the reports in it"
         )
-    return redact(read_report(name) if name else examine(LocalHost("/")))
+    return redact(read_report(name) if name else collect_doctor_evidence(LocalHost("/")))

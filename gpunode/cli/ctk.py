@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption, pick_options
+from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption, build_options
 from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options
 
 app = typer.Typer(rich_markup_mode=None)
@@ -117,9 +117,9 @@ def configure(
     """Add the NVIDIA runtime to a runtime's configuration."""
     from gpunode.cli import runtime_config
 
-    permissions = pick_options(ctx, runtime_config.EditPermissions)
+    permissions = build_options(ctx, runtime_config.EditPermissions)
     runtime_config.configure(
-        pick_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root, permissions
+        build_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root, permissions
     )
 
 
@@ -148,10 +148,10 @@ def unconfigure(
     from gpunode.cli import runtime_config
 
     runtime_config.unconfigure(
-        pick_options(ctx, runtime_config.RuntimeOptions),
+        build_options(ctx, runtime_config.RuntimeOptions),
         ctk_output_options(ctx),
         root,
-        pick_options(ctx, runtime_config.EditPermissions),
+        build_options(ctx, runtime_config.EditPermissions),
     )
 
 
@@ -182,7 +182,7 @@ def check(
     """
     from gpunode.cli import runtime_config
 
-    runtime_config.check_runtime(pick_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root)
+    runtime_config.check_runtime(build_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root)
 
 
 _FILE = "default: $NVIDIA_CTK_CONFIG_FILE_PATH, else nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME or /etc"

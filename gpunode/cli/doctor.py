@@ -29,10 +29,10 @@ from gpunode.cli.screen.text import (
 from gpunode.command import gpunode
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.stack import TITLES
+from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
+from gpunode.page.words import DISRUPTION_TEXTS, STATE_MARKS, when_suffix
 from gpunode.wording import count, join_names
 
 if TYPE_CHECKING:
@@ -75,17 +75,17 @@ def doctor(
         diagnose_fleet(names, options, html or "", recipe, lock)
         return
     if recipe or lock:
-        raise _not_one_node(names, recipe, lock)
+        raise _fleet_option_error(names, recipe, lock)
     if names and not _may_exist(names[0]):
-        raise _unknown_name(names[0])
+        raise _unknown_name_error(names[0])
     if html:
         from gpunode.cli import doctor_page
 
         doctor_page.check_page_file(html, options)
-    _examine(names[0] if names else "", options, html or "", prometheus or "")
+    _diagnose_report(names[0] if names else "", options, html or "", prometheus or "")
 
 
-def _examine(report: str, options: OutputOptions, html: str, prometheus: str) -> None:
+def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus: str) -> None:
     """Diagnose the node of ``report``, or this machine."""
     from gpunode.workflow.doctor import diagnose_evidence
 
@@ -99,7 +99,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
             # A page leaves the machine: it is made of what a capture would hold.
             examined = diagnose_evidence(_redact(evidence) if html else evidence)
         except MemoryError as error:
-            raise _too_large(report) from error
+            raise _report_too_large_error(report) from error
         if html:
             from gpunode.cli import doctor_page
 
@@ -113,7 +113,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
     options.emit(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
 
 
-def _too_large(report: str) -> Refused:
+def _report_too_large_error(report: str) -> Refused:
     return Refused(
         f"{report or 'this machine'} was not examined",
         why="this machine does not have enough memory for it",
@@ -130,9 +130,9 @@ def _read_report(report: str) -> Evidence:
 def collect_evidence() -> Evidence:
     """Return the evidence of this machine."""
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.doctor import examine
+    from gpunode.workflow.doctor import collect_doctor_evidence
 
-    return examine(LocalHost("/"))
+    return collect_doctor_evidence(LocalHost("/"))
 
 
 def _redact(evidence: Evidence) -> Evidence:
@@ -182,7 +182,7 @@ def _may_exist(name: str) -> bool:
         return True  # perhaps: reading it tells what is in the way
 
 
-def _not_one_node(names: Sequence[str], recipe: str, lock: str) -> UsageError:
+def _fleet_option_error(names: Sequence[str], recipe: str, lock: str) -> UsageError:
     """Return the refusal of --recipe and --lock for a single node."""
     words = [*([recipe] if recipe else []), *(["--lock", lock] if lock else [])]
     return UsageError(
@@ -191,7 +191,7 @@ def _not_one_node(names: Sequence[str], recipe: str, lock: str) -> UsageError:
     )  # fmt: skip
 
 
-def _unknown_name(name: str) -> UsageError:
+def _unknown_name_error(name: str) -> UsageError:
     from difflib import get_close_matches
 
     if number := _XID.fullmatch(name):
@@ -232,7 +232,9 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
     explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    screen.put(*story_lines(rule, rule.text, remedy, explained_by, verbose=options.verbose, width=screen.width))
+    screen.put(
+        *cause_explanation_lines(rule, rule.text, remedy, explained_by, verbose=options.verbose, width=screen.width)
+    )
     keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "explains")
     texts = {"sources": rule.text.sources, "description": rule.text.story, "explained_by": explained_by}
     result = {
@@ -293,17 +295,17 @@ def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:
 
 _WORD: Final = re.compile(r"[\w.:/+-]*\w")
 # What names a fault or a GPU in any message.
-_ALWAYS: Final = re.compile(
+_ERROR_WORD: Final = re.compile(
     r"\bS?Xid\b|\b[0-9a-f]{2}:[0-9a-f]{2}\b|\berror|\bfail|\bfatal|\bmismatch|\bdenied", re.IGNORECASE
 )
-_SHORTEST: Final = 3
-_CUT: Final = "…"
+_MIN_WORD_LENGTH: Final = 3
+_ELLIPSIS: Final = "…"
 
 
-def telling_words(*texts: str) -> frozenset[str]:
+def relevant_words(*texts: str) -> frozenset[str]:
     """Return the words of ``texts`` that mark the relevant part of a line."""
     found = (match[0].lower() for text in texts for match in _WORD.finditer(text))
-    return frozenset(word for word in found if len(word) >= _SHORTEST or word.isdecimal())
+    return frozenset(word for word in found if len(word) >= _MIN_WORD_LENGTH or word.isdecimal())
 
 
 def shorten_around(line: str, words: frozenset[str], room: int) -> str:
@@ -315,11 +317,11 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     if cell_width(plain) <= room:
         return plain
     found = (match.start() for match in _WORD.finditer(plain) if match[0].lower() in words)
-    first = min((match.start() for match in (_ALWAYS.search(plain),) if match), default=len(plain))
+    first = min((match.start() for match in (_ERROR_WORD.search(plain),) if match), default=len(plain))
     first = min((*found, first))
     # A quarter of the room before the first such word; at the end of the line, all that fits.
     start = plain.rfind(" ", 0, max(0, min(first - room // 4, len(plain) - room))) + 1
-    before = f"{_CUT} " if start else ""
+    before = f"{_ELLIPSIS} " if start else ""
     shown = _fit_text(plain[start:], room - cell_width(before))
     return before + shown
 
@@ -328,20 +330,20 @@ def _fit_text(text: str, room: int) -> str:
     """Return ``text``, or as many letters as fit before an ellipsis."""
     if cell_width(text) <= room:
         return text
-    used = accumulate(map(cell_width, text), initial=cell_width(f" {_CUT}"))
+    used = accumulate(map(cell_width, text), initial=cell_width(f" {_ELLIPSIS}"))
     end = sum(1 for _ in takewhile(lambda columns: columns <= room, used)) - 1
     blank = text.rfind(" ", 0, end)
-    return f"{text[: blank if blank > end // 2 else end]} {_CUT}"
+    return f"{text[: blank if blank > end // 2 else end]} {_ELLIPSIS}"
 
 
 _MAX_CITED = 5
 _MAX_CONSEQUENCES = 4
-_DENIED = 4
-_RELATED = 8
+_MAX_DENIED_SHOWN = 4
+_MAX_RELATED_SHOWN = 8
 # Of a log's line without end, what is shown: by itself, and with -v.
-_PASSAGE = 400
-_PAGE = 100
-_LONGEST = 2000
+_MAX_QUOTE_LENGTH = 400
+_MAX_TEXT_WIDTH = 100
+_MAX_VERBOSE_QUOTE_LENGTH = 2000
 _STYLES: dict[str, Style] = {
     "broken": "bad",
     "warning": "warn",
@@ -379,10 +381,10 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     display = _DisplayOptions(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
-        yield _no_fault(examined)
+        yield _no_fault_line(examined)
         yield BLANK
     for number, root in enumerate(diagnosis.roots):
-        yield from _root_lines(root, diagnosis.consequences_of(root), display, is_first=number == 0)
+        yield from _root_cause_lines(root, diagnosis.consequences_of(root), display, is_first=number == 0)
         yield BLANK
     if diagnosis.open_questions:
         yield from _question_lines(diagnosis.open_questions, display)
@@ -404,7 +406,7 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
         yield line("page:  ", span(page, "command"), hang=7)
 
 
-def _no_fault(examined: Examination) -> Line:
+def _no_fault_line(examined: Examination) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return line(span("? the evidence fits several causes and does not decide between them", "warn"), hang=2)
     if examined.diagnosis.open_questions:
@@ -426,7 +428,7 @@ def _no_fault(examined: Examination) -> Line:
 # stories, which are gpunode's own text.
 
 
-def _root_lines(
+def _root_cause_lines(
     finding: Finding, consequences: Sequence[Finding], display: _DisplayOptions, *, is_first: bool
 ) -> Iterator[Line]:
     """Yield the answer, the next step and the first proof within ten narrow lines, then the rest."""
@@ -437,14 +439,14 @@ def _root_lines(
     if is_first:
         yield from indent_lines([_next_line(finding.next_step)], 2)
     yield from _citation_lines(
-        finding.citations, telling_words(finding.summary, finding.title), display, indent=2, heading="proof"
+        finding.citations, relevant_words(finding.summary, finding.title), display, indent=2, heading="proof"
     )
     yield from _ruled_out_lines(finding.ruled_out, display)
     yield from _consequence_lines(consequences, display)
     if finding.look_at:
         yield _heading_line("to be sure, look at")
         yield from indent_lines((_command_line(command) for command in finding.look_at), 4)
-    yield from _remedy_lines(finding.remedy, DISRUPTIONS[finding.disruption])
+    yield from _remedy_lines(finding.remedy, DISRUPTION_TEXTS[finding.disruption])
 
 
 def _heading_line(text: str) -> Line:
@@ -473,7 +475,7 @@ def _citation_lines(
 
 def _quote_line(before: str, citation: Citation, words: frozenset[str], display: _DisplayOptions) -> Line:
     text = span(display.message_text(citation)).text
-    shown = shorten_around(text, words, _LONGEST if display.verbose else _PASSAGE)
+    shown = shorten_around(text, words, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
     return line(span(before, "dim"), shown, hang=len(before))
 
 
@@ -492,7 +494,7 @@ def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) ->
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if display.verbose:
             yield line("      ", finding.summary, hang=6)
-            yield from _citation_lines(finding.citations, telling_words(finding.summary), display, indent=6)
+            yield from _citation_lines(finding.citations, relevant_words(finding.summary), display, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 
@@ -500,22 +502,22 @@ def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) ->
 def _remedy_lines(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield line("  ", span("fix", "bold"), span(f" ({disruption})", "dim"), hang=4)
     for number, fix in enumerate(fixes, 1):
-        yield line(f"  {number}. ", f"{fix.text}{condition_suffix(fix.when)}", hang=5)
+        yield line(f"  {number}. ", f"{fix.text}{when_suffix(fix.when)}", hang=5)
         yield from indent_lines((_command_line(row) for command in fix.commands for row in command.split("\n")), 5)
 
 
 def _command_line(command: str) -> Line:
-    return Line((span(command, "command"),), solid=True)
+    return Line((span(command, "command"),), never_breaks=True)
 
 
-def _question_lines(doubts: Sequence[OpenQuestion], display: _DisplayOptions) -> Iterator[Line]:
+def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions) -> Iterator[Line]:
     yield line(span("undetermined", "bold"))
-    for doubt in doubts:
+    for doubt in questions:
         yield line("  ", span("? ", "warn"), doubt.question, hang=4)
-        yield from _citation_lines(doubt.citations, telling_words(doubt.question), display, indent=4)
+        yield from _citation_lines(doubt.citations, relevant_words(doubt.question), display, indent=4)
         for number, command in enumerate(doubt.look_at):
             head = " " * 9 if number else "look at  "
-            yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)
+            yield Line((Span("    "), span(head, "dim"), span(command, "command")), never_breaks=True)
 
 
 def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[Line]:
@@ -557,7 +559,7 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     width = max(len(layer.title) for layer in layers)
     seen = [layer for layer in reversed(layers) if layer.state != "unknown"]
     for layer in seen:
-        mark, word = STATES[layer.state]
+        mark, word = STATE_MARKS[layer.state]
         style = _STYLES[layer.state]
         is_faulty = bool(word and layer.findings)
         yield line(
@@ -571,12 +573,12 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
         )
     unseen = [layer.title for layer in reversed(layers) if layer.state == "unknown"]
     if unseen:
-        mark, word = STATES["unknown"]
+        mark, word = STATE_MARKS["unknown"]
         yield line(span(f"{mark} {pad_right(word, width if seen else 0)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
 def _denied_line(sources: Sequence[str], *, verbose: bool) -> Line:
-    shown = join_names(sources, 0 if verbose else _DENIED)
+    shown = join_names(sources, 0 if verbose else _MAX_DENIED_SHOWN)
     return line(
         span("! ", "warn"), "not visible without root: ", span(shown, "dim"), "; ", span("sudo", "command"),
         " shows it", hang=2,
@@ -609,7 +611,7 @@ def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
     yield BLANK if cause else line("not a cause by itself: the surrounding log lines decide", hang=2)
 
 
-def story_lines(
+def cause_explanation_lines(
     rule: Rule, text: CauseText, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
 ) -> Iterator[Line]:
     """Yield the whole story of a cause: explanation, consequences, remedy, sources.
@@ -623,15 +625,15 @@ def story_lines(
         width: of the terminal; paragraphs are never wider than a page.
     """
     yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
-    yield line(span(f"{TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
+    yield line(span(f"{LAYER_TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in text.story.split("\n\n"):
         yield BLANK
-        yield from wrap_line(line(*mark_commands(paragraph)), min(width or _PAGE, _PAGE))
+        yield from wrap_line(line(*mark_commands(paragraph)), min(width or _MAX_TEXT_WIDTH, _MAX_TEXT_WIDTH))
     yield BLANK
-    yield from _remedy_lines(remedy, DISRUPTIONS[rule.disruption])
+    yield from _remedy_lines(remedy, DISRUPTION_TEXTS[rule.disruption])
     for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
-            yield line("    ", join_names(causes, 0 if verbose else _RELATED), hang=4)
+            yield line("    ", join_names(causes, 0 if verbose else _MAX_RELATED_SHOWN), hang=4)
     yield _heading_line("sources")
     yield from (line("    ", span(source, "dim"), hang=4) for source in text.sources)

@@ -37,9 +37,9 @@ def check_page_file(file: str, options: OutputOptions) -> None:
             if is_folder(place)
             else f"the folder {place.parent} does not exist, or you may not write to it"
         )
-        raise _unwritable(file, why, "name a file in an existing folder")
+        raise _page_write_error(file, why, "name a file in an existing folder")
     if not _is_replaceable(place):
-        raise _unwritable(file, "it is not a regular file", _HINT)
+        raise _page_write_error(file, "it is not a regular file", _HINT)
 
 
 def _is_replaceable(place: Path) -> bool:
@@ -54,7 +54,7 @@ def _is_replaceable(place: Path) -> bool:
 _HINT = "name a file that you may write; - writes to standard output"
 
 
-def _unwritable(file: str, why: str, hint: str) -> UsageError:
+def _page_write_error(file: str, why: str, hint: str) -> UsageError:
     return UsageError(f"the page cannot be written to {file}", why=why, hint=hint)
 
 
@@ -72,7 +72,7 @@ def write_page(file: str, text: str) -> None:
     try:
         output.write_output(Path(file), text.encode("utf-8", "replace"), _file_mode(file))
     except OSError as error:
-        raise _unwritable(file, error.strerror or str(error), _HINT) from error
+        raise _page_write_error(file, error.strerror or str(error), _HINT) from error
 
 
 def _file_mode(file: str) -> int:

@@ -76,12 +76,12 @@ def _error_row(error: GpunodeError) -> dict[str, object]:
     return {**error.as_dict(), "commands": commands, "manual": not commands}
 
 
-def bug_envelope(command: str, what: str, place: str) -> Envelope:
-    """Return the envelope of a crash; ``place`` has the traceback."""
+def bug_envelope(command: str, what: str, traceback_path: str) -> Envelope:
+    """Return the envelope of a crash; ``traceback_path`` has the traceback."""
     error: dict[str, object] = {
         "error": "bug",
         "what": what,
-        "why": f"the traceback is in {place}",
+        "why": f"the traceback is in {traceback_path}",
         "hint": "report it with that file",
         "commands": (),
         "manual": True,
@@ -89,20 +89,20 @@ def bug_envelope(command: str, what: str, place: str) -> Envelope:
     return Envelope(command, "bug", BUG[0], errors=(error,))
 
 
-def to_json_types(value: object, cleared: Callable[[str], str] = redact) -> Any:
+def to_json_types(value: object, redact_string: Callable[[str], str] = redact) -> Any:
     """Convert ``value`` to JSON types: dataclasses to objects, sets sorted, bytes omitted, secrets redacted."""
     if isinstance(value, str):
-        return _escape_surrogates(cleared(value))
+        return _escape_surrogates(redact_string(value))
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json_types(getattr(value, f.name), cleared) for f in fields(value)}
+        return {f.name: to_json_types(getattr(value, f.name), redact_string) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_escape_surrogates(str(key)): to_json_types(item, cleared) for key, item in value.items()}
+        return {_escape_surrogates(str(key)): to_json_types(item, redact_string) for key, item in value.items()}
     if isinstance(value, frozenset | set):
-        return sorted((to_json_types(item, cleared) for item in value), key=str)
+        return sorted((to_json_types(item, redact_string) for item in value), key=str)
     if isinstance(value, Sequence):
-        return [to_json_types(item, cleared) for item in value]
+        return [to_json_types(item, redact_string) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else str(value)
 
 
@@ -140,8 +140,8 @@ def _ansible_diff(change: FileChange) -> dict[str, str]:
     return {
         "before_header": change.path,
         "after_header": change.path,
-        "before": _decode_state(change.before),
-        "after": _decode_state(change.after),
+        "before": _state_text(change.before),
+        "after": _state_text(change.after),
     }
 
 
@@ -157,5 +157,5 @@ def _is_text(state: object) -> bool:
     return True
 
 
-def _decode_state(state: object) -> str:
+def _state_text(state: object) -> str:
     return state.content.decode() if isinstance(state, FileState) else ""

@@ -16,7 +16,7 @@ from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
 from gpunode.page.words import (
     CONDITIONS,
-    DISRUPTIONS,
+    DISRUPTION_TEXTS,
     collapse_ranges,
     condition_of,
     count,
@@ -53,7 +53,7 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
         for row in fleet_rows(found, census, recipe):
             answers.append(row)
             if output.verbose:
-                screen.put(row_line(row, [one.name for one in found]))
+                screen.put(fleet_row_line(row, [one.name for one in found]))
             else:
                 screen.show_progress(f"diagnosing: {len(answers)} of {len(found)} reports")
         summary = summarize_fleet(with_outliers(answers, census.group_by_model()))
@@ -134,7 +134,7 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
     )
 
 
-_WIDEST = 48
+_MAX_NAME_WIDTH = 48
 _MARKS: Final[dict[Condition, tuple[str, Style]]] = {
     "healthy": ("✓", "good"),
     "broken": ("✗", "bad"),
@@ -142,14 +142,14 @@ _MARKS: Final[dict[Condition, tuple[str, Style]]] = {
     "undetermined": ("?", "warn"),
     "unread": ("!", "warn"),
 }
-_NAMES = 6
+_MAX_NAMES_SHOWN = 6
 # Beyond so many of a kind, the page and --json have them.
-_MOST = 12
+_MAX_GROUPS_SHOWN = 12
 
 
-def row_line(row: FleetRow, names: Sequence[str]) -> Line:
+def fleet_row_line(row: FleetRow, names: Sequence[str]) -> Line:
     """Return ``✗ node17.tar.gz  cause  title``."""
-    width = min(max(map(cell_width, names)), _WIDEST)
+    width = min(max(map(cell_width, names)), _MAX_NAME_WIDTH)
     mark, style = _MARKS[condition_of(row)]
     name = span(pad_right(row.report, width))
     return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
@@ -203,7 +203,7 @@ _CountedLines = tuple[int, tuple[Line, ...]]
 
 
 def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
-    where = join_names(tuple(collapse_ranges(map(node_name, reports))), _NAMES)
+    where = join_names(tuple(collapse_ranges(map(node_name, reports))), _MAX_NAMES_SHOWN)
     head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
     return len(reports), (head,)
 
@@ -211,7 +211,7 @@ def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style =
 def _cause_lines(one: CauseTally) -> _CountedLines:
     number, lines = _counted_lines(one.reports, one.cause, one.title)
     what = span(one.command, "command") if one.command else span(one.advice)
-    words = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
+    words = f" ({DISRUPTION_TEXTS[one.disruption]})" if one.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
 
 
@@ -224,14 +224,14 @@ def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:
     return _counted_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
 
 
-def _block_lines(kinds: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
-    found = list(kinds)
+def _block_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
+    found = list(groups)
     digits = max((len(group_digits(number)) for number, _ in found), default=0)
     if found and blank:
         yield BLANK
-    for number, (head, *rest) in found if verbose else found[:_MOST]:
+    for number, (head, *rest) in found if verbose else found[:_MAX_GROUPS_SHOWN]:
         yield Line((Span(f"  {group_digits(number):>{digits}} × "), *head.spans), digits + 5)
         for one in rest:
             yield Line((Span(" " * (digits + 5)), *one.spans), digits + 11)
-    if len(found) > _MOST and not verbose:
-        yield line(f"  and {count(len(found) - _MOST, 'other')}; -v, --html and --json have all")
+    if len(found) > _MAX_GROUPS_SHOWN and not verbose:
+        yield line(f"  and {count(len(found) - _MAX_GROUPS_SHOWN, 'other')}; -v, --html and --json have all")

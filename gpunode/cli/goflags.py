@@ -25,7 +25,9 @@ class GoCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(ctx, translate_words(args, flag_aliases(self.params), valued_names(self.params)))
+        return super().parse_args(
+            ctx, translate_words(args, flag_aliases(self.params), valued_option_names(self.params))
+        )
 
 
 class GoGroup(TyperGroup):
@@ -33,7 +35,9 @@ class GoGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(ctx, translate_words(args, flag_aliases(self.params), valued_names(self.params)))
+        return super().parse_args(
+            ctx, translate_words(args, flag_aliases(self.params), valued_option_names(self.params))
+        )
 
 
 def ctk_output_options(ctx: Any) -> OutputOptions:
@@ -50,7 +54,7 @@ def flag_aliases(params: Iterable[object]) -> dict[str, str]:
     return {name: names[0] for is_flag, names in _option_kinds(params) if is_flag for name in names}
 
 
-def valued_names(params: Iterable[object]) -> frozenset[str]:
+def valued_option_names(params: Iterable[object]) -> frozenset[str]:
     """Return the names of the options that take a value."""
     return frozenset(name for is_flag, names in _option_kinds(params) if not is_flag for name in names)
 
@@ -64,7 +68,7 @@ def _option_kinds(params: Iterable[object]) -> Iterator[tuple[bool, list[str]]]:
 def translate_group_words(params: Iterable[object], words: Sequence[str]) -> list[str]:
     """Translate the options of a group, which stand before its command; leave the command's own words."""
     own = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
-    return [*translate_words(words[:own], flag_aliases(params), valued_names(params)), *words[own:]]
+    return [*translate_words(words[:own], flag_aliases(params), valued_option_names(params)), *words[own:]]
 
 
 def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
@@ -73,7 +77,7 @@ def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Coll
     Args:
         words: of one command, without its name.
         flags: see ``flag_aliases``.
-        valued: see ``valued_names``.
+        valued: see ``valued_option_names``.
 
     Raises:
         UsageError: if a value is not a boolean, or a long option has a single dash.
@@ -92,7 +96,7 @@ def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Coll
             kept = [one for one in kept if len(one) > 1 or flags.get(one[0]) != flags[name]]
             kept += [(name,)] if not is_assigned or parse_bool(name, value) else []
         else:
-            _refuse_detached(kept, word, flags)
+            _refuse_detached_bool(kept, word, flags)
             kept.append((word,))
     return [word for words in kept for word in words]
 
@@ -112,7 +116,7 @@ def parse_bool(name: str, value: str) -> bool:
     )
 
 
-def _refuse_detached(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
+def _refuse_detached_bool(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
     """Refuse ``--flag false``, which Go reads as ``--flag`` and then drops the rest."""
     if before and before[-1][0] in flags and word in _TRUE | _FALSE:
         name = before[-1][0]

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
-from gpunode.catalog.gpus import LIST_GPUS, GpuModel, all_by_name, lookup, other_device, search_models
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, lookup, non_gpu_kind_and_name, search_models
 from gpunode.catalog.tables import rows
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
@@ -89,7 +89,7 @@ def _parse_models(named: str) -> Iterator[GpuModel]:
             yield from _find_by_name(part)
         elif match[1].lower() != NVIDIA:
             raise UsageError(f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS}")
-        elif other := other_device(match[2]):
+        elif other := non_gpu_kind_and_name(match[2]):
             raise UsageError(
                 f"--gpu {part} names no GPU",
                 why=f"it is the {other[1]}",
@@ -102,7 +102,7 @@ def _parse_models(named: str) -> Iterator[GpuModel]:
 def _find_by_name(name: str) -> tuple[GpuModel, ...]:
     found = search_models(name)
     names = list(dict.fromkeys(model.name for model in found))
-    exact = tuple(all_by_name(name))
+    exact = tuple(find_all_by_name(name))
     if exact and len(names) > _MOST_MATCHES:
         return exact
     if not found:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
-from gpunode.catalog.gpus import LIST_GPUS, other_device
+from gpunode.catalog.gpus import LIST_GPUS, non_gpu_kind_and_name
 from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
@@ -26,6 +26,8 @@ from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.toml import line_of, parse
 
 if TYPE_CHECKING:
+    from gpunode.host.journald import Journald
+    from gpunode.journal.record import Entry
     from gpunode.journal.run import Announce
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
@@ -92,13 +94,13 @@ def explain_default_recipe(recipe_options: RecipeOptions) -> str:
     return f"no recipe was named, so this is {_BARE_METAL} ({description}); `{listed}` shows the others"
 
 
-def load_recipe(place: str) -> Recipe:
-    """Load the recipe at ``place`` and check that its ``skip`` names existing steps.
+def load_recipe(name_or_path: str) -> Recipe:
+    """Load the recipe at ``name_or_path`` and check that its ``skip`` names existing steps.
 
     Raises:
         RecipeError, UsageError: if it is invalid.
     """
-    found = builtin.read(place)
+    found = builtin.read(name_or_path)
     if not found.skip:
         return found
     from gpunode.steps.detect import DETECT
@@ -107,7 +109,9 @@ def load_recipe(place: str) -> Recipe:
     ids = tuple(step.id for step in STEPS if step.id != DETECT.id)
     if wrong := [step for step in found.skip if step not in ids]:
         what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}: no such step, or one that cannot be skipped"
-        raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)
+        raise RecipeError(
+            what, file=name_or_path, line=line_of(builtin.load(name_or_path), ("skip",)), key="skip", allowed=ids
+        )
     return found
 
 
@@ -116,10 +120,10 @@ def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
     try:
         return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
     except RecipeError as error:
-        raise unknown_value(option, value, error.allowed) from error
+        raise unknown_value_error(option, value, error.allowed) from error
 
 
-def unknown_value(option: str, value: str, allowed: Sequence[str]) -> UsageError:
+def unknown_value_error(option: str, value: str, allowed: Sequence[str]) -> UsageError:
     """Return the refusal of a value that ``option`` does not take."""
     return UsageError(
         f"{option} cannot be {json.dumps(value)}",
@@ -156,7 +160,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
                 hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS}",
             )
         device = match[2].lower()
-        other = other_device(device)
+        other = non_gpu_kind_and_name(device)
         class_code = CLASSES.get(other[0], UNKNOWN_CLASS) if other else "0302"
         found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
     if found and not find_own_gpus(tuple(found)):
@@ -277,13 +281,18 @@ def create_announcer(root: str) -> Announce:
     """Return a function that reports runs to systemd's journal; for an image it does nothing."""
 
     @cache
-    def teller() -> Announce:
+    def connect() -> Journald:
         from gpunode.host.journald import Journald
-        from gpunode.journal import announce
 
-        return announce.announcer((lambda _: None) if is_image(root) else Journald().send)
+        return Journald()
 
-    return lambda entries, entry: teller()(entries, entry)
+    def report(entries: Sequence[Entry], entry: Entry) -> None:
+        from gpunode.journal.announce import message_fields
+
+        if fields := message_fields(entries, entry):
+            connect().send(fields)
+
+    return (lambda *_: None) if is_image(root) else report
 
 
 def open_cluster_journal() -> Store:
@@ -308,18 +317,22 @@ def list_unknown_facts(facts: Facts) -> list[dict[str, object]]:
 
 def load_backlog(node: str, root: str, facts: Facts) -> Backlog:
     """Return the work that earlier runs left pending; none for a capture."""
-    from gpunode.workflow.recovery import NO_BACKLOG, visible_backlog
+    from gpunode.workflow.recovery import NO_BACKLOG, read_backlog
 
     if node:
         return NO_BACKLOG
     from gpunode.journal.store import Store
 
-    return visible_backlog(Store(validate_root(root)), facts)
+    return read_backlog(Store(validate_root(root)), facts)
 
 
 def list_unread_backlog(backlog: Backlog) -> list[dict[str, object]]:
     """Return an entry for ``list_unknown_facts`` if the backlog could not be read."""
-    return [{"fact": "pending_triggers", "reason": backlog.unread, "probe": "journal"}] if backlog.unread else []
+    return (
+        [{"fact": "pending_triggers", "reason": backlog.unread_reason, "probe": "journal"}]
+        if backlog.unread_reason
+        else []
+    )
 
 
 def validate_steps(only: Sequence[str]) -> None:

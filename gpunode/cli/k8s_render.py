@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import load_recipe, unknown_value, view_node
+from gpunode.cli.inputs import load_recipe, unknown_value_error, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, span, warning_line
@@ -27,26 +27,30 @@ from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 
 
-def render_recipe(place: str, captures: Sequence[str], out: str, form: str, output: OutputOptions) -> None:
+def render_recipe(
+    name_or_path: str, captures: Sequence[str], output_folder: str, output_format: str, output: OutputOptions
+) -> None:
     """Render the recipe for the nodes."""
-    if form not in FORMS:
-        raise unknown_value("--format", form, FORMS)
-    recipe = load_recipe(place)
-    found = render_cluster(recipe, list(load_cluster_nodes(captures)), form)
-    made = make_files(found, form)
-    written = _write_folder(Path(out), made) if out else RenderOutcome()
-    if not output.json and not out:
+    if output_format not in FORMS:
+        raise unknown_value_error("--format", output_format, FORMS)
+    recipe = load_recipe(name_or_path)
+    found = render_cluster(recipe, list(load_cluster_nodes(captures)), output_format)
+    made = make_files(found, output_format)
+    written = _write_folder(Path(output_folder), made) if output_folder else RenderOutcome()
+    if not output.json and not output_folder:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG)
         yaml = (f"# file: {path}\n{made[path]}" for path in for_kubectl)
         standard_output().raw(notes + "---\n".join(yaml))
-    elif out:
-        output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
+    elif output_folder:
+        output.open_report_screen().put(
+            *rendered_lines(found, output_folder, written.removed, is_for_git=output_format in GITOPS_FORMS)
+        )
     result = {
-        "format": form,
+        "format": output_format,
         "files": made,
-        "output": out,
+        "output": output_folder,
         "removed": written.removed,
         "notes": found.notes,
         "expected_resources": found.expected,
@@ -102,7 +106,7 @@ def _strip_capture_suffix(place: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _CAPTURES if name.endswith(suffix)), name)
 
 
-def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
+def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutcome:
     """Write the files into ``folder``, and remove those of former renders beside them.
 
     Raises:
@@ -111,35 +115,35 @@ def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
     """
     try:
         with output_files.open_output_folder(folder) as tree:
-            _refuse_in_the_way(tree, folder, made)
+            _refuse_foreign_files(tree, folder, rendered_files)
             present = dict(_rendered_files(tree))
-            differing = {path: text for path, text in made.items() if present.get(path) != text}
+            differing = {path: text for path, text in rendered_files.items() if present.get(path) != text}
             for path, text in differing.items():
                 tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
-            former = sorted(present.keys() - made.keys())
+            former = sorted(present.keys() - rendered_files.keys())
             removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered, path)))
     except OSError as error:
         if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
-            raise _blocked_path(folder, "a folder belongs there") from error
+            raise _blocked_path_error(folder, "a folder belongs there") from error
         hint = "name a folder that you may write with --output"
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
     return RenderOutcome(bool(differing or removed), removed)
 
 
-def _refuse_in_the_way(tree: output_files.OutputFolder, folder: Path, made: Mapping[str, str]) -> None:
-    for inner in sorted({path.rpartition("/")[0] for path in made}):
+def _refuse_foreign_files(tree: output_files.OutputFolder, folder: Path, rendered_files: Mapping[str, str]) -> None:
+    for inner in sorted({path.rpartition("/")[0] for path in rendered_files}):
         if not tree.is_enterable(inner):
-            raise _blocked_path(
+            raise _blocked_path_error(
                 folder / inner, "a folder belongs there, and no link: gpunode writes only below --output"
             )
-    for path in made:
+    for path in rendered_files:
         content = tree.read(path)
-        if tree.is_there(path) if content is None else not _is_rendered(path, content):
-            raise _blocked_path(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
+        if tree.has_entry(path) if content is None else not _is_rendered(path, content):
+            raise _blocked_path_error(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
 
 
-def _blocked_path(place: Path, why: str) -> Conflict:
+def _blocked_path_error(place: Path, why: str) -> Conflict:
     hint = "move it away, or name another folder with --output"
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
@@ -164,9 +168,9 @@ def _decode_text(content: bytes) -> str:
 _OWN_POD_PAGE: Final = "docs/how-to/your-own-pod.md"
 
 
-def own_pod_reasons(desired: Rendered) -> Iterator[Line]:
+def own_pod_reason_lines(rendered: Rendered) -> Iterator[Line]:
     """Yield for which GPUs each example of a user's own pod is."""
-    for own in desired.own_pods:
+    for own in rendered.own_pods:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
 
 
@@ -178,7 +182,9 @@ def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
         yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
 
 
-def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_for_git: bool) -> Iterator[Line]:
+def rendered_lines(
+    rendered: Rendered, output_folder: str, removed: Sequence[str], *, is_for_git: bool
+) -> Iterator[Line]:
     """Yield the nodes, the objects and releases with their reasons, the notes, and how to apply them."""
     for edit in rendered.nodes:
         yield line(span("  Node ", "dim"), span(edit.node, "bold"), span(f"  {edit.why}"), hang=4)
@@ -196,12 +202,14 @@ def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_f
     yield BLANK
     for note in rendered.notes:
         yield warning_line(note)
-    yield from own_pod_reasons(rendered)
+    yield from own_pod_reason_lines(rendered)
     yield from own_pod_lines(rendered.own_pods)
-    yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
+    yield line(Span("✓ ", "good"), span(f"written to {output_folder}; nothing was sent to a cluster"), hang=2)
     if is_for_git:
-        yield line(span(f"{out.rstrip('/')}/README.md says how to hand it over; or apply it yourself:"), hang=2)
-    script = out if out.startswith("/") else f"./{out}"
+        yield line(
+            span(f"{output_folder.rstrip('/')}/README.md says how to hand it over; or apply it yourself:"), hang=2
+        )
+    script = output_folder if output_folder.startswith("/") else f"./{output_folder}"
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
 
 

@@ -15,7 +15,7 @@ from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
-from gpunode.lockfile import Moved, parse, render, version_differences
+from gpunode.lockfile import VersionDifference, parse, render, version_differences
 from gpunode.recipe import LIMIT_BYTES, VersionLock
 from gpunode.wording import count
 
@@ -63,7 +63,7 @@ def read_previous_lock(file: str) -> VersionLock | None:
     return None
 
 
-def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ...]:
+def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[VersionDifference, ...]:
     """Write ``lock`` to its file if it differs, and return the differences.
 
     Raises:
@@ -96,7 +96,9 @@ def refuse_partial_lock(only: Sequence[str]) -> None:
         )
 
 
-def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str], *, renewed: bool) -> Iterator[Line]:
+def lock_lines(
+    lock: VersionLock, changed: Sequence[VersionDifference], argv: Sequence[str], *, renewed: bool
+) -> Iterator[Line]:
     """Yield the lock's file, and the version changes in a renewed one."""
     yield BLANK
     if renewed and not changed:

@@ -177,9 +177,9 @@ def _trigger_row(required: RequiredTrigger) -> Row:
     }
 
 
-_HEAD = ("run", "when", "who", "what", "result")
+_TABLE_HEAD = ("run", "when", "who", "what", "result")
 _MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
-_LABEL = 9
+_LABEL_WIDTH = 9
 
 
 def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> Iterator[Line]:
@@ -188,8 +188,8 @@ def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> It
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
     rows = [_run_row(run, zone) for run in runs]
-    widths = [max(map(cell_width, column)) for column in zip(_HEAD, *rows, strict=True)]
-    yield line(Span("  "), span(_join_columns(_HEAD, widths), "dim"), hang=widths[0] + 4)
+    widths = [max(map(cell_width, column)) for column in zip(_TABLE_HEAD, *rows, strict=True)]
+    yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=widths[0] + 4)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=widths[0] + 4)
         yield line(" " * (widths[0] + 4), span(f"changed {_changes_text(run)}", "dim"), hang=widths[0] + 4)
@@ -241,38 +241,38 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
         zone: of the times; this machine's when None.
     """
     # A journal quotes tools unredacted.
-    yield from map(redact_recursively, _run_lines(run, logins, zone))
+    yield from map(redact_recursively, _unredacted_run_lines(run, logins, zone))
 
 
-def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
-    yield from indent_lines(_run_header(run, logins, zone), 2)
+    yield from indent_lines(_run_header_lines(run, logins, zone), 2)
     if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(_change_rows(run.change_records), 2)
+        yield from indent_lines(_change_lines(run.change_records), 2)
     if run.trigger_records:
         yield BLANK
         yield line(span("follow-up actions", "bold"))
         yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
 
 
-def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     begin = run.begin
-    yield _fact_line("who", _user_text(run, logins))
-    yield _fact_line("started", format_local_time(begin.at, zone))
-    yield _fact_line("ended", _ending_text(run, zone))
-    yield _fact_line("command", " ".join(("gpunode", *begin.argv)))
+    yield _labelled_line("who", _user_text(run, logins))
+    yield _labelled_line("started", format_local_time(begin.at, zone))
+    yield _labelled_line("ended", _ending_text(run, zone))
+    yield _labelled_line("command", " ".join(("gpunode", *begin.argv)))
     if begin.recipe_sha256:
-        yield _fact_line("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
-    yield _fact_line("gpunode", begin.version)
-    yield _fact_line(
+        yield _labelled_line("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
+    yield _labelled_line("gpunode", begin.version)
+    yield _labelled_line(
         "boot", begin.boot_id or ("none: it changed an image" if root_option(begin.argv) else "not recorded")
     )
     if run.undone_by:
-        yield _fact_line("undone by", run.undone_by)
+        yield _labelled_line("undone by", run.undone_by)
     if run.forgotten:
-        yield _fact_line(
+        yield _labelled_line(
             "forgotten", f"backups deleted by {run.forgotten.user}, {format_local_time(run.forgotten.at, zone)}"
         )
 
@@ -292,11 +292,11 @@ def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
     return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
 
 
-def _fact_line(label: str, text: str) -> Line:
-    return line(span(f"{pad_right(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
+def _labelled_line(label: str, text: str) -> Line:
+    return line(span(f"{pad_right(label, _LABEL_WIDTH)}  ", "dim"), text, hang=_LABEL_WIDTH + 2)
 
 
-def _change_rows(records: Sequence[ChangeRecord]) -> Iterator[Line]:
+def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
     width = max(len(str(record.intent.seq)) for record in records)
     hang = width + 4
     reason = origin = ""

@@ -9,11 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpunode.cli.output_options import ReportScreen
-from gpunode.cli.screen.commands import agreed_command
-from gpunode.cli.screen.events import applied_lines, applying_title, stopped_line, trigger_line, triggering_title
+from gpunode.cli.screen.commands import command_with_yes
+from gpunode.cli.screen.events import (
+    applied_lines,
+    current_change_title,
+    current_trigger_title,
+    stopped_line,
+    trigger_line,
+)
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.plans import outlook_lines, stage_lines
+from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
@@ -66,10 +72,10 @@ class Screen(ReportScreen):
                 self.put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):
                 if step == "put-back":
-                    self._mark_stopped()
-                self._begin(applying_title(step, changes), announce=len(changes) > 1)
+                    self._end_progress_line()
+                self._show_running(current_change_title(step, changes), announce=len(changes) > 1)
             case Triggering(triggers=triggers):
-                self._begin(triggering_title(triggers))
+                self._show_running(current_trigger_title(triggers))
             case _:
                 self._show_done(event)
 
@@ -78,11 +84,11 @@ class Screen(ReportScreen):
             case Applied():
                 self._live.end()
                 self.put(*applied_lines(event, rehearsed=self._is_rehearsal))
-            case Triggered(settled=settled):
+            case Triggered(result=result):
                 self._live.end()
-                self.put(trigger_line(settled, rehearsed=self._is_rehearsal))
+                self.put(trigger_line(result, rehearsed=self._is_rehearsal))
             case Notice(text=text):
-                self._mark_stopped()
+                self._end_progress_line()
                 self.put(line(Span("  ! ", "warn"), text, hang=4))
             case _:
                 pass
@@ -91,11 +97,11 @@ class Screen(ReportScreen):
         """Show that the run stops after the change in progress."""
         self.put(warning_line("stopping after the change in progress"))
 
-    def _mark_stopped(self) -> None:
+    def _end_progress_line(self) -> None:
         if going_on := self._live.end():
             self.put(stopped_line(*going_on))
 
-    def _begin(self, title: str, *, announce: bool = False) -> None:
+    def _show_running(self, title: str, *, announce: bool = False) -> None:
         """Show ``title`` as running; without a terminal only if ``announce``."""
         if self._is_rehearsal:
             return
@@ -109,7 +115,7 @@ class Screen(ReportScreen):
             self.put(node_line(*self._node))
         self.put(*stage_lines(plans, verbose=self.verbose), BLANK)
         is_image = self._node is not None and self._node[0].is_image
-        self.put(*outlook_lines(plans, image=is_image, verbose=self.verbose))
+        self.put(*setup_summary_lines(plans, image=is_image, verbose=self.verbose))
 
     def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
         """Show the plan and ask for consent.
@@ -119,16 +125,16 @@ class Screen(ReportScreen):
             Interrupted: on a signal instead of an answer.
         """
         self._show_preview(plans)
-        self._ask("setup", yes=yes)
+        self._require_consent("setup", yes=yes)
         self.put(BLANK, line(span("setup", "bold")))
 
-    def confirm_shown(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
+    def ask_for_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         """Ask for consent to changes that were already shown; see ``confirm``."""
-        self._ask(verb, yes=yes, does=does)
+        self._require_consent(verb, yes=yes, does=does)
         self.put(BLANK)
 
     @property
-    def can_ask(self) -> bool:
+    def is_interactive(self) -> bool:
         """True if a person can answer questions."""
         return not self._silent and sys.stdin.isatty()
 
@@ -141,18 +147,20 @@ class Screen(ReportScreen):
             if not agreed:
                 what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
                 self.put(BLANK, warning_line(what, "warn"))
-                self._ask(verb, yes=False, does=f"runs programs of {root}")
+                self._require_consent(verb, yes=False, does=f"runs programs of {root}")
                 agreed = True
 
         return ask
 
-    def _ask(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
+    def _require_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         if yes:
             return
-        if not self.can_ask:
+        if not self.is_interactive:
             why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
             raise UsageError(
-                f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=str(agreed_command(self.argv))
+                f"{verb} {does} and asks first",
+                why=f"{why}; nothing was changed",
+                hint=str(command_with_yes(self.argv)),
             )
         with interruptible_wait():
             self.put(BLANK)
@@ -161,10 +169,10 @@ class Screen(ReportScreen):
             raise UsageError(
                 "nothing was changed",
                 why=f"the answer was {answer.strip() or 'no'}, not yes",
-                hint=str(agreed_command(self.argv)),
+                hint=str(command_with_yes(self.argv)),
             )
 
-    def conclude(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
+    def show_result(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
         """Print the result; a needed reboot is part of it, any other failure an error."""
         self.put_result(*lines)
         if failure and not self._silent and not isinstance(failure, RebootRequired):

@@ -33,7 +33,7 @@ class ReportScreen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, GpunodeError):
-            self._mark_stopped()
+            self._end_progress_line()
             if self._has_output:
                 self.put(BLANK)
         self._live.close()
@@ -49,12 +49,12 @@ class ReportScreen:
             self._has_output = True
             self._printer.put(lines)
 
-    def put_after(self, *lines: Line) -> None:
+    def put_after_progress(self, *lines: Line) -> None:
         """Print ``lines`` after ending the progress line."""
-        self._mark_stopped()
+        self._end_progress_line()
         self.put(*lines)
 
-    def _mark_stopped(self) -> None:
+    def _end_progress_line(self) -> None:
         """End the progress line."""
         self._live.end()
 

@@ -24,7 +24,13 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
-from gpunode.workflow.plan import archive_lookup, has_pending_work, loss_note, lost_packages, refuse_loss
+from gpunode.workflow.plan import (
+    find_unrestorable_purges,
+    has_pending_work,
+    loss_note,
+    make_version_lookup,
+    refuse_loss,
+)
 from gpunode.workflow.plan import plan as make_plan
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ def plan(
     view = view_node(node, root, gpu_ids, recipe)
     plans = make_plan(recipe, view.facts, view.host, only)
     raise_refusal(plans)
-    lost = lost_packages(plans, view.facts, archive_lookup(view.host, view.facts))
+    lost = find_unrestorable_purges(plans, view.facts, make_version_lookup(view.host, view.facts))
     if not allow_loss:
         refuse_loss(lost)
     screen = output.open_screen()
@@ -72,11 +78,11 @@ def plan(
 
 
 def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """See ``LocalHost.note_symlinks``."""
+    """See ``LocalHost.describe_symlinks``."""
     from gpunode.host.local import LocalHost
 
     changes = [change for stage in plans for change in stage.changes]
-    return host.note_symlinks(changes) if isinstance(host, LocalHost) else ()
+    return host.describe_symlinks(changes) if isinstance(host, LocalHost) else ()
 
 
 LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]
@@ -109,7 +115,7 @@ def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, 
 
 
 def _plan_envelope(
-    plans: Sequence[StagePlan], backlog: Backlog, facts: Facts, more: Mapping[str, object], loss: str
+    plans: Sequence[StagePlan], backlog: Backlog, facts: Facts, extra_result: Mapping[str, object], loss: str
 ) -> Envelope:
     steps = [
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
@@ -128,7 +134,7 @@ def _plan_envelope(
             "steps": steps,
             "blocked": [wait.reason for stage in plans for wait in stage.waits],
             "triggers": triggers_of_plans(plans, image=facts.is_image),
-            "pending_triggers": backlog.owed,
-            **more,
+            "pending_triggers": backlog.pending_triggers,
+            **extra_result,
         },
     )

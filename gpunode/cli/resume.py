@@ -18,7 +18,7 @@ from gpunode.host.ownership import explain_writable_by_others
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
 from gpunode.recipe.keys import RENAMED, section_at
-from gpunode.recipe.toml import base_of, literal, parse, read_toml, render
+from gpunode.recipe.toml import literal, parse, read_toml, render, resolve_base
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
@@ -187,12 +187,12 @@ def find_input_risks(recipe: str, lock: str) -> Iterator[str]:
             yield f"{why}, so that user can choose what gpunode does as root with {place}"
 
 
-def _recipe_files(place: str) -> Iterator[Path]:
-    """Yield the recipe file at ``place`` and those that it extends; shipped recipes are no files."""
-    while "/" in place or place.endswith(".toml"):
-        yield Path(place)
-        extends = read_toml(builtin.load(place), place).get("extends")
-        place = base_of(extends, place) if isinstance(extends, str) and extends else ""
+def _recipe_files(name_or_path: str) -> Iterator[Path]:
+    """Yield the recipe file at ``name_or_path`` and those that it extends; shipped recipes are no files."""
+    while "/" in name_or_path or name_or_path.endswith(".toml"):
+        yield Path(name_or_path)
+        extends = read_toml(builtin.load(name_or_path), name_or_path).get("extends")
+        name_or_path = resolve_base(extends, name_or_path) if isinstance(extends, str) and extends else ""
 
 
 def refuse_other_options(run: str, options: Sequence[object]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.change import Change, bare_unit
+from gpunode.change import Change, short_unit_name
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import require_root, unknown_value, validate_root
+from gpunode.cli.inputs import require_root, unknown_value_error, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_command
-from gpunode.cli.screen.events import downtime_text, fact_line
+from gpunode.cli.screen.events import downtime_text, labelled_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
@@ -30,7 +30,7 @@ from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
-from gpunode.runtimes.model import BARE, INSTALLED, Mode
+from gpunode.runtimes.model import INSTALLED, TOOLKIT_PROGRAM_NAME, EditMode
 from gpunode.steps.runtime import refuse_default
 from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
@@ -43,7 +43,7 @@ _SOURCES = ("file", "command")
 _HOOK_MODES = frozenset({"hook", "oci-hook"})
 _FILE_MODES = frozenset({"", "config", "config-file"})
 # Commands that print the configuration of each runtime; the first available one counts.
-_DUMPS = {
+_DUMP_COMMANDS = {
     "containerd": (("containerd", "config", "dump"),),
     "crio": (("crio", "status", "config"), ("crio-status", "config")),
 }
@@ -132,10 +132,10 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
 
 def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise unknown_value(option, value, allowed)
+        raise unknown_value_error(option, value, allowed)
 
 
-def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[Mode, str]:
+def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[EditMode, str]:
     """Return the mode and the drop-in file."""
     if not options.drop_in:
         return ("in-place" if options.drop_in == "" else options.mode), ""  # type: ignore[return-value]  # checked before
@@ -172,16 +172,16 @@ def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
         yield f"--enable-cri is ignored: {options.runtime} has no CRI plugin"
     if row.cdi == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
         yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
-    if options.executable and (options.runtime not in _DUMPS or options.source == "file"):
+    if options.executable and (options.runtime not in _DUMP_COMMANDS or options.source == "file"):
         yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
-    if options.source == "command" and options.runtime not in _DUMPS:
+    if options.source == "command" and options.runtime not in _DUMP_COMMANDS:
         yield f"--config-source=command is ignored: {options.runtime} has no such command, so its file is read"
 
 
 def _dump_commands(options: RuntimeOptions) -> tuple[tuple[str, ...], ...]:
     if options.source == "file":
         return ()
-    found = _DUMPS.get(options.runtime, ())
+    found = _DUMP_COMMANDS.get(options.runtime, ())
     return tuple((options.executable, *words[1:]) for words in found[:1]) if options.executable else found
 
 
@@ -212,7 +212,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     if not plan.files:
         yield line(
             MARKS["waits" if plan.missing_program else "nothing"],
-            f"nothing to do: {_already_configured(verb, plan)}",
+            f"nothing to do: {_describe_unchanged(verb, plan)}",
             hang=2,
         )
     elif not plan.changed_files:
@@ -224,7 +224,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 
-def _already_configured(verb: CtkVerb, plan: CtkPlan) -> str:
+def _describe_unchanged(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
         return f"{plan.main or plan.about} has no such runtime"
     if takes_only_cdi(plan.about) or plan.registers_itself:
@@ -233,7 +233,7 @@ def _already_configured(verb: CtkVerb, plan: CtkPlan) -> str:
 
 
 def _reader_name(plan: CtkPlan) -> str:
-    return bare_unit(plan.trigger.target) if plan.trigger else plan.about
+    return short_unit_name(plan.trigger.target) if plan.trigger else plan.about
 
 
 def edit_result_lines(
@@ -250,14 +250,14 @@ def edit_result_lines(
         else _describe_outcome(verb, plan)
     )
     yield line(MARKS["waits" if plan.missing_program else "done"], outcome, hang=2)
-    if down := downtime_text(done.settled):
-        yield fact_line("took", down)
+    if down := downtime_text(done.trigger_results):
+        yield labelled_line("took", down)
     if next_step:
-        yield fact_line("next", next_step)
+        yield labelled_line("next", next_step)
         if plan.planned.disrupts:
-            yield fact_line("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
+            yield labelled_line("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
     if any(not change.is_generated for change in plan.changed_files):
-        yield fact_line("undo", rollback_command(argv, done.run))
+        yield labelled_line("undo", rollback_command(argv, done.run))
 
 
 def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
@@ -280,7 +280,7 @@ def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
     """
     if plan.trigger is None:
         return ""
-    kind, name = plan.trigger.kind, bare_unit(plan.trigger.target)
+    kind, name = plan.trigger.kind, short_unit_name(plan.trigger.target)
     if systemd:
         return str(command("sudo", "systemctl", "restart" if failed else kind, name))
     return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} the way it was started"
@@ -299,7 +299,7 @@ def verdict_lines(
         yield next_line(plan.missing_program.install)
         return
     is_told = not takes_only_cdi(plan.about) or not verdict.unverified
-    yield line(MARKS["passed" if is_told else "skipped"], _already_configured("configure", plan), hang=2)
+    yield line(MARKS["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
     if verdict.difference:
         yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
@@ -388,16 +388,16 @@ def run_edit(
     verb: CtkVerb,
     plan_edit: EditPlanner,
     output: OutputOptions,
-    place: str,
+    root: str,
     permissions: EditPermissions,
     without_root: str = _WITHOUT_ROOT,
 ) -> None:
     """Write the edit that ``plan_edit`` returns, journaled; or show it."""
     if permissions.dry_run:
-        _show_dry_run(command, verb, plan_edit, output, place)
+        _show_dry_run(command, verb, plan_edit, output, root)
         return
     require_root(command, _WHY_ROOT, without_root)
-    with exclusive_session("ctk", output, place, permissions.lock_timeout, wait_for_others=False) as node:
+    with exclusive_session("ctk", output, root, permissions.lock_timeout, wait_for_others=False) as node:
         if (cut := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(cut, "this command only edits the runtime's files"))
         plan = _note_symlinks(plan_edit(node.host, node.store.footprint()), node.host)
@@ -418,28 +418,30 @@ def _apply_edit(
     host, restart = node.host, permissions.restart
     if restart and not permissions.allow_disruption:
         ctk.refuse_disruption(host, plan)
-    options = EditOptions(verb, __version__, tuple(sys.argv[1:]), restart=restart, pause=node.signals.raise_if_received)
+    options = EditOptions(
+        verb, __version__, tuple(sys.argv[1:]), restart=restart, check_interrupt=node.signals.raise_if_received
+    )
     with report_partial_run(command, output, node.store):
         done = ctk.apply_edit(plan, host, node.store, options, node.screen.show_event)
     node.notify(node.log.problem)
     failure = _not_restarted_failure(host, plan) if restart and ctk.reload_was_skipped(host, plan, done) else None
-    is_read = (restart and failure is None) or host.root != "/" or ctk.why_no_reload(plan)
-    next_step = "" if is_read else next_command(host, plan, failed=ctk.daemon_has_failed(plan))
+    is_read = (restart and failure is None) or host.root != "/" or ctk.explain_no_reload(plan)
+    next_step = "" if is_read else local_reload_command(host, plan, failed=ctk.daemon_has_failed(plan))
     shown, unread = "" if failure else next_step, failure is not None
-    node.screen.conclude(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
+    node.screen.show_result(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
     made = RunRecord(node.store.read(done.run)).changes("done")
     answer = _edit_envelope(command, plan, changes=made).with_failure(failure)
     result = {
         **answer.result,
         "run": done.run,
-        "triggers": done.settled,
+        "triggers": done.trigger_results,
         "validation": done.validation,
         "reload_command": next_step,
     }
     return replace(answer, result=result)
 
 
-def next_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
+def local_reload_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
     """Return the command that reloads the daemon on this machine; empty if none runs or needs it."""
     systemd = ctk.has_systemd(host)
     if not systemd and not ctk.has_socket(host, plan):
@@ -454,7 +456,7 @@ def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | Non
     row = CONTAINER_RUNTIMES.get(plan.about)
     if row is not None and row.source == "docker info" and not verdict.difference:
         return None
-    next_step = next_command(host, plan, failed=False)
+    next_step = local_reload_command(host, plan, failed=False)
     return VerifyFailed(
         f"the files are written, but {plan.about} was not restarted: systemd is not running",
         why=verdict.difference or f"gpunode restarts {plan.about} only through systemd",
@@ -473,15 +475,15 @@ def _edit_envelope(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) 
     )
 
 
-def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: OutputOptions, place: str) -> None:
+def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: OutputOptions, root: str) -> None:
     """Print the new files to standard output, as nvidia-ctk does, and the diff to standard error."""
-    footprint, note = _read_footprint(Store(place))
-    host = LocalHost(place)
+    footprint, note = _read_footprint(Store(root))
+    host = LocalHost(root)
     plan = ctk.with_restart_choice(_note_symlinks(plan_edit(host, footprint), host), restart=False)
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
-        standard_output().raw(b"\n".join(edits.preview_files(plan)).decode("utf-8", "surrogateescape"))
+        standard_output().raw(b"\n".join(edits.preview_contents(plan)).decode("utf-8", "surrogateescape"))
         if not output.quiet:
             standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
     answer = _edit_envelope(command, plan, plan.files)
@@ -489,7 +491,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
 
 
 def _note_symlinks(plan: CtkPlan, host: LocalHost) -> CtkPlan:
-    return plan.with_notes(*host.note_symlinks(plan.files))
+    return plan.with_notes(*host.describe_symlinks(plan.files))
 
 
 def _read_footprint(store: Store) -> tuple[Footprint, str]:
@@ -510,7 +512,7 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
         verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=place == "/")
     else:
         verdict = ctk.check_cdi_devices(host, request.row, image=place != "/")
-    next_step = next_command(host, plan, failed=verdict.failed) if place == "/" else ""
+    next_step = local_reload_command(host, plan, failed=verdict.failed) if place == "/" else ""
     screen = output.open_screen()
     screen.put(*verdict_lines(plan, verdict, screen.argv, next_step, verbose=output.verbose))
     output.emit(_check_envelope(plan, verdict, next_step))
@@ -519,13 +521,13 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
 def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
     """Return the plan; without changes if only the path of the program differs, as setup writes it."""
     plan = _plan_configure(host, request, footprint)
-    if plan.changed_files and request.desired.binary == BARE:
+    if plan.changed_files and request.desired.binary == TOOLKIT_PROGRAM_NAME:
         by_path = _plan_configure(host, replace(request, desired=replace(request.desired, binary=INSTALLED)), footprint)
         return plan if by_path.changed_files else by_path
     return plan
 
 
-def _is_daemon(plan: CtkPlan) -> bool:
+def _has_daemon(plan: CtkPlan) -> bool:
     return bool(runtime(plan.about).unit)
 
 
@@ -539,10 +541,10 @@ def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Env
         failure = VerifyFailed(what, hint=str(plan.missing_program.install))
     elif verdict.difference:
         what = f"the files of {plan.about} are correct, but its daemon has another configuration"
-        if not _is_daemon(plan):
+        if not _has_daemon(plan):
             what = f"{plan.about} cannot expose GPUs to containers"
         failure = VerifyFailed(what, why=verdict.difference, hint=next_step)
-    elif verdict.unverified and not _is_daemon(plan):
+    elif verdict.unverified and not _has_daemon(plan):
         what = f"cannot tell whether {plan.about} exposes GPUs to containers"
         failure = Undetermined(
             what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"

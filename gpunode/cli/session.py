@@ -14,14 +14,14 @@ from gpunode.cli.inputs import create_announcer
 from gpunode.cli.node_screen import Screen, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import program_risk
-from gpunode.cli.screen.commands import same_command
+from gpunode.cli.screen.commands import repeat_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.workflow.events import Notice
-from gpunode.workflow.recovery import possible_temporary_files, record_what_was_made
+from gpunode.workflow.recovery import possible_temporary_files, record_completed_changes
 
 if TYPE_CHECKING:
     from gpunode.host.port import OnProgress, Progress
@@ -56,7 +56,7 @@ class Session:
         if interrupted is not None:
             self.store.remove_temporary_files()
             self.host.remove_temporary_files(possible_temporary_files(interrupted))
-        record_what_was_made(self.store, self.host)
+        record_completed_changes(self.store, self.host)
         return interrupted
 
 
@@ -98,7 +98,7 @@ def exclusive_session(
         with interruptible_wait():
             stack.enter_context(store.lock(lock_timeout_s, screen.update_progress))
             if wait_for_others:
-                host.wait_until_alone()
+                host.wait_until_idle()
         screen.end_wait()
         with stop:
             yield node
@@ -155,7 +155,7 @@ class SignalGuard:
             raise kind(
                 "stopped by a signal, between two changes",
                 why="every change made so far is complete and recorded",
-                hint=f"the same command continues from there:\n{same_command(sys.argv[1:])}",
+                hint=f"the same command continues from there:\n{repeat_command(sys.argv[1:])}",
             )
 
 
@@ -171,9 +171,9 @@ def report_partial_run(command: str, output: OutputOptions, store: Store) -> Ite
         raise
 
 
-def partial_run_envelope(command: str, error: GpunodeError, store: Store, before: Sequence[str]) -> Envelope:
-    """Return the answer for the run that ``error`` ended, if one was begun that is not in ``before``."""
-    new_runs = [run for run in store.ids() if run not in before]
+def partial_run_envelope(command: str, error: GpunodeError, store: Store, earlier_runs: Sequence[str]) -> Envelope:
+    """Return the answer for the run that ``error`` ended, if one was begun that is not in ``earlier_runs``."""
+    new_runs = [run for run in store.ids() if run not in earlier_runs]
     run = RunRecord(store.read(new_runs[-1]) if new_runs else ())
     changes = run.changes("done")
     answer = Envelope(

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.change import CONFIGURATION, CommandChange, Trigger
+from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -33,7 +33,7 @@ from gpunode.cli.resume import (
 )
 from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, state_note_lines, verdict_line
 from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
-from gpunode.cli.screen.events import downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
 from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
@@ -137,14 +137,14 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
                 options=options,
                 on_event=node.screen.show_event,
             )
-        report = _verify_result(recipe, done, node, flags.only, is_checked=not image and not done.waits)
+        report = _verify_setup(recipe, done, node, flags.only, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
-        failure = waiting_failure(done, flags) if done.waits else report.failure(prefix)
+        failure = blocked_setup_error(done, flags) if done.waits else report.failure(prefix)
         node.notify(node.log.problem)
         previewed = collect_notes(done.preview)
         unseen = [note for note in report.notes if not done.changed or note not in previewed]
         ending = setup_lines(recipe, done, report, failure, node.log.path, node.screen.argv, unseen)
-        node.screen.conclude(ending, failure)
+        node.screen.show_result(ending, failure)
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     warnings = filter(None, [str(lost or ""), node.log.problem])
@@ -156,7 +156,7 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
     """Return the options of the setup workflow."""
 
     def agree(plans: Sequence[StagePlan]) -> None:
-        for text in node.host.note_symlinks([change for stage in plans for change in stage.changes]):
+        for text in node.host.describe_symlinks([change for stage in plans for change in stage.changes]):
             node.notify(text)
         node.screen.confirm(plans, yes=flags.yes)
 
@@ -168,13 +168,13 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
         allow_disruption=flags.allow_disruption,
         allow_loss=flags.allow_loss,
         confirm=agree,
-        pause=node.signals.raise_if_received,
+        check_interrupt=node.signals.raise_if_received,
         started=started,
         resume=_prepare_resume(recipe, flags) if flags.reboot and not image else None,
     )
 
 
-def _verify_result(
+def _verify_setup(
     recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str], *, is_checked: bool
 ) -> VerifyReport:
     """Return the report of verify; after a run without changes the preview serves as its plan."""
@@ -220,9 +220,9 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
-def waiting_failure(done: SetupResult, flags: SetupFlags) -> GpunodeError:
+def blocked_setup_error(done: SetupResult, flags: SetupFlags) -> GpunodeError:
     """Return the error of a setup that waits for a reboot or a drain, with all reasons."""
-    first = min((wait.for_ for wait in done.waits), key=list(WAIT_ERRORS).index)
+    first = min((wait.waits_for for wait in done.waits), key=list(WAIT_ERRORS).index)
     match first:
         case "reboot":
             needs = "a reboot is needed"
@@ -251,7 +251,7 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, not
             "recipe": recipe.name,
             "run": done.run,
             "seconds": round(done.seconds, 3),
-            "triggers": done.settled,
+            "triggers": done.trigger_results,
             "checks": report.checks,
             "gpus": report.gpus,
         },
@@ -267,13 +267,13 @@ def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> L
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
     seen = f"; {', '.join(parts)}" if parts else ""
-    found = match_text(recipe, selected_step_ids(recipe, done.preview), _subject_text(done))
+    found = match_text(recipe, selected_step_ids(recipe, done.preview), _node_or_image(done))
     return line(
         MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({format_seconds(done.seconds)})", "dim"), hang=2
     )
 
 
-def _subject_text(done: SetupResult) -> str:
+def _node_or_image(done: SetupResult) -> str:
     return "the image" if done.facts.is_image else "this node"
 
 
@@ -305,7 +305,7 @@ def setup_lines(
     elif failure is None:
         scope = selected_step_ids(recipe, done.preview)
         works_too = report.checks and not scope
-        good = match_text(recipe, scope, "this node works and" if works_too else _subject_text(done))
+        good = match_text(recipe, scope, "this node works and" if works_too else _node_or_image(done))
         yield verdict_line(report, good)
     if done.changed:
         yield from _closing_lines(recipe, done, failure, log, argv)
@@ -314,16 +314,16 @@ def setup_lines(
 def _closing_lines(
     recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
 ) -> Iterator[Line]:
-    down = downtime_text(done.settled)
-    yield fact_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
-    yield fact_line("log", log)
+    down = downtime_text(done.trigger_results)
+    yield labelled_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield labelled_line("log", log)
     if failure is None and root_option(argv):
-        yield fact_line("next", "boot the image on its machine, then run gpunode verify there")
+        yield labelled_line("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
-        yield fact_line("next", verify_command(argv))
+        yield labelled_line("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
-            yield fact_line("then", cluster_apply_command(argv))
-    yield fact_line(
+            yield labelled_line("then", cluster_apply_command(argv))
+    yield labelled_line(
         "undo", rollback_command(argv, done.run, *(["--packages"] if _leaves_no_configuration(done) else []))
     )
 
@@ -332,9 +332,9 @@ def _leaves_no_configuration(done: SetupResult) -> bool:
     """Return whether a rollback without --packages, which restores the configuration alone, would refuse the run."""
     made = ((stage.stage, change) for stage in done.applied for change in stage.changes)
     is_configuration = [
-        stage == CONFIGURATION and change.is_configuration
+        stage == CONFIGURATION_STAGE and change.is_configuration
         for stage, change in made
-        if change.inverse() is not None and not change.is_reread and not change.is_pause
+        if change.inverse() is not None and not change.is_reread and not change.is_temporary_stop
     ]
     return bool(is_configuration) and not any(is_configuration)
 
@@ -388,5 +388,5 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
         packages = [str(change.id) for change in changes if change.is_there_after]
-        node.screen.conclude(downloaded_lines(packages))
+        node.screen.show_result(downloaded_lines(packages))
     output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

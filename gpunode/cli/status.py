@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.fabric import IMEX_UNIT
-from gpunode.change import bare_unit
+from gpunode.change import short_unit_name
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import list_unknown_facts, list_unread_backlog, load_backlog, view_node
 from gpunode.cli.output_options import OutputOptions
@@ -134,7 +134,7 @@ def _fabric_line(found: FabricStatus) -> Line:
     harm = "the trays share no memory" if found.unit == IMEX_UNIT else "CUDA does not start on these GPUs"
     state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
     style: Style = "" if found.active else "warn"
-    return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
+    return line(found.seen, DOT, span(f"{short_unit_name(found.unit)} {state[found.active]}", style), hang=2)
 
 
 def _secure_boot_line(found: SecureBootStatus) -> Line:

@@ -18,9 +18,9 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
 from gpunode.workflow import edits
-from gpunode.workflow.edits import CtkPlan, preview_files
+from gpunode.workflow.edits import CtkPlan, preview_contents
 
-_BELOW = "nvidia-container-runtime/config.toml"
+_CONFIG_SUBPATH = "nvidia-container-runtime/config.toml"
 _WITHOUT_ROOT = "without --in-place and --output it prints what it would write, and needs no root"
 
 
@@ -78,22 +78,22 @@ def default_config_path(environment: Mapping[str, str], *, image: bool) -> str:
     if image:
         return toolkit.CONFIG
     above = environment.get("XDG_CONFIG_HOME") or "/etc"
-    return environment.get("NVIDIA_CTK_CONFIG_FILE_PATH") or str(Path(above, _BELOW))
+    return environment.get("NVIDIA_CTK_CONFIG_FILE_PATH") or str(Path(above, _CONFIG_SUBPATH))
 
 
 def _write_or_print(
     command: str,
     plan_edit: Callable[[HostView], CtkPlan],
-    place: str,
+    root: str,
     target: str,
     options: ToolkitConfigOptions,
     output: OutputOptions,
 ) -> None:
     if target:
         permissions = EditPermissions(lock_timeout=options.lock_timeout_s)
-        run_edit(command, "configure", lambda host, _: plan_edit(host), output, place, permissions, _WITHOUT_ROOT)
+        run_edit(command, "configure", lambda host, _: plan_edit(host), output, root, permissions, _WITHOUT_ROOT)
         return
-    (content,) = preview_files(plan_edit(LocalHost(place)))
+    (content,) = preview_contents(plan_edit(LocalHost(root)))
     text = content.decode()
     if not output.json:
         standard_output().raw(text)

@@ -13,7 +13,7 @@ from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
-from gpunode.cli.screen.events import RESTORED, downtime_text, fact_line, reboot_lines
+from gpunode.cli.screen.events import RESTORED, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS
@@ -27,7 +27,7 @@ from gpunode.errors import (
     UsageError,
     VerifyFailed,
 )
-from gpunode.facts.evidence import Probe, decode_found
+from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_number
 from gpunode.journal.store import Store
@@ -39,13 +39,13 @@ from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
     explain_undone,
-    failure_of,
     find_newest_run,
     find_run,
-    incomplete_undo,
+    incomplete_undo_error,
     mark_undone,
     plan_rollback,
     preview_rollback,
+    rollback_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
 from gpunode.workflow.undo import find_leftovers, find_repair, run_repair
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
-_NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
+_JOURNAL_HINT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class UndoPermissions:
     """The permissions of rollback and remove.
 
     Attributes:
-        whole: undo packages, sources and units too, not the configuration alone.
+        with_packages: undo packages, sources and units too, not the configuration alone.
         force: restore files that were edited since.
         allow_disruption: stop containers, and unload the driver under processes that use a GPU.
         lock_timeout_s: how long to wait for other programs at work on the node.
     """
 
     yes: bool = False
-    whole: bool = False
+    with_packages: bool = False
     force: bool = False
     allow_disruption: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
@@ -87,12 +87,14 @@ Planner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
 
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
-    require_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
-    place, whole = validate_root(root), permissions.whole
+    require_root("rollback", _WHY_ROOT, _JOURNAL_HINT)
+    place, with_packages = validate_root(root), permissions.with_packages
 
     def choose_run(node: Session) -> Planner:
         try:
-            found = find_run(node.store, run, whole=whole) if run else _choose_newest_run(node, permissions)
+            found = (
+                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
+            )
         except UsageError as error:
             for note in explain_lost_record(node.host, node.store):
                 error.why = f"{error.why}\n{note}"
@@ -103,14 +105,18 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 
 
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
-    store, whole = node.store, permissions.whole
-    facts, force, disrupt = _survey(node) if whole else None, permissions.force, permissions.allow_disruption
-    plan = plan_rollback(store, node.host, run.run, facts, force=force, disrupt=disrupt)
-    if plan.steps or plan.owed or plan.incomplete:
+    store, with_packages = node.store, permissions.with_packages
+    facts, force, allow_disruption = (
+        _survey(node) if with_packages else None,
+        permissions.force,
+        permissions.allow_disruption,
+    )
+    plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
+    if plan.steps or plan.pending_triggers or plan.incomplete:
         return plan
-    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
+    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
-    return replace(explain_undone(store, run, why, whole=whole), notes=plan.remarks)
+    return replace(explain_undone(store, run, why, with_packages=with_packages), notes=plan.remarks)
 
 
 def _survey(node: Session) -> Facts:
@@ -119,24 +125,28 @@ def _survey(node: Session) -> Facts:
 
 def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
     """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    last = find_newest_run(node.store, whole=permissions.whole)
-    if not last.is_undone(whole=permissions.whole):
+    last = find_newest_run(node.store, with_packages=permissions.with_packages)
+    if not last.is_undone(with_packages=permissions.with_packages):
         return last
-    found = explain_undone(node.store, last, f"run {run_number(last.undone_by)} undid it", whole=permissions.whole)
-    if found.standing is None or permissions.yes or not node.screen.can_ask:
+    found = explain_undone(
+        node.store, last, f"run {run_number(last.undone_by)} undid it", with_packages=permissions.with_packages
+    )
+    if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
         return found
     node.screen.put(*already_undone_lines(replace(found, command="")))
-    return found.standing
+    return found.newest_not_undone
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
-    require_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
+    require_root("remove", _WHY_ROOT, _JOURNAL_HINT)
     place = validate_root(root)
 
     def choose_all(node: Session) -> Planner:
-        force, disrupt = permissions.force, permissions.allow_disruption
-        return lambda: plan_removal(node.store, node.host, _survey(node), force=force, disrupt=disrupt)
+        force, allow_disruption = permissions.force, permissions.allow_disruption
+        return lambda: plan_removal(
+            node.store, node.host, _survey(node), force=force, allow_disruption=allow_disruption
+        )
 
     _run_undo("remove", choose_all, output, place, permissions)
 
@@ -145,19 +155,24 @@ def _run_undo(
     verb: Literal["rollback", "remove"],
     choose: Callable[[Session], Planner],
     output: OutputOptions,
-    place: str,
+    root: str,
     permissions: UndoPermissions,
 ) -> None:
     """Show the plan of what ``choose`` says is to be undone, ask, execute it and answer."""
-    whole, yes = permissions.whole, permissions.yes
-    with exclusive_session(verb, output, place, permissions.lock_timeout_s, yes=yes, wait_for_others=whole) as node:
+    with_packages, yes = permissions.with_packages, permissions.yes
+    with exclusive_session(
+        verb, output, root, permissions.lock_timeout_s, yes=yes, wait_for_others=with_packages
+    ) as node:
         if (interrupted := node.clean_up_interrupted_run()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
         make_plan = choose(node)
-        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if whole else (make_plan(), False)
+        plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {"undone_run": plan.run.run, "next_run": plan.standing.run if plan.standing else ""}
+            result = {
+                "undone_run": plan.run.run,
+                "next_run": plan.newest_not_undone.run if plan.newest_not_undone else "",
+            }
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -167,34 +182,40 @@ def _run_undo(
         node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost is not None))
         for path in (change.path for change in plan.files):
             node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
-        if not plan.steps and not plan.owed:
+        if not plan.steps and not plan.pending_triggers:
             if plan.incomplete:
-                raise incomplete_undo(plan)
-            node.screen.conclude((), left.failure)
+                raise incomplete_undo_error(plan)
+            node.screen.show_result((), left.failure)
             answer = Envelope(
                 verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
             output.emit(answer.with_failure(left.failure))
             return
-        node.host.refuse_irreplaceable(plan.files)
-        node.screen.confirm_shown(verb, yes=yes)
+        node.host.refuse_unsafe_changes(plan.files)
+        node.screen.ask_for_consent(verb, yes=yes)
         answer = _execute_undo(plan, node, output)
     output.emit(answer)
 
 
 def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
-    argv, on_event, pause = tuple(sys.argv[1:]), node.screen.show_event, node.signals.raise_if_received
+    argv, on_event, check_interrupt = tuple(sys.argv[1:]), node.screen.show_event, node.signals.raise_if_received
     with report_partial_run(plan.verb, output, node.store):
         done = apply_rollback(
-            plan, node.host, node.store, version=__version__, argv=argv, on_event=on_event, pause=pause
+            plan,
+            node.host,
+            node.store,
+            version=__version__,
+            argv=argv,
+            on_event=on_event,
+            check_interrupt=check_interrupt,
         )
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey(node), done.plan)
     done = replace(done, plan=replace(done.plan, kept=left.kept))
-    failure = left.failure or failure_of(done)
-    node.screen.conclude(rollback_lines(done, failure, node.screen.argv), failure)
+    failure = left.failure or rollback_failure(done)
+    node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
     run = RunRecord(node.store.read(done.run))
     answer = Envelope(
         plan.verb,
@@ -202,7 +223,12 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
         changes=run.changes("done"),
         steps=run.steps_by_change,
         notes=done.plan.remarks,
-        result={"undone_run": done.plan.undone_run, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
+        result={
+            "undone_run": done.plan.undone_run,
+            "run": done.run,
+            "triggers": done.trigger_results,
+            "kept": done.plan.kept,
+        },
     )
     return answer.with_failure(failure)
 
@@ -222,11 +248,17 @@ def _plan_after_repair(
     if plan := _plan_without_repair(verb, make_plan, node):
         return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
-    node.screen.confirm_shown(verb, yes=yes)
-    argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
+    node.screen.ask_for_consent(verb, yes=yes)
+    argv, check_interrupt = tuple(sys.argv[1:]), node.signals.raise_if_received
     try:
         run_repair(
-            work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.show_event, pause=pause
+            work,
+            node.host,
+            node.store,
+            version=__version__,
+            argv=argv,
+            on_event=node.screen.show_event,
+            check_interrupt=check_interrupt,
         )
     except ChangeFailed:
         # The package system may not have shown until now that only what goes cannot be finished.
@@ -267,27 +299,27 @@ _RUN_MARKS = (
 )
 
 
-def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
     """Yield the plan of a rollback or removal: diffs, packages, units, and what it leaves.
 
     ``is_lost``: a record was lost, which an error reports.
     """
-    if not back.steps and back.owed:
+    if not plan.steps and plan.pending_triggers:
         yield line(span("nothing left to restore", "bold"), ", but an interrupted run left these actions:")
-        yield from (line(f"    {trigger}") for trigger in back.owed)
-    elif not back.steps:
+        yield from (line(f"    {trigger}") for trigger in plan.pending_triggers)
+    elif not plan.steps:
         if not is_lost:
-            what = "what is left is kept" if back.remarks else "nothing that gpunode added is left on this node"
+            what = "what is left is kept" if plan.remarks else "nothing that gpunode added is left on this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
-        what = f"rollback of run {back.undone_run}" if back.undone_run else "remove everything that gpunode added"
+        what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
-        yield from indent_lines(change_lines(back.changes, verbose=verbose), 4)
-    yield from (note_line(text) for text in back.remarks)
-    if back.reboot:
-        yield note_line(f"a reboot is needed afterwards: {back.reboot}")
-    if back.left:
-        yield note_line(f"not undone: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
+        yield from indent_lines(change_lines(plan.changes, verbose=verbose), 4)
+    yield from (note_line(text) for text in plan.remarks)
+    if plan.reboot:
+        yield note_line(f"a reboot is needed afterwards: {plan.reboot}")
+    if plan.left:
+        yield note_line(f"not undone: {join_names(plan.left, _SHOWN)}; --packages undoes that, too")
 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
@@ -296,10 +328,10 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
     yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
-    if found.standing is None:
+    if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
-    older = found.standing
+    older = found.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
     if found.command:
         yield next_line(f"sudo {found.command}")
@@ -313,7 +345,7 @@ def describe_run(run: RunRecord) -> str:
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
     """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK
-    if done.plan.whole:
+    if done.plan.with_packages:
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
         parts = [*files, *_package_counts(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
@@ -327,9 +359,9 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
             yield line(MARKS["done"], f"{change.path} {'removed' if change.after is None else RESTORED}", hang=2)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
-    if down := downtime_text(done.settled):
-        yield fact_line("took", down)
-    yield fact_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.plan.whole else [])))
+    if down := downtime_text(done.trigger_results):
+        yield labelled_line("took", down)
+    yield labelled_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.plan.with_packages else [])))
 
 
 def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
@@ -420,4 +452,4 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
 def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
     """Return old versions of ``path`` beside it that other tools or people left."""
     looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
-    return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))
+    return tuple(find_leftovers(path, (one.path for one in decode_matches(looked.data))))

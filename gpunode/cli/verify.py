@@ -22,7 +22,7 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     from gpunode.cli.screen.commands import setup_command
     from gpunode.cli.screen.plans import note_line
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.container import container_check
+    from gpunode.workflow.container import make_container_check
     from gpunode.workflow.converge import survey
     from gpunode.workflow.verify import ExtraChecks
     from gpunode.workflow.verify import verify as look
@@ -30,7 +30,7 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     recipe, screen, host = recipe_options.load(), output.open_screen(), LocalHost("/")
     with screen:
         facts = survey(host, recipe=recipe)
-        check = container_check(host.runner, host.read_effective_config) if container else None
+        check = make_container_check(host.runner, host.read_effective_config) if container else None
         backlog = load_backlog("", "/", facts)
         again = str(setup_command(sys.argv[1:]))
         extra = ExtraChecks(files=True, cuda=cuda, container=check)

@@ -76,19 +76,20 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = explain_ruled_out(rules_by_cause(), snapshot, findings)
     findings = tuple(
-        replace(one, ruled_out=against.get(one.cause, ()), look_at=_look_at(one, snapshot)) for one in findings
+        replace(one, ruled_out=against.get(one.cause, ()), look_at=_unanswered_commands(one, snapshot))
+        for one in findings
     )
     return Diagnosis(
         findings,
         _list_open_questions(snapshot, bugs),
         tuple(bugs or ()),
         tuple(_fit_suspect(one.suspect, snapshot) for one in ranked[: suspects.MAX_SUSPECTS]),
-        _find_unexplained(findings, snapshot),
+        _find_unexplained_failures(findings, snapshot),
         () if findings else _find_shared_steps(ranked, snapshot, bugs),
     )
 
 
-def _faults(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def _fault_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(one for one in findings if one.severity != "info")
 
 
@@ -96,12 +97,12 @@ def _rank_suspects(
     findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
 ) -> tuple[RankedSuspect, ...]:
     """Return the suspects, likeliest first; none beside a certain error, or where the node is well."""
-    if _is_well(snapshot) or any(_is_certain_error(finding) for finding in findings):
+    if _can_ignore_symptoms(snapshot) or any(_is_certain_error(finding) for finding in findings):
         return ()
     return suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
 
 
-def _is_well(snapshot: Snapshot) -> bool:
+def _can_ignore_symptoms(snapshot: Snapshot) -> bool:
     """Return whether symptoms on this examined node mean nothing.
 
     A symptom next to a working driver is an old log line, and a machine without a GPU lacks a driver anyway.
@@ -123,24 +124,24 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     return replace(found, basis="ranking")
 
 
-def _look_at(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
+def _unanswered_commands(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
     """Return the commands that would decide for a likely cause and are not answered yet."""
     if finding.confidence == "certain":
         return ()
     asked = rules_by_cause()[finding.cause].look_at
-    return special_systems.fit_look_at(snapshot, suspects.drop_answered(snapshot, asked))
+    return special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
 
 
 def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:
     """Return the suspect with the commands that exist on this system."""
-    return replace(suspect, look_at=special_systems.fit_look_at(snapshot, suspect.look_at))
+    return replace(suspect, look_at=special_systems.keep_available_commands(snapshot, suspect.look_at))
 
 
-def _find_unexplained(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[Suspect, ...]:
+def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[Suspect, ...]:
     """Return the failures beside a fault that it does not explain."""
-    if not _faults(findings) or _is_well(snapshot):
+    if not _fault_findings(findings) or _can_ignore_symptoms(snapshot):
         return ()
-    found = suspects.find_unexplained(rules_by_cause(), snapshot, findings)
+    found = suspects.find_unexplained_failures(rules_by_cause(), snapshot, findings)
     return tuple(_fit_suspect(one, snapshot) for one in found)
 
 
@@ -181,7 +182,7 @@ def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...
             evidence_origin.node_evidence_only(snapshot) if rule.layer in evidence_origin.NODE_LAYERS else snapshot
         )
         if proofs := _find_proofs(rule, visible, bugs):
-            found.append(_weigh_origin(rule, proofs, visible, bugs))
+            found.append(_merge_trusted_proofs(rule, proofs, visible, bugs))
     return tuple(found)
 
 
@@ -207,9 +208,9 @@ def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwis
         return otherwise
 
 
-def _weigh_origin(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
+def _merge_trusted_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Return the finding by the node's own evidence; one that only containers report is never certain."""
-    node_only = evidence_origin.without_containers(snapshot, of_node=rule.layer in evidence_origin.NODE_LAYERS)
+    node_only = evidence_origin.prefer_node_evidence(snapshot, is_node_layer=rule.layer in evidence_origin.NODE_LAYERS)
     if node_only is snapshot:
         return _merge_proofs(rule, proofs, snapshot, bugs)
     if own := _find_proofs(rule, node_only, bugs):
@@ -245,7 +246,7 @@ def _fit_remedy(
     )
     fixes, disruption = remedy_fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
     fixes = special_systems.fit_fixes(
-        snapshot, remedy_fitting.fit_to_gpus(fixes, remedy_fitting.affected_gpus(snapshot, gpus))
+        snapshot, remedy_fitting.fit_to_gpus(fixes, remedy_fitting.gpus_for_commands(snapshot, gpus))
     )
     return fixes, remedy_fitting.minimum_disruption(fixes, disruption)
 
@@ -307,5 +308,5 @@ def _list_open_questions(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[OpenQue
     report = Shell("gpunode capture FILE")
     return (
         *(OpenQuestion(f"{one}; please report it", (report,)) for one in questions),
-        *xids.find_unexplained(snapshot),
+        *xids.find_uncovered_xids(snapshot),
     )

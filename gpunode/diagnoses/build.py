@@ -22,24 +22,24 @@ from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, me
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import driver, modules, packages, system
 from gpunode.diagnoses.views.system import PackageManager
-from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND, Item
+from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND, EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_LOGS: Final = frozenset(
+_BUILD_LOG_KINDS: Final = frozenset(
     {
         *("make-log", "dkms-output", "dkms-status", "package-output", "installer-log", "unit-log", "unit-status"),
         *("journal", "text", "application", "kubernetes-log", "package-history", "modprobe", "unit-action"),
     }
 )
-_BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
+_BUILDER_LOG_KINDS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
-_BUILDS: Final = Pattern(
+_BUILD_WORDS: Final = Pattern(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
     r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
     re.IGNORECASE,
 )
-_OF: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
+_MAKE_LOG_HEADER: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
 _MODULES: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
 _KERNEL: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
 _TARGETS: Final = tuple(
@@ -56,24 +56,24 @@ _TARGETS: Final = tuple(
 _RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
 
 
-def build_logs(snapshot: Snapshot) -> tuple[Item, ...]:
+def build_logs(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the logs of builds that still matter."""
     return tuple(item for item in snapshot.items if _is_build_log(item) and not _is_outdated(snapshot, item))
 
 
-def build_kernel(snapshot: Snapshot) -> str:
+def build_target_kernel(snapshot: Snapshot) -> str:
     """Return the kernel that the module was built for, else the running one; empty where nothing names it."""
     return next(filter(None, map(target_kernel, snapshot.view(build_logs))), "") or snapshot.view(system.running_kernel)
 
 
-def built_release(snapshot: Snapshot) -> str:
+def built_driver_version(snapshot: Snapshot) -> str:
     """Return the driver's version that was built; empty where nothing names it."""
     texts = (text for item in snapshot.view(build_logs) for text in (item.written, item.text))
     return next((match["version"] for text in texts if (match := _RELEASE.search(text))), "")
 
 
 @dataclass(frozen=True, slots=True)
-class _LogLine:
+class _BuildLogSign:
     """A sign: what a log of a build says."""
 
     pattern: Pattern
@@ -83,9 +83,9 @@ class _LogLine:
         return tuple(line for line in found if not _names_other_module(snapshot, line))
 
 
-def build_log_line(pattern: str) -> _LogLine:
+def build_log_line(pattern: str) -> _BuildLogSign:
     """Return a line that ``pattern`` matches in a log of a build."""
-    return _LogLine(Pattern(pattern, re.MULTILINE))
+    return _BuildLogSign(Pattern(pattern, re.MULTILINE))
 
 
 def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
@@ -96,20 +96,20 @@ def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
     return named is not None and not (named["tree"] or named["row"]).startswith("nvidia")
 
 
-def _is_build_log(item: Item) -> bool:
+def _is_build_log(item: EvidenceItem) -> bool:
     """Return whether it tells of a kernel module's build, and not of another vendor's module only."""
-    if item.kind not in _LOGS or item.is_package_record or not item.is_seen:
+    if item.kind not in _BUILD_LOG_KINDS or item.is_package_record or not item.was_answered:
         return False
     if item.kind == "make-log":
-        header = _OF.search(item.text[:2000])
+        header = _MAKE_LOG_HEADER.search(item.text[:2000])
         return header is None or header["module"].startswith("nvidia")
-    if item.kind not in _BUILDERS and find_first(item, _BUILDS) is None:
+    if item.kind not in _BUILDER_LOG_KINDS and find_first(item, _BUILD_WORDS) is None:
         return False
     # DKMS names no module where headers are missing or its tree is damaged.
     return "nvidia" in item.written.lower() or "nvidia" in item.lowered or not _MODULES.search(item.text[:200_000])
 
 
-def _is_outdated(snapshot: Snapshot, item: Item) -> bool:
+def _is_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
     """Return whether the log is outdated: its kernel is gone, or the driver works on it."""
     running, wanted = snapshot.view(system.running_kernel), target_kernel(item)
     kernels = snapshot.facts.kernels
@@ -118,7 +118,7 @@ def _is_outdated(snapshot: Snapshot, item: Item) -> bool:
     return driver.works(snapshot) and bool(running) and (wanted or running) == running
 
 
-def target_kernel(item: Item) -> str:
+def target_kernel(item: EvidenceItem) -> str:
     """Return the kernel that a build was for; empty where the log does not name it."""
     for pattern in _TARGETS:
         if match := pattern.search(item.text) or pattern.search(item.written):
@@ -149,9 +149,9 @@ _NO_HEADERS: Final = unless(
         rf"|(?:linux|proxmox|pve)-headers-\S+ {NO_PACKAGE_BEHIND}|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
-    predicate(lambda snapshot: has_headers(snapshot, build_kernel(snapshot)), "the headers are there"),
+    predicate(lambda snapshot: has_headers(snapshot, build_target_kernel(snapshot)), "the headers are there"),
 )
-_TREE: Final = build_log_line(
+_DKMS_TREE_BROKEN: Final = build_log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
@@ -167,41 +167,41 @@ _NO_TOOL: Final = build_log_line(
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found"
 )
-_COMPILER: Final = build_log_line(
+_COMPILER_MISMATCH: Final = build_log_line(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
     r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
-_API: Final = build_log_line(
+_KERNEL_API_MISMATCH: Final = build_log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
     rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_ERROR}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
     r"|kernel you are installing for is a (?:PREEMPT_RT|Xen|Dom0)"
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
 )
-_BEFORE_API: Final = (_NO_HEADERS, _TREE, _NO_SPACE, _NO_TOOL, _COMPILER)
-_FAILED: Final = any_of(*_BEFORE_API, _API)
+_FAILURES_BEFORE_API: Final = (_NO_HEADERS, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
+_ANY_BUILD_FAILURE: Final = any_of(*_FAILURES_BEFORE_API, _KERNEL_API_MISMATCH)
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of missing headers of the running kernel, whose module is not built."""
-    running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_builds)
-    is_source = builds or packages.matching_packages(snapshot, *_AS_SOURCE)
+    running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_dkms_rows)
+    is_source = builds or packages.matching_packages(snapshot, *_SOURCE_PACKAGES)
     is_due = running and is_source and modules.is_built_for(snapshot, running) is False
     if is_due and has_headers(snapshot, running) is False:
         yield cite_fact("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
 
 
-_AS_SOURCE: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
-_LINK: Final = Pattern(
+_SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
+_SOURCE_LINK: Final = Pattern(
     r"^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)",
     re.MULTILINE,
 )
 _SOURCE: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
-_ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
+_DKMS_ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
 
 
 def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
@@ -209,19 +209,21 @@ def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
     text = "\n".join(item.text for item in snapshot.items_of("listing"))
     there = set(_SOURCE.findall(text))
     if there or any(item.written == "/usr/src/*" for item in snapshot.items_of("listing")):
-        links = {match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _LINK.finditer(text)}
-        for entry in dict.fromkeys((*_ENTRY.findall(text), *links)):
+        links = {
+            match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _SOURCE_LINK.finditer(text)
+        }
+        for entry in dict.fromkeys((*_DKMS_ENTRY.findall(text), *links)):
             if links.get(entry, "").rstrip("/") not in there:
                 yield cite_fact(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
 
 
-_GONE: Final = custom_sign(_missing_sources)
+_DKMS_SOURCE_MISSING: Final = custom_sign(_missing_sources)
 _NOT_BUILT: Final = predicate(
     lambda snapshot: not modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "no module was built"
 )
 
 
-_BUILD: Final = Pattern(
+_HEADERS_PATH: Final = Pattern(
     r"/lib/modules/(?P<kernel>[^/\s]+)/build/?$|/usr/src/(?:linux-headers-|kernels/)(?P<tree>[^/\s]+)/?$"
 )
 
@@ -232,7 +234,7 @@ def has_headers(snapshot: Snapshot, kernel: str) -> bool | None:
     if isinstance(known, Known):
         return kernel in known.value
     for item in snapshot.items_of("listing", "file", "which"):
-        match = _BUILD.search(item.subject)
+        match = _HEADERS_PATH.search(item.subject)
         if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
                 return False
@@ -300,7 +302,7 @@ _HEADERS_GONE: Final = message_line(
 
 
 def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build_kernel(snapshot)
+    kernel = build_target_kernel(snapshot)
     if snapshot.view(_HEADERS_GONE):
         flavour = match["flavour"] if (match := _FLAVOUR.search(kernel)) else ""
         names = (f"linux-image-{flavour}", f"linux-headers-{flavour}") if flavour else ()
@@ -325,7 +327,7 @@ _KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/
 
 
 def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build_kernel(snapshot)
+    kernel = build_target_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
         yield build_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
@@ -348,13 +350,13 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install the build tools", *_TOOLCHAIN[snapshot.view(system.package_manager)])
-    yield build_module(snapshot, build_kernel(snapshot))
+    yield build_module(snapshot, build_target_kernel(snapshot))
 
 
 def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build_kernel(snapshot) or "this kernel"
+    kernel = build_target_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
-    yield from change_driver(snapshot, text, installed_version=built_release(snapshot))
+    yield from change_driver(snapshot, text, installed_version=built_driver_version(snapshot))
     others = sorted({one.kernel for one in snapshot.view(modules.modules_on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="there is no such release")
@@ -367,8 +369,8 @@ _LEFTOVER: Final = Pattern(
 )
 
 
-def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
-    cited = (*snapshot.view(_TREE), *snapshot.view(_GONE))
+def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
+    cited = (*snapshot.view(_DKMS_TREE_BROKEN), *snapshot.view(_DKMS_SOURCE_MISSING))
     around = (f"{one.text}\n{snapshot.text_of(one)}" for one in cited)
     found = next(filter(None, map(_LEFTOVER.search, around)), None)
     if found:
@@ -389,7 +391,7 @@ def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     clean = _CLEAN[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
     yield run_step("remove", text, clean, *see)
-    yield build_module(snapshot, build_kernel(snapshot))
+    yield build_module(snapshot, build_target_kernel(snapshot))
 
 
 _CLEAN: Final[dict[PackageManager, Command]] = {
@@ -404,7 +406,7 @@ _INSTALLS_HEADERS: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
 _HEADERS_INSTALLED: Final = any_of(command_run(_INSTALLS_HEADERS), message_line(_INSTALLS_HEADERS))
-_SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+_SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
 _rule = partial(Rule, layer="kernel")
 
@@ -427,9 +429,11 @@ RULES: Final = (
         cause="dkms-build-compiler-mismatch",
         shows_in="driver",
         share=2,
-        decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
+        decisive=unless(_COMPILER_MISMATCH, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
         typical=unless(
-            build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
+            build_log_line(r"compiler differs from the one used to build the kernel"),
+            *_FAILURES_BEFORE_API[:-1],
+            _KERNEL_API_MISMATCH,
         ),
         summary="the kernel was built with another compiler, so the module was not built",
         symptoms=_SYMPTOMS,
@@ -442,7 +446,7 @@ RULES: Final = (
         cause="dkms-build-kernel-api",
         shows_in="driver",
         share=3,
-        decisive=unless(_API, *_BEFORE_API),
+        decisive=unless(_KERNEL_API_MISMATCH, *_FAILURES_BEFORE_API),
         summary="the driver's source does not fit the kernel, so no module was built",
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,
@@ -467,14 +471,14 @@ RULES: Final = (
         cause="dkms-tree-corrupt",
         shows_in="driver",
         share=0.5,
-        decisive=_TREE,
-        typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
+        decisive=_DKMS_TREE_BROKEN,
+        typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT), symptoms.MODULE_LOADED),
         context=command_run(r"/var/lib/dkms\b"),
         summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
-        remedy=_clear_tree,
+        remedy=_clean_dkms_tree,
         explains=consequences.NOT_BUILT,
     ),
     _rule(

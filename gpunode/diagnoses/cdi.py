@@ -35,7 +35,7 @@ _UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} 
 _UNRESOLVED_DEVICE: Final = message_line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
 _UNRESOLVED_MANAGEMENT: Final = message_line(rf"{_UNRESOLVED}management\.nvidia\.com/")
 _NONE_FOUND: Final = custom_sign(cdi.empty_listings)
-_THERE: Final = any_of(
+_SPECIFICATION_SEEN: Final = any_of(
     custom_sign(lambda node: (one.citation for one in node.view(cdi.cdi_specifications))),
     message_line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
     message_line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
@@ -43,13 +43,13 @@ _THERE: Final = any_of(
 
 # A specification of a driver that is gone, or of other GPUs.
 
-_GONE: Final = message_line(
+_MOUNT_SOURCE_MISSING: Final = message_line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
-_BY_CDI: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
+_CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
 _VERSIONED: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def _current_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
     seen = (driver.loaded_version(snapshot), driver.smi_version(snapshot), driver.on_disk_version(snapshot))
     libraries = (
-        (match["version"], cite(item, item.number_at(match.start())))
+        (match["version"], cite(item, item.line_number_at(match.start())))
         for item in snapshot.items_of("listing")
         for match in find_all(item, _VERSIONED)
     )
@@ -73,14 +73,18 @@ def _foreign_specifications(snapshot: Snapshot) -> Iterator[Citation]:
     specs = [one for one in snapshot.view(cdi.cdi_specifications) if one.drivers]
     is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
     old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
-    gone = ((one, match) for one in snapshot.view(_GONE) if (match := _VERSIONED.search(one.line)))
+    gone = ((one, match) for one in snapshot.view(_MOUNT_SOURCE_MISSING) if (match := _VERSIONED.search(one.line)))
     old += [one for one, match in gone if match["version"] not in versions]
     yield from (old[0], now[0][1]) if old else ()
 
 
-_OF_ANOTHER: Final = custom_sign(_foreign_specifications)
-_GONE_BY_CDI: Final = all_of(_GONE, any_of(_THERE, command_run(_BY_CDI), any_line(_BY_CDI)))
-_LISTED: Final = custom_sign(lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers))
+_FOREIGN_SPECIFICATION: Final = custom_sign(_foreign_specifications)
+_CDI_MOUNT_SOURCE_MISSING: Final = all_of(
+    _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
+)
+_DRIVER_SPECIFICATION: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers)
+)
 _GENERATE: Final = always(
     run_step(
         "rebuild",
@@ -110,14 +114,18 @@ def _unread_specifications(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ())
-_ELSEWHERE: Final = any_of(
-    custom_sign(_unread_specifications), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/")
+_ROOTLESS_WITHOUT_CDI: Final = custom_sign(
+    lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ()
 )
-_READS_ELSEWHERE: Final = any_of(
-    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()), _SEES_NONE
+_SPECIFICATION_NOT_SEARCHED: Final = any_of(
+    custom_sign(_unread_specifications),
+    all_of(_ROOTLESS_WITHOUT_CDI, _SPECIFICATION_SEEN),
+    command_run(r"--cdi-spec-dirs?[= ]/"),
 )
-_SPECIFICATIONS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
+_UNUSUAL_SEARCH_FOLDERS: Final = any_of(
+    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()), _ROOTLESS_WITHOUT_CDI
+)
+_SPECIFICATION_FOLDERS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
 
 def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
@@ -125,7 +133,7 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
     make = command("sudo", "mkdir", "-p", folder)
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
     text = f"write the specification to {folder}, which this engine reads"
-    yield run_step("configure", text, *((make, write) if is_path_below(folder, *_SPECIFICATIONS) else ()))
+    yield run_step("configure", text, *((make, write) if is_path_below(folder, *_SPECIFICATION_FOLDERS) else ()))
     yield run_step(
         "configure",
         "or configure both folders in podman",
@@ -156,7 +164,9 @@ _UNREADABLE: Final = message_line(
 )
 # podman before 4.1 takes a CDI device for a path.
 _NO_PODMAN_CDI: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
-_NO_CDI: Final = any_of(_NO_PODMAN_CDI, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu="))
+_CDI_UNSUPPORTED: Final = any_of(
+    _NO_PODMAN_CDI, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu=")
+)
 
 
 def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
@@ -166,11 +176,11 @@ def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
         yield found[1]
 
 
-_IN_07: Final = custom_sign(
+_SPECIFICATION_IS_07: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.version >= (0, 7))
 )
-_OF_07: Final = any_of(
-    _IN_07,
+_SPECIFICATION_MAY_BE_07: Final = any_of(
+    _SPECIFICATION_IS_07,
     custom_sign(
         lambda node: (one.citation for one in node.view(toolkit.toolkit_versions) if one.numbers >= (1, 19, 1))
     ),
@@ -178,18 +188,22 @@ _OF_07: Final = any_of(
 _OLD_DOCKER: Final = predicate(
     lambda node: () < runtimes.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
-_TOO_OLD: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
-_WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
-_TOO_NEW: Final = all_of(_OF_07, _WITHOUT_07)
-_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_UNRESOLVED_DEVICE, _THERE, any_of(_OF_07, _WITHOUT_07)))
+_PODMAN_WITHOUT_CDI: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
+_PODMAN_WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
+_SPECIFICATION_TOO_NEW: Final = all_of(_SPECIFICATION_MAY_BE_07, _PODMAN_WITHOUT_07)
+_MAY_BE_TOO_NEW: Final = any_of(
+    _SPECIFICATION_TOO_NEW,
+    all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN, any_of(_SPECIFICATION_MAY_BE_07, _PODMAN_WITHOUT_07)),
+)
 # It is there and was not found, or the engine looks elsewhere than others do.
 _NOT_FOUND: Final = any_of(
-    all_of(_UNRESOLVED_DEVICE, _THERE), unless(all_of(_UNRESOLVED_DEVICE, _READS_ELSEWHERE), _NONE_FOUND)
+    all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN),
+    unless(all_of(_UNRESOLVED_DEVICE, _UNUSUAL_SEARCH_FOLDERS), _NONE_FOUND),
 )
 
 
-def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_TOO_OLD) or snapshot.view(_NO_PODMAN_CDI):
+def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_PODMAN_WITHOUT_CDI) or snapshot.view(_NO_PODMAN_CDI):
         yield upgrade(snapshot, "upgrade podman to 4.1 or later", "podman")
         return
     yield run_step(
@@ -204,7 +218,7 @@ def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
 # docker's switch.
 
 # Other features say nothing of it, and docker 28.2 has it without a word in the file.
-_OFF: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
+_CDI_DISABLED: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
 _NO_DRIVER_CDI: Final = message_line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
 
 
@@ -213,10 +227,16 @@ _rule = partial(Rule, layer="cdi")
 RULES: Final = (
     _rule(
         cause="cdi-spec-missing",
-        decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
+        decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _SPECIFICATION_SEEN),
         typical=unless(
             any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
-            *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _UNRESOLVED_MANAGEMENT),
+            *(
+                _SPECIFICATION_SEEN,
+                _UNUSUAL_SEARCH_FOLDERS,
+                _PODMAN_WITHOUT_CDI,
+                _SPECIFICATION_TOO_NEW,
+                _UNRESOLVED_MANAGEMENT,
+            ),
         ),
         symptoms=(symptoms.CDI_UNRESOLVED,),
         against=(_NO_DRIVER,),
@@ -228,10 +248,10 @@ RULES: Final = (
     ),
     _rule(
         cause="cdi-spec-stale",
-        decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
-        typical=_GONE_BY_CDI,
-        symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
-        context=_LISTED,
+        decisive=any_of(_FOREIGN_SPECIFICATION, all_of(_MOUNT_SOURCE_MISSING, _DRIVER_SPECIFICATION)),
+        typical=_CDI_MOUNT_SOURCE_MISSING,
+        symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _FOREIGN_SPECIFICATION),
+        context=_DRIVER_SPECIFICATION,
         against=(_NO_DRIVER,),
         look_at=(
             Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
@@ -244,8 +264,8 @@ RULES: Final = (
     ),
     _rule(
         cause="cdi-spec-dir-not-read",
-        decisive=all_of(_ELSEWHERE, _UNRESOLVED_DEVICE),
-        typical=any_of(_ELSEWHERE, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
+        decisive=all_of(_SPECIFICATION_NOT_SEARCHED, _UNRESOLVED_DEVICE),
+        typical=any_of(_SPECIFICATION_NOT_SEARCHED, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
         symptoms=(symptoms.CDI_UNRESOLVED,),
         against=(_NO_DRIVER,),
         may_be_normal=True,
@@ -259,17 +279,19 @@ RULES: Final = (
         cause="cdi-spec-version-unsupported",
         decisive=any_of(
             _UNREADABLE,
-            all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
-            all_of(_TOO_OLD, any_of(_NO_CDI, _UNRESOLVED_DEVICE)),
+            all_of(_SPECIFICATION_IS_07, any_of(_PODMAN_WITHOUT_07, _OLD_DOCKER)),
+            all_of(_PODMAN_WITHOUT_CDI, any_of(_CDI_UNSUPPORTED, _UNRESOLVED_DEVICE)),
         ),
-        typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, command_run(r"\bpodman (?:--)?version"))),
-        context=any_of(_TOO_OLD, _OF_07),
-        symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
+        typical=any_of(
+            _MAY_BE_TOO_NEW, _CDI_UNSUPPORTED, all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version"))
+        ),
+        context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_07),
+        symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _UNREADABLE),
         against=(_NO_DRIVER,),
         may_be_normal=True,
         look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
         summary="the CDI specification uses a newer CDI version than the engine knows",
-        remedy=_older_specification,
+        remedy=_write_older_specification,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
     _rule(
@@ -302,8 +324,8 @@ RULES: Final = (
         symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
         look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
         summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
-        typical=_OFF,
-        context=_OFF,
+        typical=_CDI_DISABLED,
+        context=_CDI_DISABLED,
         remedy=always(
             run_step(
                 "configure",

@@ -32,7 +32,7 @@ def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> 
     return run_step("restart", text, join_commands(failed, Shell("|"), owned, Shell("|"), delete))
 
 
-def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
+def show_plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
     """Return the step that shows the logs of the device plugins."""
     command = Shell(
         "kubectl get pods -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' | "
@@ -53,7 +53,7 @@ def set_runtime_class(text: str) -> Fix:
     )
 
 
-def register_runtime(snapshot: Snapshot) -> Command:
+def register_runtime_command(snapshot: Snapshot) -> Command:
     """Return the command that registers NVIDIA's runtime and restarts the container runtime."""
     return command(
         "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={container_engine(snapshot)}", "--restart"

@@ -104,7 +104,7 @@ def gpu_option(gpu: str) -> tuple[str, str]:
     return "-i", gpu if is_gpu(gpu) else ADDRESS
 
 
-_SETTINGS: Final = (
+_EDITABLE_FOLDERS: Final = (
     *("/etc/modprobe.d", "/lib/modprobe.d", "/usr/lib/modprobe.d", "/run/modprobe.d", "/etc/ld.so.conf.d"),
     *("/etc/apt/sources.list", "/etc/apt/sources.list.d", "/etc/dnf", "/etc/default/grub"),
 )
@@ -117,7 +117,7 @@ def edit_files(expression: str, *paths: str) -> tuple[Command, ...]:
         expression: of sed, extended.
         paths: of the files; those outside the configuration folders are skipped.
     """
-    sound = tuple(path for path in dict.fromkeys(paths) if is_path_below(path, *_SETTINGS))
+    sound = tuple(path for path in dict.fromkeys(paths) if is_path_below(path, *_EDITABLE_FOLDERS))
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
 
 

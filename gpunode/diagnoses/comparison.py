@@ -14,10 +14,10 @@ from gpunode.diagnoses.traits import GPU_COUNT, TRAITS, Reason, Trait, TraitSour
 from gpunode.diagnoses.views import pci
 
 # Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
-_CORE: Final = ("devices", "driver", "kernel", "modules", "packages")
+_CORE_TRAITS: Final = ("devices", "driver", "kernel", "modules", "packages")
 _WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "possible", "background")
 # Distance of a trait to the root cause: 0 cited by it, 1 in the trait's own layer, 2 in a related one, 3 elsewhere.
-_ELSEWHERE: Final = 3
+_UNRELATED_DISTANCE: Final = 3
 
 Side: TypeAlias = Literal["good", "bad"]
 
@@ -80,7 +80,7 @@ class Comparison:
     @property
     def is_conclusive(self) -> bool:
         """True if enough was compared for equality to mean something."""
-        return len(self.missing) * 2 < len(_CORE)
+        return len(self.missing) * 2 < len(_CORE_TRAITS)
 
 
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
@@ -96,7 +96,7 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
         rows += _missing_slots(good, bad) if trait.id == "devices" else ()
         found += (_rank_difference(trait, distance, *row) for row in rows)
         not_compared += _list_uncompared(trait, pairs)
-        if trait.id in _CORE and all(pair.missing for pair in pairs):
+        if trait.id in _CORE_TRAITS and all(pair.missing for pair in pairs):
             missing.append(trait.title)
     return Comparison(
         tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(not_compared), tuple(missing)
@@ -107,7 +107,7 @@ def _rank_difference(
     trait: Trait, distance: int, name: str, good: str | None, bad: str | None
 ) -> tuple[tuple[object, ...], Difference]:
     weight = trait.weigh(name, f"{good}\n{bad}")
-    near_root_cause = weight != "background" and distance < _ELSEWHERE
+    near_root_cause = weight != "background" and distance < _UNRELATED_DISTANCE
     # Which GPUs there are is what anybody wants to know first.
     is_count = trait.id == "devices" or name == GPU_COUNT
     rank = _WEIGHTS.index(weight), not is_count, distance, TRAITS.index(trait), name
@@ -127,7 +127,7 @@ def _distance_to_root(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
     if any(part.reads_from(item) for item in bad.items if item.key in keys for part in trait.parts):
         return 0
     layers = {one.stack_layer for one in roots}
-    return 1 if trait.layers[0] in layers else _ELSEWHERE if layers.isdisjoint(trait.layers) else 2
+    return 1 if trait.layers[0] in layers else _UNRELATED_DISTANCE if layers.isdisjoint(trait.layers) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class NodeProfile:
 
 
 # Traits and names of each version; the first that the node shows counts.
-_VERSIONS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
+_AXIS_TRAITS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
     "VBIOS": (("firmware", "VBIOS of the GPUs"),),
     "BIOS": (("firmware", "BIOS version"),),
     "distribution": (("system", "distribution"),),
@@ -223,9 +223,11 @@ def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProf
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
     values = {(trait.id, name): value for trait, name, value in seen}
     kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.pci_gpus)}
-    model = NodeModel(" ".join(filter(None, (values.get(place) for place in _MACHINE))), tuple(sorted(kinds)))
+    model = NodeModel(" ".join(filter(None, (values.get(place) for place in _MACHINE_TRAITS))), tuple(sorted(kinds)))
     state = {layer.id: layer.summary for layer in layers}
-    versions = {axis: next((values[one] for one in places if one in values), "") for axis, places in _VERSIONS.items()}
+    versions = {
+        axis: next((values[one] for one in places if one in values), "") for axis, places in _AXIS_TRAITS.items()
+    }
     versions |= {"machine": model.machine, "GPUs": state["pci"], "runtime": state["runtime"]}
     if state["driver"] == "not loaded":
         versions["driver"] = versions["driver"] or "not loaded"
@@ -233,7 +235,7 @@ def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProf
     return NodeProfile(model, {axis: versions[axis] for axis in AXES if versions[axis]}, tuple(features))
 
 
-_MACHINE: Final = (("firmware", "vendor"), ("firmware", "model"))
+_MACHINE_TRAITS: Final = (("firmware", "vendor"), ("firmware", "model"))
 
 
 # Of two nodes that differ, either may be the outlier.

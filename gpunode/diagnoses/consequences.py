@@ -62,7 +62,7 @@ NO_DRIVER: Final = NOT_INITIALISED | {"driver-module-not-loaded"}
 NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
 """What follows where a GPU is on the bus and the driver cannot start it: it sleeps, or its memory has no address."""
 
-NO_PACKAGES: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
+NOTHING_INSTALLABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
 """What follows where the package manager installs nothing: the driver is not there, or not all of it."""
 
 NOT_BUILT: Final = NO_DRIVER | {
@@ -77,7 +77,7 @@ The packages that should have built it stay unconfigured, what stands on disk is
 version, and nouveau, or a fallback that loads it, takes the GPU.
 """
 
-NOT_ACCEPTED: Final = NO_DRIVER | {"nouveau-bound"}
+MODULE_NOT_ACCEPTED: Final = NO_DRIVER | {"nouveau-bound"}
 """What follows where a module was built and the kernel does not take it: its signature, its index, its version."""
 
 NOT_INSTALLED: Final = NOT_BUILT | {"driver-userspace-incomplete", "fabric-manager-not-installed"}

@@ -30,26 +30,26 @@ from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import tomlread
-from gpunode.runtimes.crio_files import DEAD_FOLDER
+from gpunode.runtimes.crio_files import UNREAD_FOLDER
 
 _EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _RANCHER: Final = custom_sign(
     lambda snapshot: (
-        runtimes.product_lines(snapshot) if runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
+        runtimes.product_lines(snapshot) if runtimes.containerd_product(snapshot) in {"k3s", "rke2"} else ()
     )
 )
 
 # The CRI plugin. crictl's own words stand where its answer would.
 
-_NOT_SERVED: Final = (
+_CRI_NOT_SERVED: Final = (
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented"
 )
-_UNIMPLEMENTED: Final = any_of(message_line(_NOT_SERVED), message_line(_NOT_SERVED, "containerd-config"))
-_SWITCHED_OFF: Final = any_line(
+_UNIMPLEMENTED: Final = any_of(message_line(_CRI_NOT_SERVED), message_line(_CRI_NOT_SERVED, "containerd-config"))
+_CRI_PLUGIN_DISABLED: Final = any_line(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
 # The package of docker's has it switched off, since docker has no use for it.
-_DOCKERS: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
+_DOCKER_SEEN: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
 _KUBERNETES: Final = any_of(
     any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
 )
@@ -62,36 +62,40 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
     pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    return bool(pods) and runtimes.kubernetes_product(snapshot) == "containerd"
+    return bool(pods) and runtimes.containerd_product(snapshot) == "containerd"
 
 
-_KUBELET: Final = unless(predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
+_KUBELET_USES_CONTAINERD: Final = unless(
+    predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME
+)
 
 # The file itself: what containerd says of it, and a whole one that is no TOML.
 
-_SAID_INVALID: Final = message_line(
+_CONFIG_REJECTED: Final = message_line(
     r"containerd[^\n]{0,200}(?:failed to (?:load|parse|unmarshal) TOML|toml: "
     r"|drop-in config version \d+ higher than root)"
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-_EDITED_BY_HAND: Final = Pattern(r"^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{", re.MULTILINE)
+_PASTED_EXCERPT: Final = Pattern(r"^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{", re.MULTILINE)
 
 
-def _no_toml(snapshot: Snapshot) -> Iterator[Citation]:
+def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the line at which a file of containerd's, shown as a whole, is no TOML."""
     for item in snapshot.files("*containerd/*.toml"):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.only or item.source.is_part)
-        if is_whole and not _EDITED_BY_HAND.search(item.text):
+        if is_whole and not _PASTED_EXCERPT.search(item.text):
+            # In a paste without names other output may follow the file.
+            text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
-                tomlread.parse(item.text)
+                tomlread.parse(text)
             except (ValueError, RecursionError) as error:
                 at = _AT_LINE.search(str(error))
                 yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)
 
 
 _AT_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
-_INVALID: Final = any_of(_SAID_INVALID, custom_sign(_no_toml))
+_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
 _RUNS: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
 _NO_TYPE: Final = message_line(r"container\.Runtime\.Name must be set")
 _NO_CNI: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
@@ -103,7 +107,7 @@ _NO_RUNTIME: Final = message_line(
     r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
 )
 _NO_HANDLER: Final = message_line(r"failed to find runtime handler [\\\"']*nvidia")
-_NO_DEFAULT: Final = message_line(
+_DEFAULT_RUNTIME_MISSING: Final = message_line(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
     r"`?default_runtime_name ?= ?[\\\"']*nvidia"
 )
@@ -111,37 +115,37 @@ _NO_DEFAULT: Final = message_line(
 
 def _kubelet_without_gpu_access(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield evidence of a kubelet with working driver and toolkit but no GPU access for pods."""
-    is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET))
+    is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET_USES_CONTAINERD))
     if is_live and driver.works(snapshot) and not snapshot.view(cdi.cdi_specifications):
-        yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.presence_lines))
+        yield from snapshot.view(all_of(_NVIDIA_NOT_CONFIGURED, toolkit.presence_lines))
 
 
 def _config_sign(pattern: str) -> Sign:
     """Return the sign of a match in containerd's configuration, in any TOML schema or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
     return custom_sign(
-        lambda node: (one for item in node.view(runtimes.config_items) for one in lines_with(item, compiled))
+        lambda node: (one for item in node.view(runtimes.containerd_config_items) for one in lines_with(item, compiled))
     )
 
 
 _ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
-_NVIDIAS: Final = (
+_NVIDIA_HANDLER: Final = (
     r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{[\s\n]*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
-_SHOWN: Final = _config_sign(_ANY_HANDLER)
-_DESCRIBED: Final = _config_sign(_NVIDIAS)
-_RUNNING: Final = message_line(_NVIDIAS, "containerd-config")
-_WHOLE: Final = custom_sign(runtimes.complete_config)
+_HANDLERS_SHOWN: Final = _config_sign(_ANY_HANDLER)
+_NVIDIA_CONFIGURED: Final = _config_sign(_NVIDIA_HANDLER)
+_NVIDIA_IN_LIVE_CONFIG: Final = message_line(_NVIDIA_HANDLER, "containerd-config")
+_CONFIG_COMPLETE: Final = custom_sign(runtimes.complete_containerd_config)
 # A default runtime of NVIDIA's that nothing describes.
-_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
-_DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
-_UNDESCRIBED: Final = any_of(
-    unless(_WHOLE, _DESCRIBED),
+_NVIDIA_IS_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
+_DEFAULT_NOT_CONFIGURED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _CONFIG_COMPLETE), _NVIDIA_CONFIGURED)
+_NVIDIA_NOT_CONFIGURED: Final = any_of(
+    unless(_CONFIG_COMPLETE, _NVIDIA_CONFIGURED),
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
-_NAMED: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
-_PLUGIN_LACKS: Final = unless(
+_RUNTIME_CLASS_SEEN: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
+_PLUGIN_WITHOUT_NVML: Final = unless(
     message_line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",
         *("kubernetes-log", "text", "application"),
@@ -151,12 +155,12 @@ _PLUGIN_LACKS: Final = unless(
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    product = runtimes.kubernetes_product(snapshot)
+    product = runtimes.containerd_product(snapshot)
     if snapshot.view(_NO_HANDLER):
         yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
         yield restart_rancher(product, "which finds nvidia-container-runtime at its start and registers it itself")
-    elif snapshot.view(_DESCRIBED):
+    elif snapshot.view(_NVIDIA_CONFIGURED):
         yield restart("containerd.service")
     else:
         text = "register NVIDIA's runtime, and restart containerd to read it"
@@ -185,34 +189,38 @@ def _configured_cgroup_driver(snapshot: Snapshot) -> str | None:
 
 
 # cgroupfs, unless its options say otherwise.
-_OPTIONS: Final = (
+_SYSTEMD_CGROUP_OPTION: Final = (
     r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
     r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
 )
-_NVIDIA_BY_SYSTEMD: Final = _config_sign(rf"{_OPTIONS}true")
+_NVIDIA_BY_SYSTEMD: Final = _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}true")
 _NVIDIA_BY_CGROUPFS: Final = any_of(
-    _config_sign(rf"{_OPTIONS}false"), unless(all_of(_DESCRIBED, _WHOLE), _NVIDIA_BY_SYSTEMD)
+    _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}false"),
+    unless(all_of(_NVIDIA_CONFIGURED, _CONFIG_COMPLETE), _NVIDIA_BY_SYSTEMD),
 )
-_BY_SYSTEMD: Final = _kubelet_cgroup_driver("systemd")
-_BY_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
-_DIFFER: Final = any_of(all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _BY_CGROUPFS))
+_KUBELET_BY_SYSTEMD: Final = _kubelet_cgroup_driver("systemd")
+_KUBELET_BY_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
+_CGROUP_DRIVERS_DIFFER: Final = any_of(
+    all_of(_NVIDIA_BY_CGROUPFS, _KUBELET_BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _KUBELET_BY_CGROUPFS)
+)
 _DOCKERS_DIFFER: Final = message_line(
     r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver"
 )
-_COME_AND_GO: Final = message_line(
+_PODS_CRASH_LOOP: Final = message_line(
     r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
 )
-_SYSTEMS_OWN: Final = message_line(
+_SYSTEM_PODS_CRASH_LOOP: Final = message_line(
     r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff"
 )
 # Either half of it, beside pods of the system's own that come and go.
-_HALF: Final = any_of(
-    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS), unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED)
+_ONE_CGROUP_DRIVER_SEEN: Final = any_of(
+    unless(_NVIDIA_BY_CGROUPFS, _KUBELET_BY_SYSTEMD, _KUBELET_BY_CGROUPFS),
+    unless(any_of(_KUBELET_BY_SYSTEMD, _KUBELET_BY_CGROUPFS), _HANDLERS_SHOWN, _EXAMINED),
 )
 
 
 def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if is_supported(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
+    if is_supported(snapshot) and not snapshot.view(any_of(_KUBELET_BY_CGROUPFS, _DOCKERS_DIFFER)):
         text = "set the runtimes to the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
@@ -226,19 +234,21 @@ def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 # k3s and RKE2 make the file anew at every start.
 
-_THEIRS: Final = r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
-_EDITED: Final = any_of(
+_RANCHER_CONFIG: Final = r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
+_GENERATED_CONFIG_EDITED: Final = any_of(
     file_line("/etc/containerd/config.toml", r"^[^#\n]*nvidia"),
-    message_line(rf"(?:Wrote updated config to|Loading config from) (?:/etc/containerd/config\.toml|{_THEIRS})"),
-    any_line(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_THEIRS}"),
+    message_line(
+        rf"(?:Wrote updated config to|Loading config from) (?:/etc/containerd/config\.toml|{_RANCHER_CONFIG})"
+    ),
+    any_line(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_RANCHER_CONFIG}"),
     any_line(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
     # The operator's toolkit is told so in its environment, in the operator's values or on helm's command line.
-    unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_THEIRS}"), _DESCRIBED),
+    unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_RANCHER_CONFIG}"), _NVIDIA_CONFIGURED),
 )
 
 
-def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
-    product = "rke2" if runtimes.kubernetes_product(snapshot) == "rke2" else "k3s"
+def _set_rancher_default(snapshot: Snapshot) -> Iterable[Fix]:
+    product = "rke2" if runtimes.containerd_product(snapshot) == "rke2" else "k3s"
     folder = f"/etc/rancher/{product}/config.yaml.d"
     yield run_step(
         "configure",
@@ -255,18 +265,18 @@ def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
 _DROP_IN: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
 
 
-def _in_dead_folder(snapshot: Snapshot) -> Iterator[Citation]:
+def _dead_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """NVIDIA's drop-in, in a listing or a search of the folder."""
-    items = (item for item in snapshot.items_of("file", "listing") if DEAD_FOLDER in f"{item.subject} {item.written}")
+    items = (item for item in snapshot.items_of("file", "listing") if UNREAD_FOLDER in f"{item.subject} {item.written}")
     return (found for item in items if item.outcome == "ok" for found in lines_with(item, _DROP_IN))
 
 
-_DROPPED: Final = any_of(
-    custom_sign(_in_dead_folder),
-    message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$"),
+_DEAD_DROP_IN: Final = any_of(
+    custom_sign(_dead_drop_in_lines),
+    message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_FOLDER}/|^{UNREAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
-_ALIVE: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
-_MISLED: Final = custom_sign(
+_CRIO_CONFIGURED: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
+_TOOLKIT_USES_DEAD_FOLDER: Final = custom_sign(
     lambda snapshot: (
         one.citation for one in snapshot.view(toolkit.toolkit_versions) if (1, 18) <= one.numbers < (1, 19, 1)
     )
@@ -274,26 +284,32 @@ _MISLED: Final = custom_sign(
 
 
 _CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
-_INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
+_WORKS: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
+_CONTAINER_KINDS: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
 def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """Yield matching lines by containers, by commands in them, and in reports about them."""
+    """Yield matching lines by containers, by commands in them, and in reports about them.
+
+    Where nvidia-smi works in the same paste, it is a container's that fails.
+    """
     for item in snapshot.items:
-        is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
-        if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
+        is_inside = item.where == "container" or item.kind in _CONTAINER_KINDS or _CONTAINER.search(item.written)
+        tells = item.kind == "text" and _CONTAINER.search(item.text)
+        is_both = item.kind in {"text", "nvidia-smi"} and "nvidia-smi" not in item.written and _WORKS.search(item.text)
+        if item.was_answered and (is_inside or tells or is_both):
             yield from lines_with(item, pattern)
 
 
-_UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
-_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
-_LOST: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _UNKNOWN))
+_NVML_UNKNOWN_ERROR: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
+_NVML_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
+_CONTAINER_LOST_GPU: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _NVML_UNKNOWN_ERROR))
 _RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
     command_run(r"daemon-reload"),
 )
 # The device is known and may not be opened: the list of cgroup v1 without read and write.
-_CUT_OFF: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
+_DEVICE_CGROUP_CLOSED: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
 _CGROUPS_OF_SYSTEMD: Final = message_line(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
@@ -341,10 +357,10 @@ _DENIED: Final = unless(
 _ENFORCING: Final = message_line(
     r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
 )
-_REFUSED: Final = unless(
+_NVML_DENIED_IN_CONTAINER: Final = unless(
     custom_sign(
         lambda snapshot: (
-            one for one in _container_lines(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
+            one for one in _container_lines(snapshot, _NVML_FORBIDDEN) if not re.search("label[=:]disable", one.source)
         )
     ),
     symptoms.NO_DRIVER,
@@ -359,10 +375,14 @@ RULES: Final = (
         cause="containerd-cri-disabled",
         disruption="restart-service",
         decisive=unless(
-            all_of(_SWITCHED_OFF, any_of(_UNIMPLEMENTED, _KUBELET, unless(_KUBERNETES, _DOCKERS))), _RANCHER
+            all_of(
+                _CRI_PLUGIN_DISABLED,
+                any_of(_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD, unless(_KUBERNETES, _DOCKER_SEEN)),
+            ),
+            _RANCHER,
         ),
-        typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
-        symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
+        typical=unless(_UNIMPLEMENTED, _DEFAULT_RUNTIME_MISSING),
+        symptoms=(_UNIMPLEMENTED, all_of(_CRI_PLUGIN_DISABLED, _KUBELET_USES_CONTAINERD)),
         against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
@@ -380,7 +400,7 @@ RULES: Final = (
         cause="containerd-config-invalid",
         layer="config",
         disruption="restart-service",
-        decisive=_SAID_INVALID,
+        decisive=_CONFIG_REJECTED,
         typical=unless(_INVALID, _RUNS),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
@@ -436,15 +456,19 @@ RULES: Final = (
     _rule(
         cause="containerd-nvidia-runtime-missing",
         disruption="restart-service",
-        decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
+        decisive=any_of(
+            _DEFAULT_RUNTIME_MISSING,
+            _DEFAULT_NOT_CONFIGURED,
+            all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _RUNTIME_CLASS_SEEN), _NVIDIA_NOT_CONFIGURED),
+        ),
         typical=any_of(
-            unless(_NO_RUNTIME, _RUNNING, _RANCHER),
+            unless(_NO_RUNTIME, _NVIDIA_IN_LIVE_CONFIG, _RANCHER),
             _NO_HANDLER,
-            all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
+            all_of(_PLUGIN_WITHOUT_NVML, unless(_HANDLERS_SHOWN, _NVIDIA_CONFIGURED)),
             custom_sign(_kubelet_without_gpu_access),
         ),
-        symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
-        context=_UNDESCRIBED,
+        symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _DEFAULT_RUNTIME_MISSING),
+        context=_NVIDIA_NOT_CONFIGURED,
         look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
         share=2,
         summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
@@ -458,11 +482,11 @@ RULES: Final = (
         decisive=any_of(
             _DOCKERS_DIFFER,
             message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
-            _DIFFER,
+            _CGROUP_DRIVERS_DIFFER,
         ),
-        typical=all_of(_HALF, _SYSTEMS_OWN),
-        symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
-        context=_HALF,
+        typical=all_of(_ONE_CGROUP_DRIVER_SEEN, _SYSTEM_PODS_CRASH_LOOP),
+        symptoms=(symptoms.CONTAINER_FAILED, _PODS_CRASH_LOOP, _DOCKERS_DIFFER),
+        context=_ONE_CGROUP_DRIVER_SEEN,
         look_at=(
             Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
             Shell("sudo containerd config dump | grep SystemdCgroup"),
@@ -473,7 +497,7 @@ RULES: Final = (
     _rule(
         cause="k3s-runtime-config-overwritten",
         disruption="restart-service",
-        decisive=all_of(_RANCHER, _EDITED),
+        decisive=all_of(_RANCHER, _GENERATED_CONFIG_EDITED),
         typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
         symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
         context=_RANCHER,
@@ -481,23 +505,23 @@ RULES: Final = (
         look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
         share=1,
         summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
-        remedy=_default_of_rancher,
+        remedy=_set_rancher_default,
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
     ),
     _rule(
         cause="crio-dropin-dead",
         disruption="restart-service",
-        decisive=unless(_DROPPED, _ALIVE),
-        typical=all_of(_NO_HANDLER, _MISLED),
+        decisive=unless(_DEAD_DROP_IN, _CRIO_CONFIGURED),
+        typical=all_of(_NO_HANDLER, _TOOLKIT_USES_DEAD_FOLDER),
         symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
         look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
-        summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
+        summary=f"the runtime nvidia is registered in {UNREAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
         remedy=always(
             _FOR_CRIO,
             run_step(
                 "remove",
                 "remove the dead file",
-                command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
+                command("sudo", "rm", f"{UNREAD_FOLDER}/99-nvidia.toml"),
                 when="it is there",
             ),
         ),
@@ -506,17 +530,19 @@ RULES: Final = (
     _rule(
         cause="cgroup-daemon-reload-loses-gpu",
         disruption="restart-container",
-        decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD), symptoms.DRIVER_WORKS),
+        decisive=all_of(
+            _CONTAINER_LOST_GPU, any_of(_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD), symptoms.DRIVER_WORKS
+        ),
         typical=any_of(
-            unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
-            _CUT_OFF,
+            unless(_CONTAINER_LOST_GPU, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+            _DEVICE_CGROUP_CLOSED,
             all_of(
                 message_line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, command_run(r"/dev/char|journalctl")
             ),
             all_of(_CGROUPS_OF_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
         ),
         symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
-        context=any_of(_RELOADED, _CUT_OFF, _CGROUPS_OF_SYSTEMD),
+        context=any_of(_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
         against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
         look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
         share=4,
@@ -553,7 +579,7 @@ RULES: Final = (
         layer="config",
         disruption="restart-container",
         decisive=_DENIED,
-        typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
+        typical=any_of(_NVML_DENIED_IN_CONTAINER, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
         symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
         context=_ENFORCING,
         look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),

@@ -18,7 +18,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _NOT_LOADED: Final = predicate(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
-_FROM_ELSEWHERE: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
+_EXTERNAL_DRIVER: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 # Device nodes and the daemon that holds them open.
 
@@ -37,19 +37,19 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-def _unit_failed(snapshot: Snapshot) -> Iterator[Citation]:
+def _failed_daemon_lines(snapshot: Snapshot) -> Iterator[Citation]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     if isinstance(unit, Known) and unit.value.failed:
         yield system.failed_unit_line(snapshot, _PERSISTENCED)
 
 
-def _is_active(snapshot: Snapshot) -> bool:
+def _is_daemon_active(snapshot: Snapshot) -> bool:
     unit = snapshot.facts.unit(_PERSISTENCED)
     return isinstance(unit, Known) and unit.value.state.active
 
 
-_MISSING: Final = custom_sign(_missing_nodes)
-_PRESENT: Final = message_line(
+_NODES_MISSING: Final = custom_sign(_missing_nodes)
+_NODES_PRESENT: Final = message_line(
     r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", "listing", "text", on_host=True
 )
 _NO_FILES: Final = message_line(
@@ -57,9 +57,11 @@ _NO_FILES: Final = message_line(
     r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
     r"(?:lstat \S+ )?no such file"
 )
-_UNMET: Final = message_line(r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check")
+_CONDITION_UNMET: Final = message_line(
+    r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check"
+)
 _DAEMON_FAILED: Final = any_of(
-    custom_sign(_unit_failed),
+    custom_sign(_failed_daemon_lines),
     message_line(
         r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
         r"|Failed to start [^\n]{0,50}Persistence Daemon|ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met"
@@ -67,7 +69,7 @@ _DAEMON_FAILED: Final = any_of(
         r"|nvidia-persistenced\.service: (?:Failed with result|Main process exited|Control process exited)"
     ),
 )
-_DAEMON_ELSE: Final = message_line(
+_OTHER_DAEMON_FAILURE: Final = message_line(
     r"persistenced[^\n]{0,200}(?:already running|Failed to (?:create|open) (?:PID|lock|directory|/var/run)|no such user"
     r"|Failed to find user|Failed to determine user credentials|unable to look up user|Permission denied"
     r"|(?:API|[Vv]ersion) mismatch)"
@@ -84,12 +86,12 @@ def _module_loaded_later(snapshot: Snapshot) -> Iterator[Citation]:
     )
 
 
-_LATE: Final = custom_sign(_module_loaded_later)
-_ACTIVE: Final = predicate(_is_active, "nvidia-persistenced runs")
+_LOADED_AFTER_DAEMON: Final = custom_sign(_module_loaded_later)
+_DAEMON_ACTIVE: Final = predicate(_is_daemon_active, "nvidia-persistenced runs")
 _NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
-def _order_daemon(_: Snapshot) -> Iterable[Fix]:
+def _delay_daemon_start(_: Snapshot) -> Iterable[Fix]:
     folder = f"/etc/systemd/system/{_PERSISTENCED}.d"
     lines = ["[Unit]", "After=systemd-modules-load.service", "StartLimitIntervalSec=0"]
     lines += ["ConditionPathExistsGlob=", "ConditionPathExists="]
@@ -129,7 +131,7 @@ _UVM_LOADED: Final = predicate(
 )
 _NO_UVM_FILE: Final = custom_sign(_missing_uvm_file)
 _NO_UVM: Final = custom_sign(_table_without_uvm)
-_UVM_WANTED: Final = message_line(
+_UVM_LOAD_FAILED: Final = message_line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
     r"|(?:open|stat failed:|stat CDI host device|access|device) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
     r"|nvidia[-_]uvm (?:module )?(?:is )?not (?:loaded|found)"
@@ -139,7 +141,7 @@ _UVM_WANTED: Final = message_line(
 _CUDA_FAILS: Final = any_of(
     symptoms.CUDA_UNKNOWN, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
 )
-_UNKNOWN: Final = message_line(
+_CUDA_UNKNOWN_ERROR: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|(?:CUDA|cuda|cuInit)[^\n]{0,80}unknown(?: error|$)"
     r"|unknown error[^\n]{0,40}cuda|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|error code 999"
     r"|cudaGetDeviceCount returned 30\b|UNKNOWN_ERROR\(99",
@@ -181,7 +183,7 @@ _RELOAD_UVM: Final = always(
 _FILE: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
 # The owner may not both read and write, or a bit is set that no device file has. A mode is octal: as a number without a
 # leading zero, 666 and the like are other bits.
-_ODD: Final = any_of(
+_MODE_INVALID: Final = any_of(
     message_line(
         rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_FILE}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_FILE}",
         *("listing", "text"),
@@ -189,17 +191,17 @@ _ODD: Final = any_of(
     ),
     any_line(r"^[^#\n]*DeviceFileMode(?:=|:\s*)(?:6[0-6][0-6]|777)\b"),
 )
-_CLOSED_FILES: Final = message_line(
+_RESTRICTED_FILES: Final = message_line(
     rf"^crw-[r-][w-]-[r-]--[.+@]?\s.*{_FILE}|^0?6[0246][0-4]\s.*/dev/{_FILE}", "listing", "text", on_host=True
 )
-_CLOSED: Final = any_of(
-    _CLOSED_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
+_RESTRICTED_MODE: Final = any_of(
+    _RESTRICTED_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
 )
 # Who asks, by id.
-_OUTSIDE: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
+_USER_OUTSIDE_GROUP: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
-_INSIDE: Final = message_line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
+_USER_IN_GROUP: Final = message_line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
 _NOT_PERMITTED: Final = message_line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
 _SELINUX: Final = message_line(
@@ -208,7 +210,7 @@ _SELINUX: Final = message_line(
 
 
 def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
-    if not snapshot.view(_ODD):
+    if not snapshot.view(_MODE_INVALID):
         text = "add the user that runs the program to the group of the device files; takes effect at the next login"
         add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
         yield run_step("configure", text, add)
@@ -259,14 +261,14 @@ _rule = partial(Rule, layer="driver")
 RULES: Final = (
     _rule(
         cause="no-device-nodes-driver-not-initialised",
-        decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
+        decisive=all_of(_NODES_MISSING, symptoms.MODULE_LOADED),
         typical=any_of(
-            _MISSING,
-            unless(_NO_FILES, symptoms.MODULE_LOADED, _PRESENT),
+            _NODES_MISSING,
+            unless(_NO_FILES, symptoms.MODULE_LOADED, _NODES_PRESENT),
             all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
         ),
         symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
+        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _EXTERNAL_DRIVER, _LOADED_AFTER_DAEMON, _NO_GPU),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
         summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
         remedy=always(
@@ -288,21 +290,21 @@ RULES: Final = (
     _rule(
         cause="persistenced-start-race",
         disruption="restart-service",
-        decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
+        decisive=all_of(_DAEMON_FAILED, any_of(_LOADED_AFTER_DAEMON, unless(_CONDITION_UNMET, _NOT_LOADED))),
         typical=any_of(
-            all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+            all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _NODES_PRESENT)),
             unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
         ),
         symptoms=(_DAEMON_FAILED,),
-        against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
+        against=(_NODES_MISSING, _OTHER_DAEMON_FAILURE, _DAEMON_ACTIVE),
         look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
         summary="nvidia-persistenced started before the module had created its device files",
-        remedy=_order_daemon,
+        remedy=_delay_daemon_start,
     ),
     _rule(
         cause="nvidia-uvm-not-loaded",
         share=1.3,
-        decisive=any_of(_NO_UVM_FILE, _UVM_WANTED, all_of(_NO_UVM, _CUDA_FAILS)),
+        decisive=any_of(_NO_UVM_FILE, _UVM_LOAD_FAILED, all_of(_NO_UVM, _CUDA_FAILS)),
         symptoms=(
             symptoms.CUDA_UNKNOWN,
             symptoms.CUDA_NO_DEVICE,
@@ -310,7 +312,7 @@ RULES: Final = (
             symptoms.CUDA_NOT_INITIALISED,
         ),
         context=any_of(_NO_UVM, _UVM_LOOKED_AT),
-        against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
+        against=(_UVM_LOADED, _NOT_LOADED, _EXTERNAL_DRIVER, symptoms.IN_CONTAINER),
         may_be_normal=True,
         look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
         summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
@@ -320,28 +322,28 @@ RULES: Final = (
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
         share=0.8,
-        decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
+        decisive=all_of(_CUDA_UNKNOWN_ERROR, _SUSPENDED, _UVM_LOADED),
         typical=any_of(
-            unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
+            unless(_CUDA_UNKNOWN_ERROR, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
             all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
         context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
-        against=(_NO_UVM_FILE, _NO_UVM, _UVM_WANTED, _NOT_LOADED, _FROM_ELSEWHERE),
+        against=(_NO_UVM_FILE, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _EXTERNAL_DRIVER),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
         summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
         remedy=_RELOAD_UVM,
     ),
     _rule(
         cause="device-node-permissions",
-        decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
+        decisive=any_of(_MODE_INVALID, all_of(_RESTRICTED_MODE, _USER_OUTSIDE_GROUP)),
         typical=any_of(
-            all_of(_CLOSED, symptoms.DENIED),
-            all_of(_NOT_PERMITTED, _OUTSIDE),
-            unless(_CLOSED_FILES, symptoms.DRIVER_WORKS),
+            all_of(_RESTRICTED_MODE, symptoms.DENIED),
+            all_of(_NOT_PERMITTED, _USER_OUTSIDE_GROUP),
+            unless(_RESTRICTED_FILES, symptoms.DRIVER_WORKS),
         ),
         symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
-        against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
+        against=(_SELINUX, unless(_USER_IN_GROUP, _MODE_INVALID, _USER_OUTSIDE_GROUP)),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
         summary="the user and group that run the program may not open the device files",
         remedy=_permit_access,

@@ -17,7 +17,7 @@ from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, fi
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.facts.model import Known
-from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
 
 _REGISTER_ALONE: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
@@ -32,7 +32,7 @@ _START: Final = run_step(
 _RESTART: Final = restart("docker.service", "restart docker; its containers stop unless live-restore is on")
 # The file, and what else the daemon is started with.
 
-_INVALID: Final = message_line(
+_CONFIG_REJECTED: Final = message_line(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
@@ -43,7 +43,7 @@ _RUNS: Final = message_line(
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
-_FAULTY: Final = unless(
+_CONFIG_FAULT: Final = unless(
     custom_sign(lambda node: (place for _, place in runtimes.config_faults(node))),
     unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
 )
@@ -55,7 +55,7 @@ def _dockerd_flag(names: str) -> Sign:
 
 
 _HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
-_BOTH: Final = any_of(
+_FLAG_AND_SETTING: Final = any_of(
     all_of(_dockerd_flag("-H|--host"), _HOSTS),
     all_of(_dockerd_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
     *(all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
@@ -97,7 +97,7 @@ _DESKTOP: Final = unless(
 )
 
 
-_ENGINE: Final = (
+_INSTALL_ENGINE: Final = (
     manual_step(
         "install", "install Docker Engine as https://docs.docker.com/engine/install/ says", "none is installed yet"
     ),
@@ -109,7 +109,7 @@ _REPLACE_SNAP: Final = (
         "remove", "save the data in the snap's volumes and images (docker volume ls): removing the snap deletes them"
     ),
     run_step("remove", "then remove the snap", Shell("sudo snap remove docker")),
-    *_ENGINE,
+    *_INSTALL_ENGINE,
 )
 
 
@@ -117,7 +117,7 @@ def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
         return _REPLACE_SNAP
     text = "switch to Docker Engine, which runs on this system itself"
-    return run_step("configure", text, Shell("docker context use default")), *_ENGINE
+    return run_step("configure", text, Shell("docker context use default")), *_INSTALL_ENGINE
 
 
 # A docker of a user's own.
@@ -136,7 +136,7 @@ _NOT_PERMITTED: Final = message_line(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_UNKNOWN: Final = message_line(
+_RUNTIME_UNKNOWN: Final = message_line(
     r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
     r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
     flags=re.IGNORECASE,
@@ -152,10 +152,10 @@ def _known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _IN_USERS_FILE: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
-_CGROUPS: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
+_CGROUPS_ENABLED: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
 
-_NO_CGROUPS: Final = always(
+_DISABLE_CGROUPS: Final = always(
     run_step(
         "configure",
         "configure the toolkit not to touch cgroups; this applies to every engine on this machine, so if one runs "
@@ -174,28 +174,30 @@ _NO_CGROUPS: Final = always(
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_HAS_IT: Final = message_line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
-_LACKS_IT: Final = unless(message_line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
-_TAKES_ANOTHER: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
-_NVIDIA: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
-_IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
-_REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
-_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
-_DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _dockerd_flag("--add-runtime"))
-_NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_A_FILE, _FAULTY)
-_COMPARES: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
+_HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
+_LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
+_OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
+_NVIDIA_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
+_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_ENTRY)
+_REGISTERED: Final = any_of(
+    file_line("*etc/docker/daemon.json", _NVIDIA_ENTRY), file_line("daemon.json", _NVIDIA_ENTRY)
+)
+_NVIDIA_IS_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
+_DEFAULT_NOT_REGISTERED: Final = unless(_NVIDIA_IS_DEFAULT, _IN_ANY_CONFIG, _dockerd_flag("--add-runtime"))
+_NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_ANY_CONFIG, _CONFIG_FAULT)
+_START_TIME_ASKED: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
 def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the start of a daemon that began after the toolkit was installed."""
-    unit, installed = snapshot.facts.unit(runtimes.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
+    unit, installed = snapshot.facts.unit(runtimes.DOCKER_UNIT), snapshot.facts.changed_at.get(TOOLKIT_FILE_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
     if began is not None and installed is not None and began >= installed:
-        yield system.unit_line(snapshot, runtimes.UNIT, "ExecMainStartTimestamp")
+        yield system.unit_line(snapshot, runtimes.DOCKER_UNIT, "ExecMainStartTimestamp")
 
 
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    unit = snapshot.facts.unit(runtimes.UNIT)
+    unit = snapshot.facts.unit(runtimes.DOCKER_UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
         yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START
@@ -213,7 +215,7 @@ RULES: Final = (
         cause="daemon-json-invalid",
         layer="config",
         disruption="restart-service",
-        decisive=any_of(_FAULTY, _INVALID),
+        decisive=any_of(_CONFIG_FAULT, _CONFIG_REJECTED),
         symptoms=(symptoms.DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
         share=1,
@@ -234,10 +236,10 @@ RULES: Final = (
         layer="config",
         disruption="restart-service",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
-        typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
+        typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_FLAG_AND_SETTING, _RUNS)),
         symptoms=(symptoms.DAEMON_DOWN,),
         context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
-        against=(_FAULTY,),
+        against=(_CONFIG_FAULT,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
         summary="dockerd does not start: a setting is both in daemon.json and on its command line",
         remedy=always(
@@ -286,27 +288,30 @@ RULES: Final = (
     _rule(
         cause="docker-rootless-config",
         disruption="restart-service",
-        decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
+        decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_RUNTIME_UNKNOWN, _IN_USERS_FILE))),
         typical=any_of(
             custom_sign(_known_only_as_root),
             unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
-            all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
+            all_of(ROOTLESS, any_of(_CGROUPS_ENABLED, unless(_REGISTERED, _IN_USERS_FILE))),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
         summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
-        remedy=_NO_CGROUPS,
+        remedy=_DISABLE_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
     ),
     _rule(
         cause="docker-not-restarted",
         disruption="restart-service",
-        decisive=any_of(all_of(_REGISTERED, _LACKS_IT), all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER)),
+        decisive=any_of(
+            all_of(_REGISTERED, _LACKS_NVIDIA_RUNTIME),
+            all_of(_NVIDIA_IS_DEFAULT, _IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
+        ),
         typical=any_of(
-            unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
+            unless(all_of(_REGISTERED, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
             unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
-            unless(all_of(_COMPARES, toolkit.presence_lines), _NOT_IN_FILE, _UNKNOWN),
+            unless(all_of(_START_TIME_ASKED, toolkit.presence_lines), _NOT_IN_FILE, _RUNTIME_UNKNOWN),
         ),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
         context=unless(any_of(_REGISTERED, toolkit.presence_lines), symptoms.ALL_WELL),
@@ -319,11 +324,11 @@ RULES: Final = (
     _rule(
         cause="nvidia-runtime-not-registered",
         disruption="restart-service",
-        decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
-        typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),
+        decisive=any_of(_DEFAULT_NOT_REGISTERED, all_of(_RUNTIME_UNKNOWN, _NOT_IN_FILE)),
+        typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
         symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
-        context=any_of(_LACKS_IT, _NOT_IN_FILE),
-        against=(_HAS_IT, _REGISTERED, toolkit.absence_lines),
+        context=any_of(_LACKS_NVIDIA_RUNTIME, _NOT_IN_FILE),
+        against=(_HAS_NVIDIA_RUNTIME, _REGISTERED, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
         summary="docker has no runtime called nvidia",

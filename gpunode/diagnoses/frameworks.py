@@ -23,15 +23,17 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
-_REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
-_FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)")
+_IMAGE_REQUIREMENT: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
+_DRIVER_BELOW_IMAGE: Final = Pattern(
+    r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)"
+)
 
 
 def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the CUDA of programs and images that does not start on the driver."""
     has = cuda.supported_cuda(snapshot)
     for version, citation in snapshot.view(cuda.cuda_runtimes):
-        if has is not None and not cuda.starts_on(snapshot, version, has):
+        if has is not None and not cuda.can_run_on_driver(snapshot, version, has):
             yield cuda.format_version(version), citation
 
 
@@ -42,22 +44,24 @@ _BANNER: Final = message_line(
     r"\s+and compatibility mode is UNAVAILABLE"
 )
 _DRIVER_TOO_OLD: Final = any_of(
-    message_line(_REQUIRES.pattern),
-    message_line(_FIRST_DOCKER.pattern),
+    message_line(_IMAGE_REQUIREMENT.pattern),
+    message_line(_DRIVER_BELOW_IMAGE.pattern),
     message_line(cuda.TOO_OLD.pattern),
-    unless(_BANNER, message_line(cuda.NOT_ON_THIS_GPU.pattern)),
+    unless(_BANNER, message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)),
 )
-_BUILT: Final = custom_sign(lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes)))
-_FITS: Final = predicate(
+_CUDA_RUNTIME_SEEN: Final = custom_sign(
+    lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes))
+)
+_CUDA_SUPPORTED: Final = predicate(
     lambda node: bool(cuda.supported_cuda(node) and node.view(cuda.cuda_runtimes)) and not any(_too_new_builds(node)),
     "the driver supports all CUDA versions that are named",
 )
-_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
+_CUDA_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
 _AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
-_NO_DRIVER_THERE: Final = (
+_DRIVER_ABSENT: Final = (
     *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.MISMATCH, symptoms.NO_DEVICES),
     *(symptoms.CUDA_NO_DEVICE, symptoms.NOT_STARTED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
 )
@@ -66,14 +70,14 @@ _NO_DRIVER_THERE: Final = (
 def _summarize_mismatch(snapshot: Snapshot) -> str:
     has = cuda.supported_cuda(snapshot)
     mine = f"; the node's driver supports CUDA {cuda.format_version(has)}" if has else ""
-    if match := snapshot.match(_REQUIRES):
+    if match := snapshot.match(_IMAGE_REQUIREMENT):
         return f"the image requires {match['what'].split(',')[0].strip()}{mine}"
     built = next((f"CUDA {one}" for one, _ in _too_new_builds(snapshot)), "a newer CUDA than the driver knows")
     return f"the program was built with {built}{mine}"
 
 
 def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    release = cuda.requested_release(snapshot)
+    release = cuda.requested_cuda_release(snapshot)
     least = f" to {release.driver} or later" if release else ""
     newer = tuple(upgrade_driver_for_cuda(snapshot, f"upgrade the driver{least}"))
     yield from newer
@@ -83,7 +87,7 @@ def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("application", f"or use an image{_cuda_limit(snapshot)}")
 
 
-_NO_KERNEL: Final = message_line(
+_NO_KERNEL_IMAGE: Final = message_line(
     r"no kernel image is available for execution|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
@@ -103,14 +107,14 @@ _CPU_ONLY: Final = message_line(
     r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = message_line(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
-_PROVIDERS: Final = message_line(
+_TORCH_WITHOUT_CUDA: Final = message_line(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
+_ONNX_WITHOUT_CUDA: Final = message_line(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
 )
 
 
-_CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
+_CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA)
 _NO_DRIVER: Final = predicate(
     lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi_states)),
     "the node has no working driver",
@@ -151,20 +155,20 @@ _STUB_SAID: Final = message_line(
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_NOT_HERE: Final = message_line(cuda.NOT_ON_THIS_GPU.pattern)
+_COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
-_WRONG: Final = any_of(
+_LIBRARY_MISMATCH: Final = any_of(
     symptoms.CUDA_UNFIT,
     symptoms.MISMATCH,
     message_line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
 _VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
-_DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
+_DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _library_places(snapshot: Snapshot) -> tuple[cuda.Library | cuda.Folder, ...]:
-    return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.search_folders))
+def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.LoaderFolder, ...]:
+    return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.extra_loader_folders))
 
 
 def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -200,18 +204,18 @@ def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
     node = driver.loaded_version(snapshot)
     for item in snapshot.items:
-        told = _DRIVEN.search(item.text) if "/compat" in item.written else None
+        told = _DRIVER_VERSION.search(item.text) if "/compat" in item.written else None
         version = node.version if node else told["version"] if told else ""
         if version and "/compat" in item.written:
             for match in _LIBCUDA.finditer(item.text):
                 if match["version"] != version:
-                    yield cite(item, item.number_at(match.start()))
+                    yield cite(item, item.line_number_at(match.start()))
 
 
 _STUBS: Final = custom_sign(_stub_lines)
 _COMPAT: Final = custom_sign(_compat_lines)
 _FOREIGN: Final = any_of(
-    all_of(_WRONG, custom_sign(_foreign_copies)),
+    all_of(_LIBRARY_MISMATCH, custom_sign(_foreign_copies)),
     all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_unversioned_copies), _COMPAT)),
 )
 _SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_opened_stubs), _FOREIGN)
@@ -226,7 +230,9 @@ def _summarize_shadow(snapshot: Snapshot) -> str:
 
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     named = [
-        one for one in snapshot.view(cuda.search_folders) if one.file and one.sort == "compat" and one.where == "host"
+        one
+        for one in snapshot.view(cuda.extra_loader_folders)
+        if one.file and one.sort == "compat" and one.where == "host"
     ]
     if commands := _comment_out(named):
         yield run_step(
@@ -240,7 +246,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
-def _comment_out(folders: Iterable[cuda.Folder]) -> tuple[Command, ...]:
+def _comment_out(folders: Iterable[cuda.LoaderFolder]) -> tuple[Command, ...]:
     """Return the commands that comment out these folders; none if a name is not plain."""
     found: list[Command] = []
     for one in folders:
@@ -251,8 +257,10 @@ def _comment_out(folders: Iterable[cuda.Folder]) -> tuple[Command, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    wrong = [one for one in snapshot.view(cuda.search_folders) if one.where == "host" and _hides_driver(snapshot, one)]
+def _remove_shadowing_folders(snapshot: Snapshot) -> Iterable[Fix]:
+    wrong = [
+        one for one in snapshot.view(cuda.extra_loader_folders) if one.where == "host" and _hides_driver(snapshot, one)
+    ]
     conf = [one for one in wrong if one.file]
     if conf:
         text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
@@ -269,13 +277,13 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("inspect", "find where it is set", find)
 
 
-def _hides_driver(snapshot: Snapshot, folder: cuda.Folder) -> bool:
+def _hides_driver(snapshot: Snapshot, folder: cuda.LoaderFolder) -> bool:
     """Return whether the folder contains a library that hides the driver's."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(cuda.loaded_libraries) if one.sort != "driver"}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
-_FIRST: Final = custom_sign(
+_COMPAT_LOADED: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cuda.loaded_libraries) if one.sort == "compat")
 )
 _GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
@@ -295,9 +303,14 @@ RULES: Final = (
             symptoms.HOOK_FAILED,
             symptoms.CUDA_UNAVAILABLE,
         ),
-        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
+        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _CUDA_TOO_NEW)),
         typical=any_of(
-            _NEWER_CALL, unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE)
+            _NEWER_CALL,
+            unless(
+                all_of(_INSUFFICIENT, any_of(_CUDA_RUNTIME_SEEN, symptoms.DRIVER_WORKS)),
+                _CUDA_SUPPORTED,
+                *_DRIVER_ABSENT,
+            ),
         ),
         against=(_AT_TWO_VERSIONS,),
         look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
@@ -308,8 +321,8 @@ RULES: Final = (
         cause="framework-without-this-architecture",
         shows_in="programs",
         share=1.5,
-        decisive=_NO_KERNEL,
-        symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
+        decisive=_NO_KERNEL_IMAGE,
+        symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_KERNEL_IMAGE),
         summary="the program was built for other architectures and has no code for this GPU",
         look_at=(
             Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
@@ -322,8 +335,8 @@ RULES: Final = (
         shows_in="programs",
         share=1.5,
         decisive=_CPU_BUILD,
-        symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-        against=(_NO_DRIVER, _NO_KERNEL),
+        symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY),
+        against=(_NO_DRIVER, _NO_KERNEL_IMAGE),
         summary="the installed build of the framework has no CUDA support and computes on the CPU",
         look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
         remedy=_install_cuda_build,
@@ -348,11 +361,11 @@ RULES: Final = (
         disruption="restart-container",
         share=0.8,
         decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
-        typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
+        typical=any_of(symptoms.CUDA_UNFIT, unless(_COMPAT_LOADED, _GEFORCE)),
         may_be_normal=True,
         symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
         context=_COMPAT,
-        against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
+        against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _COMPAT_UNSUPPORTED, _SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
         summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_drop_compat,
@@ -360,10 +373,10 @@ RULES: Final = (
     _rule(
         cause="cuda-compat-not-supported-hw",
         disruption="restart-container",
-        decisive=_NOT_HERE,
-        typical=all_of(_FIRST, _GEFORCE),
+        decisive=_COMPAT_UNSUPPORTED,
+        typical=all_of(_COMPAT_LOADED, _GEFORCE),
         may_be_normal=True,
-        symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(_COMPAT_UNSUPPORTED, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
         context=_COMPAT,
         against=(_AT_TWO_VERSIONS, _SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
@@ -387,7 +400,7 @@ RULES: Final = (
         ),
         look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
         summary=_summarize_shadow,
-        remedy=_unshadow,
+        remedy=_remove_shadowing_folders,
         explains=frozenset({"cuda-compat-lib-mismatch"}),
     ),
 )

@@ -27,9 +27,9 @@ from gpunode.diagnoses.views import modules, system
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_DISAGREES: Final = message_line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
-_UNKNOWN: Final = message_line(rf"\b{_PEERMEM}: Unknown symbol \w+")
-_REFUSED: Final = message_line(
+_SYMBOL_VERSION_MISMATCH: Final = message_line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
+_UNKNOWN_SYMBOL: Final = message_line(rf"\b{_PEERMEM}: Unknown symbol \w+")
+_PEERMEM_REFUSED: Final = message_line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM}\S*: (?:Invalid|Unknown)|failed to load {_PEERMEM} module"
 )
 _NOT_BUILT: Final = message_line(rf"Module {_PEERMEM} not found in directory")
@@ -38,8 +38,8 @@ _SIGNATURE: Final = message_line(
 )
 
 
-def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_UNKNOWN) and not snapshot.view(_DISAGREES):
+def _rebuild_peermem(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_UNKNOWN_SYMBOL) and not snapshot.view(_SYMBOL_VERSION_MISMATCH):
         yield manual_step("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "install the driver's modules again, so that they are built against the installed RDMA stack"
     anew = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
@@ -59,7 +59,7 @@ _FS_REFUSED: Final = message_line(
 )
 _GPL_ONLY: Final = message_line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
 _FS_LOADED: Final = predicate(lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
-_FS_SPEAKS: Final = any_of(_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
+_FS_PRESENT: Final = any_of(_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
 _UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
 _NVME_ROW: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
 _P2PDMA: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
@@ -81,16 +81,18 @@ def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", name)
     at_boot = Shell("echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf")
     yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia_fs"), at_boot)
-    yield _SUPPORTED
+    yield _CHECK_SUPPORT
 
 
-_SUPPORTED: Final = run_step("inspect", "check what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
+_CHECK_SUPPORT: Final = run_step(
+    "inspect", "check what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p")
+)
 _NVME_STACK: Final = always(
     manual_step("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
     manual_step(
         "install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"
     ),
-    _SUPPORTED,
+    _CHECK_SUPPORT,
 )
 
 
@@ -128,8 +130,10 @@ _DMA_BUF: Final = manual_step("configure", "or use DMA-BUF: the open kernel modu
 
 # ---- locked memory
 
-_VERB: Final = r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
-_NOT_PINNED: Final = message_line(rf"{_VERB}(?: with error|:) Cannot allocate memory")
+_VERB_FAILED: Final = (
+    r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
+)
+_NOT_PINNED: Final = message_line(rf"{_VERB_FAILED}(?: with error|:) Cannot allocate memory")
 _LOW_LIMIT: Final = message_line(
     r"max locked memory\s+\(kbytes, -l\)\s+\d{1,5}$"
     r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
@@ -142,12 +146,12 @@ RULES: Final = (
         cause="peermem-load-failed",
         disruption="restart-container",
         look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
-        decisive=any_of(_DISAGREES, _UNKNOWN),
-        typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
+        decisive=any_of(_SYMBOL_VERSION_MISMATCH, _UNKNOWN_SYMBOL),
+        typical=any_of(_PEERMEM_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
         against=(_SIGNATURE,),
         summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
         context=command_run(r"modprobe.*peer_?mem"),
-        remedy=_fit_peermem,
+        remedy=_rebuild_peermem,
         explains=frozenset({"gpudirect-rdma-disabled"}),
     ),
     _rule(
@@ -180,7 +184,7 @@ RULES: Final = (
         disruption="reboot",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
-        decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_SPEAKS), _P2PDMA)),
+        decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_PRESENT), _P2PDMA)),
         typical=any_of(
             unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
         ),
@@ -193,7 +197,7 @@ RULES: Final = (
         layer="config",
         shows_in="programs",
         disruption="restart-service",
-        decisive=all_of(message_line(_VERB), _LOW_LIMIT),
+        decisive=all_of(message_line(_VERB_FAILED), _LOW_LIMIT),
         typical=_NOT_PINNED,
         symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
         against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),

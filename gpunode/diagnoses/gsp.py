@@ -41,12 +41,12 @@ _RPC_TIMEOUT: Final = kernel_line(
     r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
-_TASK: Final = kernel_line(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_TASK_EXCEPTION: Final = kernel_line(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
 _WPR2: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
-_GFW: Final = kernel_line(
+_GFW_BOOT_FAILED: Final = kernel_line(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
-_NO_FILE: Final = (
+_FIRMWARE_NOT_FOUND: Final = (
     r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)"
     r"|RmFetchGspRmImages: No firmware image found"
     r"|(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin"
@@ -58,14 +58,14 @@ _NOT_STARTED: Final = kernel_line(
     re.IGNORECASE,
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_INIT: Final = kernel_line(r"RmInitAdapter failed! \(0x6[1-3]:", re.IGNORECASE)
+_GSP_INIT_FAILED: Final = kernel_line(r"RmInitAdapter failed! \(0x6[1-3]:", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
 _UNSUPPORTED: Final = kernel_line(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
     r"|not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_GRAVE: Final = custom_sign(faults.serious_fault_lines)
+_SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
 # nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
 _SLOW_ANSWER: Final = all_of(
     command_run(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"),
@@ -81,42 +81,46 @@ def _find_crashes(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
-_ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), message_line(_NO_FILE, "text", flags=re.IGNORECASE))
+_FIRMWARE_ABSENT: Final = any_of(
+    kernel_line(_FIRMWARE_NOT_FOUND, re.IGNORECASE), message_line(_FIRMWARE_NOT_FOUND, "text", flags=re.IGNORECASE)
+)
 
 
 def _firmware_version(snapshot: Snapshot) -> str:
     """Return the version of the loaded driver, else of the missing file."""
     loaded = snapshot.view(driver.loaded_version)
-    found = (re.search(rf"nvidia/({driver.VERSION})/", one.line) for one in snapshot.view(_ABSENT))
+    found = (re.search(rf"nvidia/({driver.VERSION})/", one.line) for one in snapshot.view(_FIRMWARE_ABSENT))
     return loaded.version if loaded else next((match[1] for match in found if match), "")
 
 
-def _needs_open(snapshot: Snapshot) -> bool:
+def _needs_open_modules(snapshot: Snapshot) -> bool:
     models = [gpu.model for gpu in snapshot.view(pci.pci_gpus) if gpu.model]
     return bool(models) and models[0].needs_open_modules
 
 
 def _is_proprietary(snapshot: Snapshot) -> bool:
     loaded = snapshot.view(driver.loaded_version)
-    return loaded is not None and loaded.is_open is False and not _needs_open(snapshot)
+    return loaded is not None and loaded.is_open is False and not _needs_open_modules(snapshot)
 
 
-_SWITCHED_OFF: Final = r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b|^[ \t]*EnableGpuFirmware:\s*0\s*$"
-_OFF: Final = any_line(_SWITCHED_OFF)
+_GSP_OFF_OPTION: Final = (
+    r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b|^[ \t]*EnableGpuFirmware:\s*0\s*$"
+)
+_GSP_DISABLED: Final = any_line(_GSP_OFF_OPTION)
 _OPEN: Final = any_line(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
-_NEEDED: Final = any_of(_OPEN, predicate(_needs_open, "this GPU needs the open modules"))
+_GSP_NEEDED: Final = any_of(_OPEN, predicate(_needs_open_modules, "this GPU needs the open modules"))
 
 
-def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_after_gsp_failure(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
     yield manual_step("install", "install the newest driver of the branch, or of the previous branch", "it comes back")
-    if not snapshot.view(_NEEDED):
-        yield _switch_off(snapshot, "it still comes back; only the proprietary modules work without the GSP")
+    if not snapshot.view(_GSP_NEEDED):
+        yield _disable_gsp(snapshot, "it still comes back; only the proprietary modules work without the GSP")
     yield write_nvidia_report()
 
 
-def _switch_off(snapshot: Snapshot, when: str) -> Fix:
+def _disable_gsp(snapshot: Snapshot, when: str) -> Fix:
     write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
     commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot().commands)
     return run_step("configure", "turn the GSP off, rebuild the initramfs, reboot", *commands, when=when)
@@ -146,8 +150,8 @@ def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
     yield power_cycle()
     yield manual_step("install", "try the newest driver of another branch", "it persists")
-    if not _needs_open(snapshot):
-        yield _switch_off(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
+    if not _needs_open_modules(snapshot):
+        yield _disable_gsp(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
 
 
 def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
@@ -156,7 +160,7 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
     if remedies.has_kernel_argument(snapshot, f"nvidia.{option}"):
         edits += remedies.remove_kernel_argument(snapshot, f"nvidia.{option}")
     yield run_step("configure", "remove the option: these modules need the GSP", *edits)
-    if not _needs_open(snapshot):
+    if not _needs_open_modules(snapshot):
         yield manual_step(
             "install", "switch to the proprietary modules, which honour the option", "the GSP must stay off"
         )
@@ -179,8 +183,8 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.NVML_UNKNOWN, symptoms.SMI_HANGS, symptoms.NOT_STARTED),
         check=faults.incident_check(119),
         against=(_WPR2,),
-        typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE),
-        remedy=_restart_gsp,
+        typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _SERIOUS_FAULT),
+        remedy=_reset_after_gsp_failure,
         explains=_NO_GSP | {"gsp-bad-state-wpr2"},
     ),
     _rule(
@@ -189,8 +193,8 @@ RULES: Final = (
         share=0.7,
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
         check=_find_crashes,
-        decisive=unless(_TASK, _GRAVE),
-        remedy=_restart_gsp,
+        decisive=unless(_TASK_EXCEPTION, _SERIOUS_FAULT),
+        remedy=_reset_after_gsp_failure,
         explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
     ),
     _rule(
@@ -199,7 +203,7 @@ RULES: Final = (
         share=0.5,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
         decisive=_WPR2,
-        context=_INIT,
+        context=_GSP_INIT_FAILED,
         summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
         remedy=always(
             reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
@@ -214,8 +218,8 @@ RULES: Final = (
         layer="hardware",
         disruption="power-cycle",
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-        decisive=_GFW,
-        context=_INIT,
+        decisive=_GFW_BOOT_FAILED,
+        context=_GSP_INIT_FAILED,
         summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
         remedy=look_first(
             power_cycle(),
@@ -230,8 +234,8 @@ RULES: Final = (
         disruption="restart-container",
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
-        decisive=_ABSENT,
-        context=any_of(_INIT, command_run(_FIRMWARE)),
+        decisive=_FIRMWARE_ABSENT,
+        context=any_of(_GSP_INIT_FAILED, command_run(_FIRMWARE)),
         against=(symptoms.DRIVER_WORKS,),
         summary="The GSP firmware of the driver's exact version is not on disk",
         remedy=_install_firmware,
@@ -244,13 +248,13 @@ RULES: Final = (
         severity="warning",
         disruption="reboot",
         look_at=(Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"), Shell("cat /proc/driver/nvidia/version")),
-        decisive=all_of(_OFF, _NEEDED),
+        decisive=all_of(_GSP_DISABLED, _GSP_NEEDED),
         typical=any_of(
-            _OFF, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
+            _GSP_DISABLED, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
         ),
         may_be_normal=True,
         context=command_run(r"\bgsp\b|EnableGpuFirmware"),
-        against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
+        against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW_BOOT_FAILED),
         summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
         remedy=_remove_gsp_option,
         explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
@@ -259,8 +263,8 @@ RULES: Final = (
         cause="gsp-init-failed-platform",
         disruption="reboot",
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
-        context=any_of(_INIT, message_line(r"\baarch64\b|Raspberry Pi")),
+        typical=unless(_NOT_STARTED, _GFW_BOOT_FAILED, _WPR2, _FIRMWARE_ABSENT, _UNSUPPORTED, _SERIOUS_FAULT),
+        context=any_of(_GSP_INIT_FAILED, message_line(r"\baarch64\b|Raspberry Pi")),
         summary="The GSP cannot be started on this GPU in this machine",
         remedy=_fix_platform,
         explains=_UNUSABLE,

@@ -56,7 +56,7 @@ def _find_missing(snapshot: Snapshot) -> Iterator[Proof]:
     yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
 
 
-def _odd_inventories(snapshot: Snapshot) -> Iterator[Citation]:
+def _odd_gpu_counts(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield inventories of three, five, six or seven GPUs, which few machines have."""
     return (one.citation for one in snapshot.view(boards.smi_inventories) if one.count in {3, 5, 6, 7})
 
@@ -66,7 +66,7 @@ _BASEBOARD: Final = predicate(
 )
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
-_LOST: Final = message_line(
+_GPU_LOST_MESSAGE: Final = message_line(
     r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
     flags=re.IGNORECASE,
 )
@@ -97,21 +97,21 @@ def _contained_ports(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
-_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
+_LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
-_GRAVE: Final = custom_sign(faults.serious_fault_lines)
+_SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
 _rule = partial(Rule, layer="hardware")
 
 
 # nvml.h, nvmlClocksEventReasons.
-_BRAKE: Final = "HW Power Brake Slowdown", 0x80
-_HARD: Final = "HW Thermal Slowdown", 0x40
-_SOFT: Final = "SW Thermal Slowdown", 0x20
-_CAP: Final = "SW Power Cap", 0x4
+_POWER_BRAKE: Final = "HW Power Brake Slowdown", 0x80
+_HW_THERMAL: Final = "HW Thermal Slowdown", 0x40
+_SW_THERMAL: Final = "SW Thermal Slowdown", 0x20
+_POWER_CAP: Final = "SW Power Cap", 0x4
 
 
-def _active_reasons(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
+def _gpus_limited_by(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
     """Yield the GPUs whose clocks are limited for this reason, by its name or the mask of all."""
     for gpu in snapshot.view(smi_query.smi_gpus):
         mask = gpu.find("Clocks Event Reasons", "Active")
@@ -128,14 +128,14 @@ def _gpu_name(gpu: smi_query.SmiGpu) -> str:
 def _find_braked(snapshot: Snapshot) -> Iterator[Proof]:
     # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
     sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
-    for gpu, place in _active_reasons(snapshot, *_BRAKE):
+    for gpu, place in _gpus_limited_by(snapshot, *_POWER_BRAKE):
         summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, limits the clocks"
         yield Proof(summary, (place,), sure, gpu=gpu.name)
 
 
 def _find_heated(snapshot: Snapshot) -> Iterator[Proof]:
-    for reason in (_HARD, _SOFT):
-        for gpu, place in _active_reasons(snapshot, *reason):
+    for reason in (_HW_THERMAL, _SW_THERMAL):
+        for gpu, place in _gpus_limited_by(snapshot, *reason):
             heat = (row.citation for row in gpu.find_all("GPU Current Temp"))
             summary = f"{_gpu_name(gpu)} is too hot and lowers its clocks ({reason[0]})"
             yield Proof(summary, (place, *heat), gpu=gpu.name)
@@ -151,10 +151,10 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SLOWED: Final = message_line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
-_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _active_reasons(snapshot, *_CAP)))
+_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP)))
 _LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
-_SHARE: Final = 0.95
+_MIN_LIMIT_SHARE: Final = 0.95
 
 
 def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
@@ -162,17 +162,17 @@ def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
     for gpu in snapshot.view(smi_query.smi_gpus):
         limits = (gpu.number(name) for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit"))
         now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
-        if now is None or usual is None or now >= usual * _SHARE:
+        if now is None or usual is None or now >= usual * _MIN_LIMIT_SHARE:
             continue
         summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
         severity: Severity = "warning" if capped or snapshot.view(_LIMITS_ASKED) else "info"
         lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
         limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
-        remedy = (run_step("configure", "restore the default limit", limit), _FIND)
+        remedy = (run_step("configure", "restore the default limit", limit), _FIND_LIMIT_SETTER)
         yield Proof(summary, lines, severity=severity, gpu=gpu.name, remedy=remedy)
 
 
-_FIND: Final = run_step(
+_FIND_LIMIT_SETTER: Final = run_step(
     "inspect",
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
@@ -187,9 +187,9 @@ RULES: Final = (
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing,
         typical=unless(
-            all_of(custom_sign(_odd_inventories), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
+            all_of(custom_sign(_odd_gpu_counts), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
-        context=custom_sign(_odd_inventories),
+        context=custom_sign(_odd_gpu_counts),
         remedy=always(
             run_step(
                 "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
@@ -218,9 +218,9 @@ RULES: Final = (
         context=message_line(r"\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b", flags=re.IGNORECASE),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
-        against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),
-        decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
-        typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
+        against=(unless(custom_sign(_contained_ports), _LINK_WENT_DOWN),),
+        decisive=unless(any_of(_GPU_LOST_MESSAGE, _REMOVED), _SERIOUS_FAULT),
+        typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _SERIOUS_FAULT),
         remedy=always(
             drain(),
             power_cycle(),

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, NOT_ACCEPTED
+from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, is_supported, run_step
@@ -16,10 +16,10 @@ from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, messa
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian_itself, package_manager
-from gpunode.facts.items import NO_COMMAND, Item
+from gpunode.facts.items import NO_COMMAND, EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern, parse_int
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 _NO_LIBRARY: Final = Pattern(
     r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
@@ -30,13 +30,13 @@ _NO_LIBRARY: Final = Pattern(
 _NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
 )
-_ON_NODE: Final[frozenset[Kind]] = frozenset(
+_NODE_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {"nvidia-container-cli", "nvidia-smi", "nvidia-ctk", "unit-log", "unit-status", "journal", "text"}
 )
 _LIBRARY: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
 
-def _missing_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _missing_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines by which the node itself lacks nvidia-smi or the libraries."""
     states = tuple(citation for state, citation in snapshot.view(driver.smi_states) if state == "missing")
     which = (item for item in snapshot.items_of("which") if item.subject == "nvidia-smi" and item.where == "host")
@@ -44,17 +44,17 @@ def _missing_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     said = tuple(
         citation
         for item in snapshot.items
-        if item.where == "host" and item.is_seen and _asks_on_node(item)
+        if item.where == "host" and item.was_answered and _is_about_node_libraries(item)
         for citation in lines_with(item, _NO_LIBRARY)
     )
     return (*states, *said)
 
 
-def _asks_on_node(item: Item) -> bool:
+def _is_about_node_libraries(item: EvidenceItem) -> bool:
     """Return whether the item speaks of the node's libraries, as an engine's hook does."""
     if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
         return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
-    return item.kind in _ON_NODE
+    return item.kind in _NODE_KINDS
 
 
 def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -78,7 +78,7 @@ def _has_libraries(snapshot: Snapshot) -> bool:
 def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield what was searched without success: the loader's cache, the module, packages."""
     for item in snapshot.items:
-        if item.where != "host" or not item.is_seen:
+        if item.where != "host" or not item.was_answered:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
         if item.kind == "ldconfig" and whole and not _LIBRARY.search(item.text):
@@ -103,7 +103,7 @@ _OTHER_SYSTEM: Final = Pattern(
 _DRIVER_POD: Final = Pattern(r"(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s", re.MULTILINE)
 
 
-def _is_by_operator(snapshot: Snapshot) -> bool:
+def _has_operator_driver(snapshot: Snapshot) -> bool:
     """Return whether a pod of the operator's brings the driver, so that the host has none of its own."""
     return snapshot.contains(_DRIVER_POD)
 
@@ -117,18 +117,19 @@ def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines of at least two programs that miss nvidia-smi or the libraries."""
-    found = snapshot.view(_MISSING)
+    found = snapshot.view(_DRIVER_MISSING)
     return found if len({one.key for one in found}) > 1 else ()
 
 
-_FIRST_EMPTY: Final = 615
+_FIRST_EMPTY_BRANCH: Final = 615
 
 
 def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
     found = driver.metapackages(snapshot)
     are_empty = all(
-        one.name == "cuda-drivers" and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY for one in found
+        one.name == "cuda-drivers" and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY_BRANCH
+        for one in found
     )
     if are_empty and not (driver.kernel_packages(snapshot) or driver.user_packages(snapshot)):
         yield from (one.citation for one in found)
@@ -165,7 +166,7 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
         is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
-        is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
+        is_whole = is_list and item.where == "host" and item.source.may_contain("libcuda.so.1")
         if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
@@ -173,12 +174,12 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
 def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the loader's cache without libcuda, whatever else it has."""
     for item in snapshot.items_of("ldconfig"):
-        is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
+        is_whole = item.where == "host" and not item.source.is_part and item.source.may_contain("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libcuda.so.1 is not among them", item.key)
 
 
-def _is_elsewhere(snapshot: Snapshot) -> bool:
+def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
     """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
@@ -186,26 +187,28 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
 
 
 # A script of somebody's that asks for it says so with its line.
-_MISSING: Final = any_of(custom_sign(_missing_lines), any_line(rf"\bline \d+: nvidia-smi: {NO_COMMAND}", on_host=True))
-_ABSENT: Final = custom_sign(_failed_searches)
+_DRIVER_MISSING: Final = any_of(
+    custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {NO_COMMAND}", on_host=True)
+)
+_DRIVER_NOT_FOUND: Final = custom_sign(_failed_searches)
 _KERNEL_SIDE: Final = custom_sign(_kernel_side_lines)
 _LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")
-_SMI_ALONE: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
+_SMI_WITHOUT_NVML: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
 _WITHOUT_LIBCUDA: Final = any_of(
     message_line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
     custom_sign(_listed_without_libcuda),
     all_of(_NO_LIBCUDA, custom_sign(_cache_without_libcuda)),
 )
-_ELSEWHERE: Final = predicate(
-    lambda snapshot: has_external_driver(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
+_DRIVER_ELSEWHERE: Final = predicate(
+    lambda snapshot: has_external_driver(snapshot) or _is_engine_elsewhere(snapshot), "the driver is another system's"
 )
 _PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
 # Of a GPU on the bus, which no driver of NVIDIA's has.
-_ON_BUS: Final = custom_sign(
+_GPU_ON_BUS: Final = custom_sign(
     lambda node: (one.citation for one in node.view(pci.pci_gpus) if not (one.driver or "").startswith("nvidia"))
 )
 # The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
-_NOT_BROUGHT: Final = message_line(
+_DRIVER_NOT_INCLUDED: Final = message_line(
     r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
 )
 _NO_GPU: Final = predicate(
@@ -213,7 +216,7 @@ _NO_GPU: Final = predicate(
 )
 
 
-def _summarize(snapshot: Snapshot) -> str:
+def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
     if snapshot.view(_WITHOUT_LIBCUDA):
         return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
     return "the driver's kernel module is installed, but its libraries and programs are not"
@@ -225,7 +228,7 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # Ubuntu's packages have the branch in their names; the module on disk tells it.
-_OF_MODULES_BRANCH: Final = Shell(
+_INSTALL_SAME_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )
 _USER_SIDE: Final = {
@@ -250,7 +253,7 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         elif is_debian_itself(snapshot):
             yield install(snapshot, text, "nvidia-smi", "libcuda1")
         else:
-            yield run_step("install", text, _OF_MODULES_BRANCH)
+            yield run_step("install", text, _INSTALL_SAME_BRANCH)
     else:
         yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE[manager])
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
@@ -271,42 +274,44 @@ RULES: Final = (
             symptoms.NO_DEVICES,
             symptoms.CUDA_UNAVAILABLE,
         ),
-        decisive=all_of(_MISSING, _ABSENT),
+        decisive=all_of(_DRIVER_MISSING, _DRIVER_NOT_FOUND),
         typical=any_of(
             custom_sign(_two_failed_searches),
             custom_sign(_missing_by_two_programs),
-            all_of(_MISSING, _ON_BUS),
-            all_of(custom_sign(_empty_metapackages), any_of(_MISSING, symptoms.NO_MODULE)),
+            all_of(_DRIVER_MISSING, _GPU_ON_BUS),
+            all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
         ),
-        context=_NOT_BROUGHT,
+        context=_DRIVER_NOT_INCLUDED,
         against=(
             *(
                 symptoms.DRIVER_WORKS,
                 symptoms.IN_CONTAINER,
                 _KERNEL_SIDE,
-                _SMI_ALONE,
-                _ELSEWHERE,
+                _SMI_WITHOUT_NVML,
+                _DRIVER_ELSEWHERE,
                 _PASSED_THROUGH,
                 _NO_GPU,
             ),
             predicate(_has_driver_traces, "a driver is installed"),
-            predicate(_is_by_operator, "the operator brings the driver"),
+            predicate(_has_operator_driver, "the operator brings the driver"),
         ),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
         summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
         remedy=_install_driver,
-        explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
+        explains=MODULE_NOT_ACCEPTED | {"fabric-manager-not-installed"},
     ),
     Rule(
         cause="driver-userspace-incomplete",
         layer="toolkit",
         shows_in="libraries",
         share=0.8,
-        decisive=any_of(_WITHOUT_LIBCUDA, unless(all_of(_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)),
-        typical=unless(_SMI_ALONE, _LIBRARIES),
-        symptoms=(symptoms.NO_NVML_LIBRARY, _MISSING, _WITHOUT_LIBCUDA),
-        against=(symptoms.IN_CONTAINER, _ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
-        summary=_summarize,
+        decisive=any_of(
+            _WITHOUT_LIBCUDA, unless(all_of(_DRIVER_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)
+        ),
+        typical=unless(_SMI_WITHOUT_NVML, _LIBRARIES),
+        symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _WITHOUT_LIBCUDA),
+        against=(symptoms.IN_CONTAINER, _DRIVER_ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
+        summary=_summarize_incomplete_driver,
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
         remedy=_complete_driver,
         explains=LIBRARY_MISMATCH,

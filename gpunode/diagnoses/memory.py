@@ -30,9 +30,9 @@ from gpunode.diagnoses.views import boards, faults, kernel, recovery, smi_query
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
-_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
+_MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 # Xids that follow where the memory fails: programs end, and the driver asks for a reset.
-_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
+_FOLLOW_UP_XIDS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
 _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
@@ -70,7 +70,7 @@ class _GpuMemory:
     xids: tuple[faults.Fault, ...]
     answers: tuple[smi_query.SmiGpu, ...]
 
-    def with_codes(self, *codes: int) -> tuple[faults.Fault, ...]:
+    def errors_with_codes(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Return the errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)
 
@@ -90,8 +90,8 @@ class _GpuMemory:
 def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
     """Return each GPU with evidence about its memory; unnamed answers form their own."""
     incidents, answers = snapshot.view(faults.find_incidents), snapshot.view(smi_query.smi_gpus)
-    ill = {one.gpu for one in incidents if one.root.code not in _XIDS | _OF_PROGRAMS}
-    gpus = {one.gpu: list[smi_query.SmiGpu]() for one in incidents if one.root.code in _XIDS}
+    ill = {one.gpu for one in incidents if one.root.code not in _MEMORY_XIDS | _FOLLOW_UP_XIDS}
+    gpus = {one.gpu: list[smi_query.SmiGpu]() for one in incidents if one.root.code in _MEMORY_XIDS}
     for answer in answers:
         if answer.name:
             gpus.setdefault(answer.name, []).append(answer)
@@ -105,7 +105,7 @@ def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
 
 def _memory_errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
     """Return its memory errors; a TPC taken out of use belongs to the compute engine."""
-    found = (fault for fault in faults.faults_of_gpu(snapshot, gpu) if fault.code in _XIDS)
+    found = (fault for fault in faults.faults_of_gpu(snapshot, gpu) if fault.code in _MEMORY_XIDS)
     return tuple(fault for fault in found if not (fault.xid and re.search(r"\bTPC\b", fault.xid.text)))
 
 
@@ -116,10 +116,10 @@ def _has_several_gpus(snapshot: Snapshot) -> bool:
     return any((one.count or 0) > 1 for one in snapshot.view(boards.smi_inventories))
 
 
-_Judge: TypeAlias = "Callable[[Snapshot, _GpuMemory], Proof | None]"
+_MemoryCheck: TypeAlias = "Callable[[Snapshot, _GpuMemory], Proof | None]"
 
 
-def _check_each(judge: _Judge) -> Check:
+def _check_each_memory(judge: _MemoryCheck) -> Check:
     """Return the check that judges the memory of every GPU."""
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
@@ -129,11 +129,11 @@ def _check_each(judge: _Judge) -> Check:
     return check
 
 
-def _until_reset(check: Check) -> Check:
+def _downgrade_after_reset(check: Check) -> Check:
     """Yield the check of an error that is past once a reset has replaced the bad row."""
 
     def check_until_reset(snapshot: Snapshot) -> Iterator[Proof]:
-        replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _was_reset(one)}
+        replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _is_repaired_by_reset(one)}
         for proof in check(snapshot):
             summary = f"{proof.summary}; the bad row was replaced by a reset since"
             past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
@@ -142,9 +142,9 @@ def _until_reset(check: Check) -> Check:
     return check_until_reset
 
 
-def _was_reset(memory: _GpuMemory) -> bool:
+def _is_repaired_by_reset(memory: _GpuMemory) -> bool:
     """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
-    is_marked = any(not _is_of_page(fault) for fault in memory.with_codes(63, 156, 160))
+    is_marked = any(not _concerns_page(fault) for fault in memory.errors_with_codes(63, 156, 160))
     return is_marked and any(map(recovery.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
 
 
@@ -160,7 +160,7 @@ def _is_pending(fault: faults.Fault) -> bool:
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
-def _is_of_page(fault: faults.Fault) -> bool:
+def _concerns_page(fault: faults.Fault) -> bool:
     """Return whether what was marked or could not be is a page, and no row."""
     text = fault.xid.text if fault.xid else ""
     return bool(_PAGE.search(text)) and not _ROW.search(text)
@@ -168,19 +168,19 @@ def _is_of_page(fault: faults.Fault) -> bool:
 
 def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = memory.rows_saying_yes("Remapping Failure Occurred")
-    if not rows and all(_is_pending(one) or _is_of_page(one) for one in memory.with_codes(64, 157, 161)):
+    if not rows and all(_is_pending(one) or _concerns_page(one) for one in memory.errors_with_codes(64, 157, 161)):
         return None
     return _make_proof(memory, "a bad row of memory could not be remapped", *rows)
 
 
-def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
+def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
     """Return the proof of failing memory: by NVIDIA's limits, else by frequency."""
     limits = (
         *memory.rows_saying_yes("Unrepairable Memory"),
         *memory.rows_saying_yes("SRAM Threshold Exceeded"),
         *_bank_rows(memory, "None"),
     )
-    limits += tuple(fault.citation for fault in memory.with_codes(64) if _is_of_page(fault))
+    limits += tuple(fault.citation for fault in memory.errors_with_codes(64) if _concerns_page(fault))
     retired = [row for name in ("Double Bit ECC", "Single Bit ECC") for row in memory.rows("Retired Pages", name)]
     if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_LIMIT:
         limits += tuple(row.citation for row in retired)
@@ -189,7 +189,7 @@ def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
     # No boot makes memory new.
     ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
     errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
-    if _occurrences(errors) >= _TOO_OFTEN:
+    if _count_occurrences(errors) >= _TOO_OFTEN:
         lines = tuple(fault.citation for fault in errors[:6])
         return _make_proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
     if low := _bank_rows(memory, "Low"):
@@ -203,7 +203,7 @@ def _bank_rows(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
-def _occurrences(errors: tuple[faults.Fault, ...]) -> int:
+def _count_occurrences(errors: tuple[faults.Fault, ...]) -> int:
     """Return in how many hours, or at how many places, they happened; a reset replaces one bad row."""
     places = {match[0] for fault in errors if fault.xid and (match := _PLACE.search(fault.xid.text))}
     # Several logs, of several clocks, may tell of the same one.
@@ -216,7 +216,7 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
         *memory.rows_saying_yes("Retired Pages", "Pending Page Blacklist"),
         *memory.rows_saying_yes("Retired Pages", "Pending"),
     )
-    is_marked = any(map(_is_of_page, memory.with_codes(63))) and not memory.rows_saying_no(
+    is_marked = any(map(_concerns_page, memory.errors_with_codes(63))) and not memory.rows_saying_no(
         "Retired Pages", "Pending Page Blacklist"
     )
     text = "pages are marked for retirement, which happens when everything that holds the GPU releases it"
@@ -225,22 +225,24 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 
 def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = (*memory.rows_saying_yes("Remapped Rows", "Pending"), *memory.rows_saying_yes("Channel Repair Pending"))
-    marked = [one for one in memory.with_codes(63, 156, 160) if not _is_of_page(one)]
-    marked += [one for one in memory.with_codes(64) if _is_pending(one)]
-    if not rows and (not marked or memory.rows_saying_no("Remapped Rows", "Pending") or memory.with_codes(95, 140)):
+    marked = [one for one in memory.errors_with_codes(63, 156, 160) if not _concerns_page(one)]
+    marked += [one for one in memory.errors_with_codes(64) if _is_pending(one)]
+    if not rows and (
+        not marked or memory.rows_saying_no("Remapped Rows", "Pending") or memory.errors_with_codes(95, 140)
+    ):
         return None
     return _make_proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
 def _find_uncontained(snapshot: Snapshot) -> Iterator[Proof]:
-    for incident in faults.incidents_with(snapshot, *_XIDS):
+    for incident in faults.incidents_with(snapshot, *_MEMORY_XIDS):
         codes = {fault.code for fault in (incident.root, *incident.later_faults)}
         if 95 in codes and 48 not in codes:
             yield faults.incident_proof(incident)
 
 
 def _find_uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
-    for incident in faults.incidents_with(snapshot, *_XIDS):
+    for incident in faults.incidents_with(snapshot, *_MEMORY_XIDS):
         if {48, 171, 172} & {fault.code for fault in (incident.root, *incident.later_faults)}:
             yield faults.incident_proof(incident)
     memories = snapshot.view(_gpu_memories)
@@ -263,7 +265,7 @@ def _volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
     return tuple(row.citation for row in uncorrected if re.match(r"[1-9]", row.value))
 
 
-def _corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
+def _high_corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the counts of very many corrected errors."""
     for row in (row for memory in snapshot.view(_gpu_memories) for row in memory.rows()):
         names = " ".join(row.path).lower()
@@ -272,26 +274,26 @@ def _corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
             yield row.citation
 
 
-def _count_sign(where: str) -> Sign:
+def _uncorrectable_count_sign(memory_kind: str) -> Sign:
     """Return the sign of uncorrectable errors in this kind of memory."""
 
     def lines(snapshot: Snapshot) -> Iterator[Citation]:
         found = (one for memory in snapshot.view(_gpu_memories) for one in _volatile_counts(memory))
-        return (one for one in found if where in one.line)
+        return (one for one in found if memory_kind in one.line)
 
     return custom_sign(lines)
 
 
-_UNCORRECTED: Final = _count_sign("")
-_LOOK: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
-_LOOK_AT: Final = (_LOOK, Shell("sudo dmesg | grep -i xid"))
-_RETURN_IT: Final = always(
+_UNCORRECTED: Final = _uncorrectable_count_sign("")
+_MEMORY_QUERY: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
+_LOOK_AT: Final = (_MEMORY_QUERY, Shell("sudo dmesg | grep -i xid"))
+_RETURN_GPU: Final = always(
     drain(),
     write_nvidia_report("the vendor requests it"),
     replace_gpu("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
     reset_gpu("reset it, if it must keep running until then", "there is no other GPU"),
 )
-_LET_GO: Final = always(
+_FREE_GPU: Final = always(
     drain("move the work away from this GPU"),
     run_step("inspect", "find what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
     run_step(
@@ -303,31 +305,31 @@ _LET_GO: Final = always(
 _RESET: Final = always(
     drain(),
     reset_gpu(),
-    run_step("inspect", "check that nothing is pending or failed", _LOOK),
+    run_step("inspect", "check that nothing is pending or failed", _MEMORY_QUERY),
     replace_gpu(when="errors come back, or a remapping fails"),
 )
 _WATCH: Final = (
-    run_step("inspect", "check how many pages or rows it has cost so far", _LOOK),
+    run_step("inspect", "check how many pages or rows it has cost so far", _MEMORY_QUERY),
     replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
 _CONSEQUENCES: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 )
 # In the order in which what is wrong with one memory explains the rest of it.
-_HIT: Final = _CONSEQUENCES | {"xid-92-high-sbe-rate"}
-_MARKED: Final = _HIT | {
+_ERROR_CONSEQUENCES: Final = _CONSEQUENCES | {"xid-92-high-sbe-rate"}
+_PENDING_CONSEQUENCES: Final = _ERROR_CONSEQUENCES | {
     *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
 }
-_WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-held"}
-_PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
+_WEAR_CONSEQUENCES: Final = _PENDING_CONSEQUENCES | {"row-remap-pending", "page-retirement-pending-handles-held"}
+_PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
 _rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
 
 RULES: Final = (
     _rule(
         cause="ecc-dbe-uncorrectable",
         disruption="reset-gpu",
-        symptoms=_PROGRAM_HIT,
-        check=_until_reset(_find_uncorrectable),
+        symptoms=_PROGRAM_SYMPTOMS,
+        check=_downgrade_after_reset(_find_uncorrectable),
         typical=any_of(
             # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
             message_line(
@@ -338,13 +340,13 @@ RULES: Final = (
         ),
         share=1.5,
         remedy=_RESET,
-        explains=_HIT,
+        explains=_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="row-remap-pending",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
-        check=_check_each(_find_pending_remap),
+        check=_check_each_memory(_find_pending_remap),
         share=0.8,
         typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
         remedy=always(
@@ -353,25 +355,25 @@ RULES: Final = (
             ),
             reset_gpu(),
             reboot(when="the reset is refused"),
-            run_step("inspect", "check that Pending says No", _LOOK),
+            run_step("inspect", "check that Pending says No", _MEMORY_QUERY),
             replace_gpu(when="Remapping Failure Occurred says Yes"),
         ),
-        explains=_MARKED,
+        explains=_PENDING_CONSEQUENCES,
     ),
     _rule(
         cause="row-remap-failure",
         disruption="RMA",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-        check=_check_each(_find_failed_remap),
+        check=_check_each_memory(_find_failed_remap),
         typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
-        remedy=_RETURN_IT,
-        explains=_WORN | {"hbm-failing-rma"},
+        remedy=_RETURN_GPU,
+        explains=_WEAR_CONSEQUENCES | {"hbm-failing-rma"},
     ),
     _rule(
         cause="hbm-failing-rma",
         disruption="RMA",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-        check=_check_each(_find_failing),
+        check=_check_each_memory(_find_failing_memory),
         typical=any_of(
             all_of(_MEMORY_FAILED, _DIAGNOSED),
             message_line(
@@ -379,27 +381,27 @@ RULES: Final = (
                 flags=re.IGNORECASE,
             ),
         ),
-        remedy=_RETURN_IT,
-        explains=_WORN,
+        remedy=_RETURN_GPU,
+        explains=_WEAR_CONSEQUENCES,
     ),
     _rule(
         cause="page-retirement-pending-handles-held",
         severity="warning",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
-        look_at=(_LOOK, Shell("sudo fuser -v /dev/nvidia*")),
-        check=_check_each(_find_pending_pages),
+        look_at=(_MEMORY_QUERY, Shell("sudo fuser -v /dev/nvidia*")),
+        check=_check_each_memory(_find_pending_pages),
         typical=message_line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
         context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
-        remedy=_LET_GO,
-        explains=_MARKED,
+        remedy=_FREE_GPU,
+        explains=_PENDING_CONSEQUENCES,
     ),
     _rule(
         cause="xid-92-high-sbe-rate",
         severity="warning",
         symptoms=(symptoms.ANY_XID,),
         check=faults.incident_check(92),
-        typical=custom_sign(_corrected_counts),
+        typical=custom_sign(_high_corrected_counts),
         may_be_normal=True,
         context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
         remedy=always(*_WATCH),
@@ -408,34 +410,34 @@ RULES: Final = (
     _rule(
         cause="xid-94-contained-ecc",
         disruption="restart-container",
-        symptoms=_PROGRAM_HIT,
-        context=_count_sign("DRAM"),
-        check=_until_reset(faults.incident_check(94)),
+        symptoms=_PROGRAM_SYMPTOMS,
+        context=_uncorrectable_count_sign("DRAM"),
+        check=_downgrade_after_reset(faults.incident_check(94)),
         remedy=always(
             manual_step("application", "restart the program: others on the GPU were not affected"),
             reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
-            run_step("inspect", "check what is pending", _LOOK),
+            run_step("inspect", "check what is pending", _MEMORY_QUERY),
             replace_gpu(when="it happens again and again on the same GPU"),
         ),
-        explains=_HIT,
+        explains=_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="xid-95-uncontained-ecc",
         disruption="reset-gpu",
-        symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
-        context=_count_sign("SRAM"),
-        check=_until_reset(_find_uncontained),
+        symptoms=(*_PROGRAM_SYMPTOMS, symptoms.CUDA_BUSY),
+        context=_uncorrectable_count_sign("SRAM"),
+        check=_downgrade_after_reset(_find_uncontained),
         remedy=_RESET,
-        explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
+        explains=_ERROR_CONSEQUENCES | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
     ),
     _rule(
         cause="xid-140-unrecovered-ecc",
         disruption="reset-gpu",
-        symptoms=_PROGRAM_HIT,
-        context=_count_sign("SRAM"),
-        check=_until_reset(faults.incident_check(140)),
+        symptoms=_PROGRAM_SYMPTOMS,
+        context=_uncorrectable_count_sign("SRAM"),
+        check=_downgrade_after_reset(faults.incident_check(140)),
         remedy=_RESET,
-        explains=_HIT,
+        explains=_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="inforom-corrupted",

@@ -35,7 +35,7 @@ STACK: Final[tuple[StackLayer, ...]] = (
     *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
     *("toolkit", "runtime", "programs", "kubernetes"),
 )
-_IN_STACK: Final[Mapping[Layer, StackLayer]] = {
+_STACK_LAYERS: Final[Mapping[Layer, StackLayer]] = {
     "hardware": "gpu",
     "power-thermal": "gpu",
     "pci": "pci",
@@ -121,7 +121,7 @@ class Fix:
 MAX_NEXT_LENGTH: Final = 100
 _SEPARATORS: Final = (";", "&&", "||", "\n")
 # What takes something away or stops work; a likely cause is looked at first.
-_HARMFUL: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
+_DISRUPTIVE_KINDS: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,13 @@ def choose_next_step(
     look = next((one for one in look_at if is_single_command(one)), None)
     if first is None:
         return NextStep(title, look or command("gpunode", "doctor", cause))
-    done = _own_command(first)
-    if look is not None and (done is None or first.kind in _HARMFUL or basis == "ranking"):
+    done = _unconditional_command(first)
+    if look is not None and (done is None or first.kind in _DISRUPTIVE_KINDS or basis == "ranking"):
         return NextStep(f"make sure of it: {title}", look)
     return NextStep(first.text, done)
 
 
-def _own_command(fix: Fix) -> Command | None:
+def _unconditional_command(fix: Fix) -> Command | None:
     """Return the command of the step, if it is one short command that always applies."""
     fitting = fix.commands[:1] if not fix.when else ()
     return next((one for one in fitting if is_single_command(one)), None)
@@ -279,7 +279,7 @@ class Rule:
     @property
     def stack_layer(self) -> StackLayer:
         """The layer of the stack that shows the fault."""
-        return self.shows_in or _IN_STACK[self.layer]
+        return self.shows_in or _STACK_LAYERS[self.layer]
 
 
 @dataclass(frozen=True, slots=True)

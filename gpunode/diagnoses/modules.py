@@ -40,11 +40,11 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 
-def _is_elsewhere(snapshot: Snapshot) -> bool:
+def _has_no_own_module(snapshot: Snapshot) -> bool:
     return system.has_external_driver(snapshot) or pci.has_gpu(snapshot) is False
 
 
-def _absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the module is not loaded."""
     if driver.is_loaded(snapshot) is not False:
         return ()
@@ -57,20 +57,24 @@ def _absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 # The machine signed the module itself; then the kernel may refuse it.
-_OWN_KEY: Final = message_line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
-_ELSEWHERE: Final = predicate(_is_elsewhere, "this machine has no NVIDIA module of its own to load")
+_SIGNED_BY_MACHINE: Final = message_line(
+    r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo"
+)
+_NO_OWN_MODULE: Final = predicate(_has_no_own_module, "this machine has no NVIDIA module of its own to load")
 _BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
 _PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
 _NOT_FOUND: Final = custom_sign(modules.not_found_lines)
-_ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
-_ENTRY: Final = r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
+_BOOT_BLACKLIST: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
+_BLACKLIST_ENTRY: Final = (
+    r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
+)
 _BLACKLIST: Final = any_of(
     # What modprobe makes of "alias nvidia off".
     message_line(r"could not insert 'off'|module by name='off'"),
-    file_line("*modprobe.d/*", _ENTRY),
-    message_line(_ENTRY, "listing", "text"),
+    file_line("*modprobe.d/*", _BLACKLIST_ENTRY),
+    message_line(_BLACKLIST_ENTRY, "listing", "text"),
     any_line(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
 # cuFile says the like of nvidia-fs.
@@ -80,7 +84,7 @@ _NOT_LOADED: Final = message_line(
 )
 
 
-def _summarize(snapshot: Snapshot) -> str:
+def _summarize_not_loaded(snapshot: Snapshot) -> str:
     return f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
 
 
@@ -101,7 +105,7 @@ def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
     entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
     taken_out = edit_matching_files(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
     yield run_step("configure", "remove the entries that block nvidia from modprobe's configuration", taken_out)
-    if at_boot := snapshot.match(_ALONE_AT_BOOT):
+    if at_boot := snapshot.match(_BOOT_BLACKLIST):
         text = "remove the argument that blocks nvidia from the kernel's command line; takes effect at the next boot"
         yield run_step("configure", text, *remove_kernel_argument(snapshot, at_boot[0]))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
@@ -110,7 +114,7 @@ def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
 
 # A module that stands on disk, and not as the running kernel needs it.
 
-_REFUSED: Final = any_of(
+_MODULE_INCOMPATIBLE: Final = any_of(
     kernel_line(
         r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be"
         r"|disagrees about version of symbol)|\bnvidia: Unknown symbol \w+ \(err"
@@ -124,7 +128,7 @@ _REFUSED: Final = any_of(
 def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return modules for other kernels if the running one has none."""
     running = modules.running_or_searched_kernel(snapshot)
-    infos = tuple(info for info in snapshot.view(modules.driver_info) if info.kernel)
+    infos = tuple(info for info in snapshot.view(modules.driver_modinfo) if info.kernel)
     has_own = any(info.kernel == running for info in infos)
     if has_own or modules.is_built_for(snapshot, running) or not (running or snapshot.view(_NOT_FOUND)):
         return ()
@@ -135,12 +139,12 @@ def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in driver.driver_packages(snapshot)[:3] if one.is_installed) if gone else ()
 
 
-_OTHERS: Final = unless(custom_sign(_modules_of_other_kernels), symptoms.MODULE_LOADED)
+_ONLY_OTHER_KERNELS: Final = unless(custom_sign(_modules_of_other_kernels), symptoms.MODULE_LOADED)
 
 
 def _summarize_kernels(snapshot: Snapshot) -> str:
     running = modules.running_or_searched_kernel(snapshot)
-    built = {info.kernel for info in snapshot.view(modules.driver_info)}
+    built = {info.kernel for info in snapshot.view(modules.driver_modinfo)}
     built |= {one.kernel for one in snapshot.view(modules.modules_on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
     return f"the NVIDIA module was built for {names}, not for the running kernel {running}".rstrip()
@@ -171,7 +175,7 @@ def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
     return build.build_module(snapshot, kernel)
 
 
-def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
+def _build_for_running_kernel(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = modules.running_or_searched_kernel(snapshot)
     if _is_kernel_gone(snapshot, kernel):
         yield reboot("reboot into the installed kernel: the running one was replaced and its modules are gone")
@@ -180,7 +184,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
         yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
         yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
     elif bool(packages.matching_packages(snapshot, "*dkms*", "akmod-nvidia*")) or bool(
-        snapshot.view(modules.driver_builds)
+        snapshot.view(modules.driver_dkms_rows)
     ):
         if not build.has_headers(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
@@ -208,9 +212,11 @@ def _is_kernel_gone(snapshot: Snapshot, running: str) -> bool:
 
 
 # modprobe reads the indexes, and never searches folders.
-_INCOMPLETE: Final = message_line(r"could not open modules\.(?:order|builtin)")
-_EMPTY: Final = message_line(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text")
-_BROKEN: Final = message_line(
+_KERNEL_FOLDER_INCOMPLETE: Final = message_line(r"could not open modules\.(?:order|builtin)")
+_INDEX_EMPTY: Final = message_line(
+    r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text"
+)
+_INDEX_BROKEN: Final = message_line(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
@@ -223,13 +229,13 @@ def _running_kernel_files(snapshot: Snapshot) -> Iterator[Citation]:
     running = modules.running_or_searched_kernel(snapshot)
     files = (one for one in snapshot.view(modules.modules_on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    return (one.citation for one in files if not _RENAMED.search(one.citation.text))
+    return (one.citation for one in files if not _DEBIAN_MODULE.search(one.citation.text))
 
 
-_RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
+_DEBIAN_MODULE: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 
 
-def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
+def _missing_index_lines(snapshot: Snapshot) -> Iterator[Citation]:
     running = modules.running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "file"):
         if item.outcome == "absent" and "/modules.dep" in item.written:
@@ -244,7 +250,7 @@ _FILES: Final = custom_sign(_running_kernel_files)
 
 def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.running_or_searched_kernel(snapshot)
-    if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
+    if snapshot.view(_KERNEL_FOLDER_INCOMPLETE) or snapshot.view(_INDEX_EMPTY):
         yield manual_step("install", "reinstall the package of this kernel: its module folder is incomplete")
     yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
@@ -259,11 +265,13 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
     kernels = (modules.running_or_searched_kernel(snapshot),) if modules.running_or_searched_kernel(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
         places = {one.place: one for one in found if one.kernel == name and one.place}
-        built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
-        if row := next(built, None) if any(_INSTALLERS in place for place in places) else None:
+        built = (
+            row for row in snapshot.view(modules.driver_dkms_rows) if row.kernel == name and row.state == "installed"
+        )
+        if row := next(built, None) if any(_RUNFILE_FOLDER in place for place in places) else None:
             places.setdefault("updates/dkms", modules.InstalledModule(name, "updates/dkms", row.version, row.citation))
         # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
-        if not snapshot.view(_REFUSED):
+        if not snapshot.view(_MODULE_INCOMPATIBLE):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}
         if len(places) > 1:
             return places
@@ -271,19 +279,21 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
 
 
 # Where NVIDIA's installer puts its modules when it is not told another place; packages and DKMS have their own.
-_INSTALLERS: Final = "kernel/drivers/video"
-_PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
+_RUNFILE_FOLDER: Final = "kernel/drivers/video"
+_MODULE_NAMES: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
-def _older_loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
+def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the loaded module and the one on disk, of two versions."""
     here, there = driver.loaded_version(snapshot), driver.on_disk_version(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
 
 
-_TWICE: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
-_DIFFER: Final = any_of(custom_sign(_older_loaded_lines), message_line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
+_COPIES_DIFFER: Final = any_of(
+    custom_sign(_version_difference_lines), message_line(r"nvidia-modeset: Version mismatch"), _MODULE_INCOMPATIBLE
+)
 
 
 def _summarize_copies(snapshot: Snapshot) -> str:
@@ -303,7 +313,7 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.running_or_searched_kernel(snapshot))
     asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files left by NVIDIA's installer, which no package owns and DKMS does not replace"
-    files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
+    files = (of_kernel(release, "/lib/modules/", f"/{_RUNFILE_FOLDER}/{name}.ko") for name in _MODULE_NAMES)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
     # another one than it seems, nobody has said that nobody owns it.
     name = Shell('"*$f"') if asks.startswith("dpkg") else Shell('"$f"')
@@ -318,10 +328,10 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_OLDER: Final = custom_sign(_older_loaded_lines)
-_IN_IMAGE: Final = custom_sign(modules.nvidia_module_lines)
+_LOADED_DIFFERS: Final = custom_sign(_version_difference_lines)
+_IN_INITRAMFS: Final = custom_sign(modules.initramfs_module_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
-_OLD_IMAGE: Final = any_of(
+_STALE_INITRAMFS: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
     command_run(r"switching root|switch_root"),
 )
@@ -335,14 +345,17 @@ RULES: Final = (
         layer="driver",
         share=4,
         decisive=any_of(
-            all_of(custom_sign(_absence_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
+            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
             unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
         ),
-        typical=unless(any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)),
+        typical=unless(
+            any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)),
+            unless(_SIGNED_BY_MACHINE, secureboot.SECURE_BOOT_OFF),
+        ),
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
-        context=any_of(custom_sign(_absence_lines), _BUILT),
-        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
-        summary=_summarize,
+        context=any_of(custom_sign(_not_loaded_lines), _BUILT),
+        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _NO_OWN_MODULE, secureboot.SIGNATURE_REFUSED),
+        summary=_summarize_not_loaded,
         look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
         remedy=_load_module,
         explains=consequences.NOT_INITIALISED,
@@ -352,34 +365,34 @@ RULES: Final = (
         shows_in="driver",
         share=4,
         check=_find_missing_at_next_boot,
-        decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
-        typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
-        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
+        decisive=any_of(unless(_MODULE_INCOMPATIBLE, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _ONLY_OTHER_KERNELS)),
+        typical=any_of(_ONLY_OTHER_KERNELS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
+        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INCOMPATIBLE),
         context=unless(symptoms.KERNEL_UPGRADED, symptoms.DRIVER_WORKS),
-        against=(_ELSEWHERE,),
+        against=(_NO_OWN_MODULE,),
         summary=_summarize_kernels,
         look_at=(Shell("uname -r"), Shell("dkms status")),
-        remedy=_build_for_this,
-        explains=consequences.NOT_ACCEPTED,
+        remedy=_build_for_running_kernel,
+        explains=consequences.MODULE_NOT_ACCEPTED,
     ),
     _rule(
         cause="depmod-index-missing",
-        decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
-        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
+        decisive=any_of(_INDEX_BROKEN, _INDEX_EMPTY, custom_sign(_missing_index_lines), all_of(_NOT_FOUND, _FILES)),
+        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _INDEX_BROKEN),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
         summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
         look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
         remedy=_rebuild_index,
-        explains=consequences.NOT_ACCEPTED,
+        explains=consequences.MODULE_NOT_ACCEPTED,
     ),
     _rule(
         cause="duplicate-module-files",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
-        typical=unless(_TWICE, symptoms.DRIVER_WORKS),
-        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _DIFFER),
-        context=_TWICE,
+        decisive=all_of(_SEVERAL_COPIES, any_of(_COPIES_DIFFER, symptoms.MISMATCH)),
+        typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
+        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _COPIES_DIFFER),
+        context=_SEVERAL_COPIES,
         may_be_normal=True,
         summary=_summarize_copies,
         look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
@@ -391,10 +404,10 @@ RULES: Final = (
     _rule(
         cause="initramfs-stale-module",
         disruption="reboot",
-        typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),
-        symptoms=(symptoms.MISMATCH, _OLDER),
+        typical=any_of(_IN_INITRAMFS, all_of(_STALE_INITRAMFS, any_of(symptoms.MISMATCH, _LOADED_DIFFERS))),
+        symptoms=(symptoms.MISMATCH, _LOADED_DIFFERS),
         may_be_normal=True,
-        context=any_of(_IN_IMAGE, _OLD_IMAGE),
+        context=any_of(_IN_INITRAMFS, _STALE_INITRAMFS),
         against=(symptoms.DRIVER_WORKS,),
         summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
         look_at=(

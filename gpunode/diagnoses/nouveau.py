@@ -35,12 +35,12 @@ from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import modules, pci
 from gpunode.facts.patterns import Pattern
 
-_NAMES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
-_IN_IMAGE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
+_KERNEL_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
+_IN_INITRAMFS: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
 def _is_kernel_driver(owner: str) -> bool:
-    return owner.lower().replace("-", "_") in {*_NAMES, "novacore"}
+    return owner.lower().replace("-", "_") in {*_KERNEL_DRIVERS, "novacore"}
 
 
 def _bound_gpus(snapshot: Snapshot) -> Iterator[Citation]:
@@ -50,11 +50,11 @@ def _bound_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 def _loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield their lines in the module table, unless another driver owns the GPUs."""
     if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
-        for name in _NAMES:
+        for name in _KERNEL_DRIVERS:
             yield from modules.lsmod_line(snapshot, name) if modules.is_module_loaded(snapshot, name) else ()
 
 
-def _is_only_driver(snapshot: Snapshot) -> bool:
+def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
     """Return whether every GPU is too old for each branch that NVIDIA maintains."""
     models = [gpu.model for gpu in snapshot.view(pci.pci_gpus)]
     lasts = [branches.find(model.last_branch) if model and model.last_branch else None for model in models]
@@ -62,11 +62,11 @@ def _is_only_driver(snapshot: Snapshot) -> bool:
 
 
 def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for item in modules.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
+    return (line for item in modules.running_initramfs_listings(snapshot) for line in lines_with(item, _IN_INITRAMFS))
 
 
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
-_OWNS: Final = any_of(
+_NOUVEAU_BOUND: Final = any_of(
     custom_sign(_bound_gpus),
     kernel_line(r"is already bound to (?:nouveau|[Nn]ova)"),
     any_line(
@@ -109,13 +109,15 @@ _NOT_BLACKLISTED: Final = unless(
     _BLACKLIST,
 )
 _IMAGE: Final = custom_sign(_image_lines)
-_LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
+_LEGACY: Final = predicate(_are_all_gpus_legacy, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
-    lambda snapshot: any(item.outcome == "ok" for item in modules.running_kernel_listings(snapshot)),
+    lambda snapshot: any(item.outcome == "ok" for item in modules.running_initramfs_listings(snapshot)),
     "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
-_SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
+_INITRAMFS_INSPECTED: Final = all_of(
+    command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_NOUVEAU_BOUND, _BLACKLIST)
+)
 
 # What people say of it without a line of its own.
 _TOLD: Final = unless(
@@ -134,7 +136,7 @@ def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
     if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
-        lines = r"\n".join([*(f"blacklist {name}" for name in _NAMES[:3]), "options nouveau modeset=0"])
+        lines = r"\n".join([*(f"blacklist {name}" for name in _KERNEL_DRIVERS[:3]), "options nouveau modeset=0"])
         yield run_step(
             "configure",
             "blacklist nouveau",
@@ -149,8 +151,8 @@ RULES: Final = (
         cause="nouveau-bound",
         layer="kernel",
         disruption="reboot",
-        decisive=all_of(_OWNS, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
-        typical=any_of(_OWNS, kernel_line(r"probe routine was not called for \d+ device")),
+        decisive=all_of(_NOUVEAU_BOUND, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
+        typical=any_of(_NOUVEAU_BOUND, kernel_line(r"probe routine was not called for \d+ device")),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
         context=_TOLD,
@@ -167,8 +169,8 @@ RULES: Final = (
         cause="nouveau-in-initramfs",
         layer="kernel",
         disruption="reboot",
-        decisive=all_of(_OWNS, _BLACKLIST, _IMAGE),
-        typical=any_of(unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _SHOWN),
+        decisive=all_of(_NOUVEAU_BOUND, _BLACKLIST, _IMAGE),
+        typical=any_of(unless(all_of(_NOUVEAU_BOUND, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _INITRAMFS_INSPECTED),
         share=1,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
         context=any_of(_IMAGE, _BLACKLIST),

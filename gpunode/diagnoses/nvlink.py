@@ -27,7 +27,7 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, fabric, faults, recovery, smi_query, system
-from gpunode.diagnoses.xids import LEAVE_PEERS
+from gpunode.diagnoses.xids import STOP_PEER_ACCESS
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
@@ -44,40 +44,41 @@ def _state_sign(*states: fabric.UnitState) -> Sign:
     return custom_sign(lines)
 
 
-_MISSING: Final = _state_sign("missing")
-_MASKED: Final = _state_sign("masked")
-_DOWN: Final = _state_sign("failed", "inactive", "masked")
+_MANAGER_MISSING: Final = _state_sign("missing")
+_MANAGER_MASKED: Final = _state_sign("masked")
+_MANAGER_DOWN: Final = _state_sign("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = custom_sign(fabric.version_mismatch)
-_NOTHING: Final = message_line(
+_NO_SWITCH_FOUND: Final = message_line(
     r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
 )
 _SWITCHES: Final = custom_sign(fabric.switch_lines)
 _BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
 _IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
-_NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
-_NOT_NEEDED: Final = predicate(
-    lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not connected by NVSwitches"
+_MANAGER_NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
+_MANAGER_NOT_NEEDED: Final = predicate(
+    lambda snapshot: snapshot.view(fabric.is_manager_needed) is False,
+    "the GPUs of this node are not connected by NVSwitches",
 )
 # On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
-_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED, _BASEBOARD)
-_WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
+_NO_SWITCH_ANYWHERE: Final = unless(_NO_SWITCH_FOUND, _MANAGER_NEEDED, _BASEBOARD)
+_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
 _START: Final = (
     Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
 )  # fmt: skip
-_OF_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
+_LOADED_VERSION: Final = Shell("v=$(cat /sys/module/nvidia/version);")
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
     words = INSTALL_FABRIC_MANAGER.get(snapshot.view(system.package_manager))
     text = "install the fabric manager of exactly the driver's version"
-    yield run_step("install", text, *((join_commands(_OF_LOADED, words),) if words else ()))
+    yield run_step("install", text, *((join_commands(_LOADED_VERSION, words),) if words else ()))
     yield run_step("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
     yield run_step("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
 
 
 def _disable_manager(snapshot: Snapshot) -> Iterable[Fix]:
     when = ""
-    if not snapshot.view(_NOT_NEEDED):
+    if not snapshot.view(_MANAGER_NOT_NEEDED):
         see = (Shell("nvidia-smi -L"), Shell("lspci -d 10de::0680"))
         yield run_step("inspect", "look at the GPUs: SXM modules, HGX and DGX need the fabric manager", *see)
         when = "every GPU is a PCIe card"
@@ -89,7 +90,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
         text = "NVLink 5 also needs the subnet manager, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
         yield run_step("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
-    unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MASKED) else ()
+    unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MANAGER_MASKED) else ()
     yield run_step("restart", "start it, now and at boot", *unmask, *_START)
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
     yield run_step("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
@@ -108,8 +109,10 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards")
-_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up")
-_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
+_SOME_LINKS_UP: Final = predicate(
+    lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
+)
+_NO_LINK_UP: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _COMPLAINTS: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -117,13 +120,13 @@ _COMPLAINTS: Final = message_line(
     r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))",
     flags=re.IGNORECASE,
 )
-_MEANT: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
+_NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
 
 
 def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs without any link where others have theirs or the board is built for them."""
     dark = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if not one.up)
-    sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
+    sure: Confidence = "certain" if snapshot.view(_SOME_LINKS_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
             summary = f"all NVLinks of {one.gpu} are down, although this node type has them: it is out of the fabric"
@@ -154,10 +157,10 @@ def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
 _UNCORRECTABLE: Final = message_line(
     r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
-_FIFTH: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
+_HAS_NVLINK5: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
 
 
-def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_nvlink5_errors(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield NVLink 5 errors; a non-fatal one is harmless unless catalog or driver asks for more."""
     for incident in faults.incidents_with(snapshot, *xids.NVLINK5):
         of_driver = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
@@ -167,12 +170,12 @@ def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
-            first = (LEAVE_PEERS, _LINKS_UP)
+            first = (STOP_PEER_ACCESS, _CHECK_LINKS)
             yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"
             yield faults.incident_proof(
-                incident, severity=severity, disruption="none", remedy=(_LINKS_UP, write_nvidia_report())
+                incident, severity=severity, disruption="none", remedy=(_CHECK_LINKS, write_nvidia_report())
             )
 
 
@@ -185,16 +188,16 @@ def _catalog_action(fault: faults.Fault) -> str:
     return known.action if known else ""
 
 
-_LINKS_UP: Final = run_step(
+_CHECK_LINKS: Final = run_step(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
-_FELT_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
+_KINDS_SEEN_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
 
 
 def _find_switch_errors(snapshot: Snapshot) -> Iterator[Proof]:
     incidents = snapshot.view(faults.find_incidents)
-    gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
+    gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _KINDS_SEEN_BY_SWITCHES]
     for incident in incidents:
         error = incident.root.sxid
         if error is None or any(faults.is_earlier(gpu, incident.root) for gpu in gpus):
@@ -203,14 +206,14 @@ def _find_switch_errors(snapshot: Snapshot) -> Iterator[Proof]:
         link = f" on link {error.link}" if error.link is not None else ""
         summary = f"the NVSwitch {incident.gpu} reported SXid {error.code}: {grade}{link}"
         proof = partial(Proof, summary, incident.citations, at=incident.root.at)
-        yield proof() if error.fatal else proof(remedy=_AFTER_MILD, disruption="none", severity="warning")
+        yield proof() if error.fatal else proof(remedy=_AFTER_NONFATAL, disruption="none", severity="warning")
 
 
-_XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
+_SHOW_XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
 _RESET_ALL: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
-_AFTER_MILD: Final = (
+_AFTER_NONFATAL: Final = (
     run_step(
-        "inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _XIDS
+        "inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _SHOW_XIDS
     ),
     reset_all_gpus(_RESET_ALL, "it keeps coming back, and no GPU reports an error of its own"),
 )
@@ -218,7 +221,7 @@ _RESET_FABRIC: Final = always(
     drain("move the work away: every GPU of the fabric is affected"),
     reset_all_gpus(_RESET_ALL),
     reboot(when="the reset is refused, or GPUs do not register again"),
-    _LINKS_UP,
+    _CHECK_LINKS,
     write_nvidia_report(),
     replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
@@ -234,10 +237,10 @@ RULES: Final = (
         cause="fabric-manager-version-mismatch",
         disruption="restart-service",
         share=0.7,
-        symptoms=(*_WAITS, _state_sign("failed")),
+        symptoms=(*_FABRIC_SYMPTOMS, _state_sign("failed")),
         look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
         decisive=_VERSIONS_DIFFER,
-        against=(_NOT_NEEDED,),
+        against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         summary="fabric manager and driver are of different versions, so it does not start",
         remedy=_install_manager,
@@ -246,17 +249,17 @@ RULES: Final = (
     _rule(
         cause="fabric-manager-not-installed",
         share=0.7,
-        symptoms=_WAITS,
+        symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
-        decisive=all_of(_MISSING, _NEEDED),
+        decisive=all_of(_MANAGER_MISSING, _MANAGER_NEEDED),
         typical=any_of(
-            *(_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
+            *(_MANAGER_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
             unless(
                 all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                *(_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
+                *(_MANAGER_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NO_SWITCH_FOUND, _IN_PROGRESS),
             ),
         ),
-        against=(_NOT_NEEDED,),
+        against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
         remedy=_install_manager,
@@ -266,14 +269,20 @@ RULES: Final = (
         cause="fabric-manager-not-running",
         disruption="restart-service",
         share=0.8,
-        symptoms=_WAITS,
+        symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
-        decisive=unless(all_of(any_of(_state_sign("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
-        typical=unless(
-            any_of(_DOWN, _IN_PROGRESS, message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")),
-            *(_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
+        decisive=unless(
+            all_of(any_of(_state_sign("inactive", "masked"), _NO_SWITCH_FOUND), _MANAGER_NEEDED), _MANAGER_MISSING
         ),
-        against=(_NOT_NEEDED,),
+        typical=unless(
+            any_of(
+                _MANAGER_DOWN,
+                _IN_PROGRESS,
+                message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
+            ),
+            *(_MANAGER_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
+        ),
+        against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         context=command_run(r"fabric-?manager"),
         summary="this node's GPUs wait for the fabric manager, which is not running",
@@ -285,14 +294,20 @@ RULES: Final = (
         severity="info",
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=unless(
-            all_of(any_of(_NOTHING, _state_sign("failed")), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY
+            all_of(any_of(_NO_SWITCH_FOUND, _state_sign("failed")), _MANAGER_NOT_NEEDED),
+            _IN_PROGRESS,
+            symptoms.CUDA_NOT_READY,
         ),
         typical=_NO_SWITCH_ANYWHERE,
         against=(_BASEBOARD,),
-        context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
+        context=all_of(_NO_SWITCH_FOUND, symptoms.FABRIC_FAILS),
         summary=lambda node: (
             "the fabric manager finds no NVSwitch and exits: "
-            + ("this node has none to manage" if node.view(_NOT_NEEDED) else "nothing shows that this node has one")
+            + (
+                "this node has none to manage"
+                if node.view(_MANAGER_NOT_NEEDED)
+                else "nothing shows that this node has one"
+            )
         ),
         remedy=_disable_manager,
     ),
@@ -313,7 +328,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
-        typical=unless(_UNCORRECTABLE, _FIFTH, symptoms.ANY_XID),
+        typical=unless(_UNCORRECTABLE, _HAS_NVLINK5, symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
         explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
     ),
@@ -322,10 +337,10 @@ RULES: Final = (
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("sudo dmesg | grep -i xid"),),
-        check=_find_nvlink5,
+        check=_find_nvlink5_errors,
         share=0.6,
-        context=_FIFTH,
-        typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
+        context=_HAS_NVLINK5,
+        typical=unless(all_of(_UNCORRECTABLE, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
         explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
     ),
@@ -335,10 +350,12 @@ RULES: Final = (
         symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
         check=_find_all_down,
-        typical=unless(custom_sign(_rejected_gpus), _DOWN),
+        typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
         context=any_of(command_run(r"\bnvlink\b"), _state_sign("active")),
         remedy=always(
-            run_step("inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _XIDS),
+            run_step(
+                "inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _SHOW_XIDS
+            ),
             drain(),
             reset_all_gpus(_RESET_ALL),
             reboot(when="the links stay down"),
@@ -365,11 +382,12 @@ RULES: Final = (
         share=1,
         symptoms=(symptoms.LINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
-        decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
+        decisive=unless(all_of(any_of(_NO_LINK_UP, _COMPLAINTS), _CARDS), _SOME_LINKS_UP),
         typical=unless(
-            all_of(_MEANT, any_of(_CARDS, message_line(r"No NvSwitches found"))), *(_UP, _SWITCHES, _BASEBOARD)
+            all_of(_NVLINK_MENTIONED, any_of(_CARDS, message_line(r"No NvSwitches found"))),
+            *(_SOME_LINKS_UP, _SWITCHES, _BASEBOARD),
         ),
-        context=_MEANT,
+        context=_NVLINK_MENTIONED,
         summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
         remedy=always(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")

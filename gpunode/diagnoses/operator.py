@@ -18,7 +18,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, modules, packages
 
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
-_STUCK: Final = any_of(
+_UNLOAD_FAILED: Final = any_of(
     message_line(
         r"Could not unload NVIDIA driver kernel modules|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver"
         r"|nvidia driver module is already loaded with refcount"
@@ -30,7 +30,7 @@ _STUCK: Final = any_of(
     ),
 )
 # That it was the operator's own: its driver manager, which takes it away, and why it could not.
-_MANAGED: Final = any_of(
+_DRIVER_MANAGER_SEEN: Final = any_of(
     message_line(
         r"k8s-driver-manager|Shutting down all GPU clients"
         r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
@@ -44,12 +44,12 @@ _MANAGED: Final = any_of(
 )
 
 
-_FAILING: Final = message_line(
+_DRIVER_POD_FAILING: Final = message_line(
     r"^[ \t]*(?:\S+\s+)?(?:pod/)?(?:\S*driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+\S*(?:CrashLoop|Error)"
     r"|driver-daemonset\S* [^\n]{0,60}(?:CrashLoop|Init:C)"
 )
 # The init container, which takes the driver away that is there.
-_CANNOT_BEGIN: Final = message_line(
+_DRIVER_POD_INIT_FAILING: Final = message_line(
     r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)"
 )
 
@@ -58,7 +58,7 @@ def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.driver_packages(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
-    yield from (one.citation for one in packages.package_upgrades(snapshot))
+    yield from (one.citation for one in packages.logged_driver_upgrades(snapshot))
     own = (place for state, place in snapshot.view(driver.smi_states) if state == "works")
     yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
@@ -68,7 +68,7 @@ _HOST_DRIVER: Final = any_of(
     message_line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing"),
 )
 # Somebody looked for the host's driver and found none, or found the tree of a driver pod.
-_OF_POD: Final = any_of(
+_DRIVER_OF_POD: Final = any_of(
     unless(command_run(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _HOST_DRIVER),
     message_line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
 )
@@ -82,15 +82,17 @@ _CLIENTS: Final = any_of(
     message_line(r"^(?!.*\b(?:nvidia-|gpu-(?:operator|feature)|node-feature)).*\d/\d+\s+Terminating\b"),
 )
 # The operator's release, whatever it is called; its version and its other values stay.
-_WITHOUT_DRIVER: Final = Shell(
+_DISABLE_OPERATOR_DRIVER: Final = Shell(
     "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}' | while read -r name space chart; do "
     'helm upgrade "$name" nvidia/gpu-operator -n "$space" --version "${chart#gpu-operator-}" --reuse-values '
     "--set driver.enabled=false; done"
 )
 
 
-_KEEP_HOST: Final = always(
-    run_step("configure", "keep the host's driver: configure the operator not to install one", _WITHOUT_DRIVER),
+_KEEP_HOST_DRIVER: Final = always(
+    run_step(
+        "configure", "keep the host's driver: configure the operator not to install one", _DISABLE_OPERATOR_DRIVER
+    ),
     manual_step(
         "remove",
         "or remove the driver's packages from the host and reboot it",
@@ -131,10 +133,10 @@ _NO_IMAGE: Final = message_line(
     r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
     r"|no match(?:ing manifest)? for)"
 )
-_UNPULLED: Final = message_line(
+_IMAGE_PULL_FAILED: Final = message_line(
     r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull"
 )
-_NO_KERNEL: Final = any_of(
+_NO_KERNEL_MATCH: Final = any_of(
     message_line(
         r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
         r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
@@ -150,10 +152,10 @@ _NO_KERNEL: Final = any_of(
 )
 
 
-def _avoid_image(snapshot: Snapshot) -> Iterable[Fix]:
+def _install_driver_on_host(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install the driver on the host, and configure the operator not to"
     yield replace(driver_fix(snapshot, text), kind="configure")
-    yield run_step("configure", "configure the operator not to install one", _WITHOUT_DRIVER)
+    yield run_step("configure", "configure the operator not to install one", _DISABLE_OPERATOR_DRIVER)
     yield manual_step("configure", "or set a driver version that has an image for this system (driver.version)")
 
 
@@ -162,39 +164,41 @@ RULES: Final = (
         cause="gpu-operator-vs-host-driver",
         layer="kubernetes",
         disruption="restart-container",
-        decisive=all_of(_STUCK, _HOST_DRIVER),
+        decisive=all_of(_UNLOAD_FAILED, _HOST_DRIVER),
         typical=unless(
-            any_of(all_of(_FAILING, _HOST_DRIVER), _STUCK, _CANNOT_BEGIN),
+            any_of(all_of(_DRIVER_POD_FAILING, _HOST_DRIVER), _UNLOAD_FAILED, _DRIVER_POD_INIT_FAILING),
             _NO_IMAGE,
-            _NO_KERNEL,
-            unless(any_of(_MANAGED, _CLIENTS, _OF_POD), _HOST_DRIVER),
+            _NO_KERNEL_MATCH,
+            unless(any_of(_DRIVER_MANAGER_SEEN, _CLIENTS, _DRIVER_OF_POD), _HOST_DRIVER),
         ),
-        symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-        context=_FAILING,
+        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
+        context=_DRIVER_POD_FAILING,
         look_at=(
             Shell("nvidia-smi  # on the host"),
             Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
         ),
         share=1.5,
         summary="the node has its own driver, and the operator's driver pod tries to replace it",
-        remedy=_KEEP_HOST,
+        remedy=_KEEP_HOST_DRIVER,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
     Rule(
         cause="gpu-operator-driver-restart-blocked",
         layer="kubernetes",
         disruption="restart-container",
-        decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
+        decisive=unless(all_of(_UNLOAD_FAILED, _DRIVER_OF_POD), _HOST_DRIVER),
         typical=unless(
             any_of(
-                all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
-                all_of(_MANAGED, _CLIENTS),
+                all_of(any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING), any_of(_DRIVER_MANAGER_SEEN, _CLIENTS)),
+                all_of(_DRIVER_MANAGER_SEEN, _CLIENTS),
                 message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
             ),
             _HOST_DRIVER,
         ),
-        symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-        context=any_of(_MANAGED, all_of(_CLIENTS, any_of(_STUCK, _FAILING, symptoms.OPERATOR_WAITS))),
+        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
+        context=any_of(
+            _DRIVER_MANAGER_SEEN, all_of(_CLIENTS, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_WAITS))
+        ),
         look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
         share=1.5,
         summary="the operator's driver pod cannot unload the previous driver, which is in use",
@@ -206,12 +210,13 @@ RULES: Final = (
         layer="kubernetes",
         decisive=_NO_IMAGE,
         typical=any_of(
-            _NO_KERNEL, unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), message_line(_NO_ACCESS))
+            _NO_KERNEL_MATCH,
+            unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _IMAGE_PULL_FAILED), message_line(_NO_ACCESS)),
         ),
-        symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
+        symptoms=(_NO_IMAGE, _IMAGE_PULL_FAILED, symptoms.OPERATOR_WAITS),
         look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
         summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
-        remedy=_avoid_image,
+        remedy=_install_driver_on_host,
         # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
         explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
     ),

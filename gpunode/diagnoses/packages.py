@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER, NO_PACKAGES
+from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     is_supported,
@@ -29,19 +29,19 @@ from gpunode.diagnoses.views.packages import Package, is_driver_package
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 _UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
-_SAYS: Final = Pattern(
+_RUNFILE_MODULE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUNFILE_VERSION: Final = Pattern(
     rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
 
 
-def uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def runfile_uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence of its uninstaller, which every installation has."""
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
@@ -62,16 +62,16 @@ def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
     # Without it, somebody has only copied a module to that place.
     is_whole = not isinstance(uninstaller, Known) or uninstaller.value
     for item in snapshot.items_of("modinfo") if is_whole else ():
-        if _PLACE.search(item.text) and (disk := driver.on_disk_version(snapshot)):
+        if _RUNFILE_MODULE.search(item.text) and (disk := driver.on_disk_version(snapshot)):
             return disk
     return next(named_runfile_versions(snapshot, "installer-log", "listing", "text"), None)
 
 
-def named_runfile_versions(snapshot: Snapshot, *kinds: Kind) -> Iterator[SeenVersion]:
+def named_runfile_versions(snapshot: Snapshot, *kinds: SourceKind) -> Iterator[SeenVersion]:
     """Yield the drivers that its file's name, or what it says of itself, tells of in items of these kinds."""
     for item in snapshot.items_of(*kinds):
-        for match in _SAYS.finditer(item.text):
-            yield SeenVersion(match["version"] or match["log"], cite(item, item.number_at(match.start())))
+        for match in _RUNFILE_VERSION.finditer(item.text):
+            yield SeenVersion(match["version"] or match["log"], cite(item, item.line_number_at(match.start())))
 
 
 _LOCKED: Final = unless(
@@ -106,7 +106,7 @@ def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
         if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"
             summary = f"{who} is using the package database; everything that needs the lock must wait for it"
-            yield Proof(summary, (cite(item, item.number_at(match.start())),), severity="info")
+            yield Proof(summary, (cite(item, item.line_number_at(match.start())),), severity="info")
 
 
 def _wait_for_lock(snapshot: Snapshot) -> Iterable[Fix]:
@@ -121,7 +121,7 @@ def _wait_for_lock(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-_SAID: Final = message_line(
+_INTERRUPTED_RUN: Final = message_line(
     r"dpkg was interrupted, you must manually run|dpkg --configure -a|unpacked but not yet configured"
     r"|are only half (?:configured|installed)|^[ \t]*[1-9]\d* not fully installed or removed"
 )
@@ -136,13 +136,13 @@ def _has_dpkg_notes(snapshot: Snapshot) -> bool:
     return isinstance(stopped, Known) and stopped.value
 
 
-_HALF: Final = any_of(
+_HALF_INSTALLED: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
-    _SAID,
+    _INTERRUPTED_RUN,
     predicate(_has_dpkg_notes, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
 # What the package manager says that it could not finish.
-_LEFT: Final = message_line(
+_DRIVER_UNFINISHED: Final = message_line(
     r"(?:error processing package|prevent configuration of|Errors were encountered while processing:)\s+"
     r"(?:lib)?(?:nvidia-(?!peer|fs|gds)|cuda-drivers)"
 )
@@ -154,7 +154,7 @@ def _summarize_half_done(snapshot: Snapshot) -> str:
     return f"dpkg started to install {names} and did not finish" if half else "dpkg left packages half installed"
 
 
-_BUILD: Final = any_of(
+_DKMS_FAILED: Final = any_of(
     message_line(
         r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
     ),
@@ -163,7 +163,7 @@ _BUILD: Final = any_of(
 
 
 def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_BUILD):
+    if snapshot.view(_DKMS_FAILED):
         log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
         yield run_step("inspect", "read why the module did not build; fix that first", log)
     else:
@@ -175,17 +175,17 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _DRIVERS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
-_OF_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
+_DRIVER_LINE: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
 _ARCH: Final = r"\.(?:x86_64|aarch64|noarch)\b"
 _SAME_FILE: Final = any_of(
     message_line(
-        rf"{_OF_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
+        rf"{_DRIVER_LINE}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
         r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
     ),
     # rpm names the file and both packages, in whatever language.
     message_line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
 )
-_BROKEN: Final = Pattern(
+_DEPENDENCY_COMPLAINT: Final = Pattern(
     r"held broken packages|[Uu]nmet dependencies|requested an impossible situation"
     r"|Depends: \S+ .{0,80}but .{1,60}(?:is to be installed|is installed|not going to be installed|not installable)"
     r"|Held packages were changed|conflicting requests|cannot install (?:both|the best)|nothing provides \S*nvidia"
@@ -193,65 +193,67 @@ _BROKEN: Final = Pattern(
     r"|package \S*nvidia\S* (?:from \S+ )?conflicts with"
 )
 # RPM Fusion calls the driver otherwise than NVIDIA and negativo17 do.
-_FUSIONS: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
+_RPM_FUSION: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
 _TWO_SOURCES: Final = message_line(
     r"Depends: (?:lib)?(?:nvidia|cuda)\S* \([<>=]+ [^)\n]+\) but \d\S+ is (?:to be )?installed"
     # A driver built for a release that has a newer C library than this one.
     r"|Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)\n]+\) but (?:\S+ is to be inst|it is not install)"
     r"|cannot install both \S*nvidia\S* (?:from \S+ )?and \S*nvidia"
-    rf"|package {_FUSIONS}\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by (?!{_FUSIONS})\S*nvidia"
-    rf"|package (?!{_FUSIONS})\S*nvidia\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by {_FUSIONS}"
+    rf"|package {_RPM_FUSION}\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by (?!{_RPM_FUSION})\S*nvidia"
+    rf"|package (?!{_RPM_FUSION})\S*nvidia\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by {_RPM_FUSION}"
 )
 
 
 def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield complaints of the package manager in texts about the driver."""
-    return (one for one in snapshot.matching_lines(_BROKEN) if _DRIVERS.search(snapshot.text_of(one)))
+    return (one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVERS.search(snapshot.text_of(one)))
 
 
 def _held_drivers(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
 
 
-def _two_packagers(snapshot: Snapshot) -> list[packages.Package]:
+def _packages_of_two_packagers(snapshot: Snapshot) -> list[packages.Package]:
     """Return the driver's packages if they are by NVIDIA and by others, by revision or repository."""
     installed = [
         one
         for one in snapshot.view(packages.listed_packages).values()
         if one.is_installed and is_driver_package(one.name)
     ]
-    theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
+    theirs = [one for one in installed if _NVIDIA_REVISION.search(one.version) or "cuda" in one.origin]
     others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
     return [*theirs, *others] if theirs and others else []
 
 
 def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield packages of two packagers, in two versions or from two listed repositories."""
-    found = _two_packagers(snapshot)
+    found = _packages_of_two_packagers(snapshot)
     is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
     return (one.citation for one in found if is_apart)
 
 
-_NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
+_NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET: Final = custom_sign(_unmet_dependencies)
 _HELD: Final = custom_sign(lambda snapshot: _held_drivers(snapshot).values())
 _MIXED: Final = custom_sign(_mixed_packages)
-_BETWEEN: Final = all_of(custom_sign(lambda snapshot: (one.citation for one in _two_packagers(snapshot))), _SAME_FILE)
-_LEFT_HALF: Final = custom_sign(
+_PACKAGERS_SHARE_FILE: Final = all_of(
+    custom_sign(lambda snapshot: (one.citation for one in _packages_of_two_packagers(snapshot))), _SAME_FILE
+)
+_UNFINISHED_PACKAGES: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
 )
 # apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
-_OTHERS: Final = (
+_OTHER_EXPLANATIONS: Final = (
     _SAME_FILE,
-    _LEFT_HALF,
+    _UNFINISHED_PACKAGES,
     custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
 )
-_TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHERS)
+_TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHER_EXPLANATIONS)
 
 
-def _why_held(snapshot: Snapshot) -> str:
+def _summarize_holds(snapshot: Snapshot) -> str:
     if names := sorted(_held_drivers(snapshot)):
         return f"held: {', '.join(names)}; so the driver's packages cannot all get the same version"
     return "the requested packages conflict with those of the installed driver"
@@ -280,11 +282,13 @@ def _use_one_origin(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.install_driver(snapshot, "install every package of the driver in the same version")
 
 
-_OWNED: Final = Pattern(r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)")
+_FILE_OWNER: Final = Pattern(
+    r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)"
+)
 
 
 def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
-    match = snapshot.match(_OWNED)
+    match = snapshot.match(_FILE_OWNER)
     owner = (match["deb"] or match["rpm"]) if match else ""
     if snapshot.view(package_manager) == "apt":
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
@@ -303,8 +307,8 @@ _PURGE: Final = message_line(
     r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)",
     *("text", "package-output"),
 )
-_TRACE: Final = any_of(
-    custom_sign(uninstaller_lines),
+_RUNFILE_TRACE: Final = any_of(
+    custom_sign(runfile_uninstaller_lines),
     message_line(
         r"driver installation has been altered since it was"
         # Debian's own driver brings this package, which fails where it meets one of the installer's.
@@ -318,11 +322,13 @@ _UNOWNED: Final = message_line(
 )
 
 
-def _installed_packages(snapshot: Snapshot) -> list[Package]:
+def _installed_driver_packages(snapshot: Snapshot) -> list[Package]:
     return [one for one in driver.driver_packages(snapshot) if one.is_installed]
 
 
-_BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _installed_packages(snapshot)[:3]))
+_DRIVER_PACKAGED: Final = custom_sign(
+    lambda snapshot: (one.citation for one in _installed_driver_packages(snapshot)[:3])
+)
 
 
 def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
@@ -330,11 +336,11 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
     uninstall = Shell("sudo nvidia-installer --uninstall --silent")
-    if not snapshot.view(any_of(_TRACE, _UNOWNED)):
+    if not snapshot.view(any_of(_RUNFILE_TRACE, _UNOWNED)):
         see = Shell("ls -l /usr/bin/nvidia-installer /var/log/nvidia-installer.log")
         yield run_step("inspect", "see whether the installer was ever run here", see)
     yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
-    there = _installed_packages(snapshot)
+    there = _installed_driver_packages(snapshot)
     seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
     is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
     if there and (is_theirs or driver.kernel_packages(snapshot) or driver.metapackages(snapshot)):
@@ -362,26 +368,26 @@ RULES: Final = (
     ),
     _rule(
         cause="dpkg-unconfigured-packages",
-        decisive=_HALF,
-        typical=_LEFT,
-        symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
+        decisive=_HALF_INSTALLED,
+        typical=_DRIVER_UNFINISHED,
+        symptoms=(symptoms.PACKAGES_BROKEN, _HALF_INSTALLED),
         summary=_summarize_half_done,
         look_at=(Shell("dpkg --audit"),),
         remedy=_finish_packages,
-        explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
+        explains=MISMATCHES | NOTHING_INSTALLABLE | {"held-or-broken-packages"},
     ),
     _rule(
         cause="held-or-broken-packages",
         share=1.3,
-        decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
+        decisive=unless(all_of(_HELD, _UNMET), *_OTHER_EXPLANATIONS[:2]),
         typical=any_of(
-            unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+            unless(_UNMET, _TWO_ORIGINS, *_OTHER_EXPLANATIONS),
             unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
         ),
         symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
         context=_HELD,
         may_be_normal=True,
-        summary=_why_held,
+        summary=_summarize_holds,
         look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
         remedy=_release_holds,
         explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
@@ -389,8 +395,8 @@ RULES: Final = (
     _rule(
         cause="mixed-repo-packages",
         share=1.2,
-        decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
-        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
+        decisive=any_of(_PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _PACKAGERS_SHARE_FILE),
         latent=unless(symptoms.DRIVER_WORKS, _UNMET),
         summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
@@ -410,10 +416,10 @@ RULES: Final = (
         cause="runfile-leftover",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),
-        typical=any_of(_UNOWNED, unless(_TRACE, symptoms.MISMATCH)),
+        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_PACKAGED, _PURGE)),
+        typical=any_of(_UNOWNED, unless(_RUNFILE_TRACE, symptoms.MISMATCH)),
         symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
-        context=_TRACE,
+        context=_RUNFILE_TRACE,
         against=(symptoms.DRIVER_WORKS,),
         may_be_normal=True,
         summary="NVIDIA's .run installer left a driver that no package owns",

@@ -39,15 +39,15 @@ from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
-_SHOWN: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
+_COMMON_SYMPTOMS: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
 _NO_SUCH_DEVICE: Final = message_line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NONE_SAID: Final = any_of(
+_NO_GPU_REPORTED: Final = any_of(
     kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
     _NO_SUCH_DEVICE,
     message_line(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", flags=re.IGNORECASE),
 )
 # Words of the driver about a GPU that it saw, whatever it then did with it.
-_SPOKEN_OF: Final = kernel_line(
+_GPU_REPORTED: Final = kernel_line(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
     r"\bXid \(|fallen off the bus"
 )
@@ -69,7 +69,7 @@ def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _GPU_SEEN: Final = predicate(_is_gpu_seen, "a GPU is on the bus")
-_FROM_ELSEWHERE: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
+_EXTERNAL_DRIVER: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 
 def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
@@ -85,9 +85,11 @@ _RESERVED: Final = any_of(*(
     file_line(path, r"\b(?:vfio-pci|pci-stub)\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:")
     for path in ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
 ))  # fmt: skip
-_TAKEN: Final = kernel_line(r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)")
+_ALREADY_BOUND: Final = kernel_line(
+    r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)"
+)
 # Where sysfs, driverctl or somebody's loop over sysfs tells the owner.
-_OWNER: Final = Pattern(
+_PASSTHROUGH_OWNER: Final = Pattern(
     r"/drivers/(?:vfio-pci|pci-stub)\b|^(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d[ :]+(?:[^\n]*\s)?)?"
     r"(?:vfio-pci|pci-stub)(?=\s|$)",
     re.MULTILINE | re.IGNORECASE,
@@ -96,30 +98,32 @@ _ASKS_OWNER: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
-def _owned_by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
+def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield lines of sysfs or driverctl by which a passthrough driver owns a GPU."""
     known = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     asked_owner = (
         one for one in snapshot.items_of("listing", "text", "which") if _ASKS_OWNER.search(one.written + one.text)
     )
-    for one in (found for item in asked_owner for found in lines_with(item, _OWNER)):
+    for one in (found for item in asked_owner for found in lines_with(item, _PASSTHROUGH_OWNER)):
         where = {pci.normalize_address(address) for address in _ADDRESS.findall(one.line)}
         if not known or not where or where & known:
             yield one
 
 
-_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in virtualization.passed_through_gpus(snapshot)))
-_OWNED: Final = any_of(_TAKEN, custom_sign(_owned_by_sysfs), _LENT)
+_PASSED_THROUGH: Final = custom_sign(
+    lambda snapshot: (gpu.citation for gpu in virtualization.passed_through_gpus(snapshot))
+)
+_PASSTHROUGH_BOUND: Final = any_of(_ALREADY_BOUND, custom_sign(_passthrough_owner_lines), _PASSED_THROUGH)
 _MAY_BE_INTENDED: Final = predicate(
     lambda node: virtualization.is_hypervisor(node) and not any(virtualization.guest_lists(node)),
     "the host runs virtual machines",
 )
-_SET_UP: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
+_INTENDED_SUMMARY: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
 
 
-def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield passthrough that is intended: the host has other GPUs, or its guests run."""
-    owned = snapshot.view(_OWNED)
+    owned = snapshot.view(_PASSTHROUGH_BOUND)
     told = {pci.normalize_address(one) for line in owned for one in _ADDRESS.findall(line.line)}
     of_host = any(
         gpu.driver not in virtualization.PASSTHROUGH_DRIVERS
@@ -127,11 +131,13 @@ def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
         for gpu in snapshot.view(pci.pci_gpus)
     )
     if owned and (driver.works(snapshot) or of_host or virtualization.has_running_guests(snapshot)):
-        yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
+        yield Proof(_INTENDED_SUMMARY, owned, "likely", severity="info", remedy=(_LEAVE_TO_GUEST,), disruption="none")
 
 
-_LEAVE: Final = manual_step("wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot")
-_WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_LEAVE_TO_GUEST: Final = manual_step(
+    "wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot"
+)
+_REMOVE_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
@@ -139,7 +145,7 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     text = "make sure that no virtual machine needs the GPU: qm list, or virsh list --all, shows them"
     yield manual_step("configure", text)
     text = "remove NVIDIA's ids from those reserved for vfio-pci"
-    yield run_step("configure", text, edit_matching_files("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *_PLACES))
+    yield run_step("configure", text, edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_IDS, *_PLACES))
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
     yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
     yield rebuild_initramfs(snapshot)
@@ -148,7 +154,7 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- awake, or stuck
 
-_D3: Final = Pattern(
+_STUCK_IN_D3: Final = Pattern(
     rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): "
     r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
@@ -158,21 +164,23 @@ _D3: Final = Pattern(
 def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield messages of a GPU that does not wake up, before it fell off the bus."""
     gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(pcie_links.nvidia_slots)
-    for message in kernel.matching_messages(snapshot, _D3):
-        if (match := _D3.search(message.text)) and not faults.is_after_fall(message.citation, gone):
+    for message in kernel.matching_messages(snapshot, _STUCK_IN_D3):
+        if (match := _STUCK_IN_D3.search(message.text)) and not faults.is_after_fall(message.citation, gone):
             is_gpu = pcie_links.pci_slot(pci.normalize_address(match["address"])) in gpus or match["driver"] == "nvidia"
             if is_gpu or (not gpus and match["driver"] == "vfio-pci"):
                 yield message.citation
 
 
-_AWAKE: Final = Shell('for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done')
+_KEEP_AWAKE: Final = Shell(
+    'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
+)
 _ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
 _IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
 
-_NO_REGION: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
-_INVALID: Final = any_of(kernel_line(_NO_REGION), message_line(_NO_REGION))
+_REGION_INVALID: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
+_INVALID: Final = any_of(kernel_line(_REGION_INVALID), message_line(_REGION_INVALID))
 # Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = any_of(
     kernel_line(
@@ -189,7 +197,7 @@ def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
     gpus, ports = snapshot.view(pcie_links.nvidia_slots), snapshot.view(pcie_links.gpu_bridges)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
-    trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
+    trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.INIT_FAILED_22_56))
     is_all = ports is None and not gpus and not driver.works(snapshot)
     for address, is_window, citation in _failed_assignments(snapshot):
         is_above = is_window and (address in ports if ports is not None else trouble)
@@ -240,18 +248,18 @@ def _has_high_window(snapshot: Snapshot) -> bool | None:
 
 _UNPLACED: Final = custom_sign(_unplaced_regions)
 _UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
-_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED)))
-ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
+_NO_REGION_ADDRESS: Final = any_of(_INVALID, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED)))
+REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
 """A memory region of a GPU that has no address."""
 GUEST: Final = predicate(system.is_guest, "this is a virtual machine")
 _BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
-_HIGH: Final = predicate(_has_high_window, "the bus has addresses above 4 GiB")
-_NO_HIGH: Final = predicate(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_HIGH_WINDOW: Final = predicate(_has_high_window, "the bus has addresses above 4 GiB")
+_NO_HIGH_WINDOW: Final = predicate(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
 _NOT_STARTED: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
-_SWITCHED_OFF: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
+_ABOVE_4G_DISABLED: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
-def _reallocate(snapshot: Snapshot) -> Iterable[Fix]:
+def _reallocate_regions(snapshot: Snapshot) -> Iterable[Fix]:
     yield from add_kernel_argument(snapshot, "pci=realloc", "let the kernel reassign the regions")
     yield manual_step("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
     windows = "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G"
@@ -264,19 +272,20 @@ RULES: Final = (
         layer="hardware",
         shows_in="pci",
         disruption="power-cycle",
-        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=all_of(
-            symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
+            symptoms.NO_GPU,
+            any_of(_NO_GPU_REPORTED, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines)),
         ),
-        typical=_NONE_SAID,
+        typical=_NO_GPU_REPORTED,
         context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
         against=(
             _GPU_SEEN,
-            _SPOKEN_OF,
+            _GPU_REPORTED,
             any_line(r"^(?:nouveau|nova[_-]drm) dev="),
-            _FROM_ELSEWHERE,
-            unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
+            _EXTERNAL_DRIVER,
+            unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU),
         ),
         may_be_normal=True,
         summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
@@ -286,16 +295,16 @@ RULES: Final = (
     _rule(
         cause="vfio-bound",
         disruption="reboot",
-        symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
+        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.NOT_STARTED),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
-        check=_find_intended,
+        check=_find_intended_passthrough,
         decisive=any_of(
-            all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
-            unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
+            all_of(_PASSTHROUGH_BOUND, any_of(_NO_SUCH_DEVICE, _ALREADY_BOUND)),
+            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
         ),
-        typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
+        typical=unless(any_of(_PASSTHROUGH_BOUND, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
         may_be_normal=True,
-        context=any_of(_RESERVED, _LENT),
+        context=any_of(_RESERVED, _PASSED_THROUGH),
         summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
         remedy=_release_gpu,
         explains=NO_DRIVER | {"nouveau-bound"},
@@ -303,7 +312,7 @@ RULES: Final = (
     _rule(
         cause="gpu-stuck-d3cold",
         disruption="power-cycle",
-        symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        symptoms=(*_COMMON_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.NOT_STARTED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
         typical=all_of(_ALL_ONES, _IN_D3COLD),
@@ -311,7 +320,7 @@ RULES: Final = (
         summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
         remedy=always(
             power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-            run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
+            run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _KEEP_AWAKE),
             manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
         ),
         explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
@@ -320,10 +329,13 @@ RULES: Final = (
         cause="bar-above-4g-disabled",
         disruption="reboot",
         share=0.8,
-        symptoms=(symptoms.CLOSED_OR_BAR, *_NOT_STARTED),
+        symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
-        decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
-        typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
+        decisive=any_of(
+            all_of(REGION_WITHOUT_ADDRESS, _NO_HIGH_WINDOW),
+            all_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG), _BARE_METAL),
+        ),
+        typical=any_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _ABOVE_4G_DISABLED),
         against=(GUEST,),
         summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
         remedy=always(
@@ -337,11 +349,11 @@ RULES: Final = (
         disruption="reboot",
         symptoms=_NOT_STARTED,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
-        decisive=all_of(_UNPLACED, _HIGH),
-        typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
-        against=(GUEST, _NO_HIGH),
+        decisive=all_of(_UNPLACED, _HIGH_WINDOW),
+        typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
+        against=(GUEST, _NO_HIGH_WINDOW),
         summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
-        remedy=_reallocate,
+        remedy=_reallocate_regions,
         explains=NOT_STARTED,
     ),
 )

@@ -32,7 +32,7 @@ def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
         # A slot that is wired for no more lanes has lost none.
         if port and port.max_width <= link.width:
             continue
-        is_known = port is not None or link.is_of_both
+        is_known = port is not None or link.covers_both_ends
         than = "both ends have" if is_known else "the GPU has (the slot's width is unknown)"
         is_minor = link.width * 2 >= link.max_width > 0 and not is_odd and link.width > 1
         severity: Severity = "info" if is_minor else "warning"
@@ -46,14 +46,16 @@ def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
         )
 
 
-_LIMITED: Final = kernel_line(r"available PCIe bandwidth, limited by \S+ GT/s PCIe x(\d+) .* PCIe x(?!\1\b)\d+ link")
-_AT: Final = Pattern(pcie_links.ADDRESS)
+_BANDWIDTH_LIMITED: Final = kernel_line(
+    r"available PCIe bandwidth, limited by \S+ GT/s PCIe x(\d+) .* PCIe x(?!\1\b)\d+ link"
+)
+_DEVICE_ADDRESS: Final = Pattern(pcie_links.ADDRESS)
 
 
 def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the lines of the kernel about a GPU whose link got fewer lanes than it can have."""
-    for one in snapshot.view(_LIMITED):
-        match = _AT.search(one.line)
+    for one in snapshot.view(_BANDWIDTH_LIMITED):
+        match = _DEVICE_ADDRESS.search(one.line)
         if match and pcie_links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(pcie_links.nvidia_slots):
             yield one
 
@@ -76,9 +78,9 @@ _CORRECTED: Final = Pattern(
     r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
     r"|(?:Adv)?NonFatalErr|Advisory)"
 )
-_SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
-_FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
-_PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
+_REPORTING_DEVICE: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
+_ERROR_ORIGIN: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
+_BUS_DRIVERS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         text = message.text
         if faults.is_after_fall(message.citation, gone):
             continue
-        speaker, origin = _SPEAKER.search(text), _FROM.search(text)
+        speaker, origin = _REPORTING_DEVICE.search(text), _ERROR_ORIGIN.search(text)
         address = pci.normalize_address(speaker["address"]) if speaker else ""
         found.append(
             (
@@ -110,7 +112,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
             )
         )
         if speaker and pcie_links.pci_slot(address) not in gpus:
-            is_other = speaker["driver"] not in _PORTS or (ports is not None and address not in ports)
+            is_other = speaker["driver"] not in _BUS_DRIVERS or (ports is not None and address not in ports)
             strangers |= {pcie_links.pci_slot(address)} if is_other else set()
     return tuple(one for origin, one in found if not {pcie_links.pci_slot(one.address), origin} & strangers)
 
@@ -131,8 +133,8 @@ def _error_bits(report: _BusError) -> list[str]:
 
 
 # One error is told in up to four lines; a log of weeks holds some.
-_FEW: Final = 4
-_MANY: Final = 20
+_MIN_STORM_ERRORS: Final = 4
+_MIN_STORM_ERRORS_LONG_LOG: Final = 20
 _LONG_LOG: Final = 400
 
 
@@ -141,7 +143,9 @@ def _find_storm(snapshot: Snapshot) -> Iterator[Proof]:
     is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
     often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
-    is_often = often >= (_MANY if is_long or snapshot.view(faults.first_bus_falls) else _FEW)
+    is_often = often >= (
+        _MIN_STORM_ERRORS_LONG_LOG if is_long or snapshot.view(faults.first_bus_falls) else _MIN_STORM_ERRORS
+    )
     if is_often and not snapshot.view(_uncorrected_errors):
         is_its_own = any(pcie_links.pci_slot(one.address) in snapshot.view(pcie_links.nvidia_slots) for one in found)
         summary = "the GPU's PCIe link keeps correcting errors: its signal is bad"
@@ -177,13 +181,13 @@ _rule = partial(Rule, layer="pci")
 
 # ---- access control
 
-_HANGS: Final = message_line(
+_PEER_PROBLEM: Final = message_line(
     r"NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
     r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
     r"|\bvia P2P/[^\n]*\n[^\n]*\bhang",
     flags=re.IGNORECASE,
 )
-_ASKED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
+_ACS_INSPECTED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
 _REDIRECTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
 _VALIDATES: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
 _NO_ACS: Final = Shell(
@@ -212,7 +216,7 @@ _PAGE_FAULT: Final = Pattern(
     r"|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
     r"|\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
-_TRANSLATES: Final = unless(
+_IOMMU_TRANSLATES: Final = unless(
     message_line(
         r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0",
         "file", "kernel-log", "text",
@@ -242,12 +246,12 @@ def _has_guests(snapshot: Snapshot) -> bool:
     return bool(virtualization.passed_through_gpus(snapshot)) or virtualization.is_hypervisor(snapshot)
 
 
-_PASSES: Final = "iommu=pt"
+_PASSTHROUGH_ARGUMENT: Final = "iommu=pt"
 
 
 def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
-    if not has_kernel_argument(snapshot, _PASSES):
-        yield from add_kernel_argument(snapshot, _PASSES, "devices of the host bypass IOMMU translation")
+    if not has_kernel_argument(snapshot, _PASSTHROUGH_ARGUMENT):
+        yield from add_kernel_argument(snapshot, _PASSTHROUGH_ARGUMENT, "devices of the host bypass IOMMU translation")
     elif _has_guests(snapshot):
         text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU must stay on for the virtual machines"
         yield manual_step("application", text)
@@ -259,7 +263,7 @@ def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- what both do: peers are slow
 
 # p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
-_SLOW: Final = message_line(
+_PEERS_SLOW: Final = message_line(
     r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
     "application", "text",
 )  # fmt: skip
@@ -274,12 +278,12 @@ RULES: Final = (
         typical=unless(
             any_of(
                 custom_sign(_any_page_faults),
-                _SLOW,
-                unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
+                _PEERS_SLOW,
+                unless(all_of(_IOMMU_TRANSLATES, _PEER_PROBLEM), custom_sign(faults.serious_fault_lines)),
             ),
             _REDIRECTS,
         ),
-        context=_TRANSLATES,
+        context=_IOMMU_TRANSLATES,
         summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
         remedy=_bypass_iommu,
         explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
@@ -289,9 +293,11 @@ RULES: Final = (
         severity="warning",
         symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
-        decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
-        typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
-        context=any_of(_REDIRECTS, _HANGS),
+        decisive=all_of(_REDIRECTS, any_of(_PEER_PROBLEM, _PEERS_SLOW)),
+        typical=any_of(
+            all_of(_REDIRECTS, _ACS_INSPECTED), all_of(_VALIDATES, any_of(_PEER_PROBLEM, _PEERS_SLOW, _ACS_INSPECTED))
+        ),
+        context=any_of(_REDIRECTS, _PEER_PROBLEM),
         summary="bridges route requests between GPUs through the root complex (ACS)",
         remedy=_disable_acs,
     ),

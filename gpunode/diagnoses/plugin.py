@@ -9,11 +9,11 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import (
-    plugin_logs,
-    register_runtime,
+    register_runtime_command,
     restart_failed_pods,
     restart_plugin,
     set_runtime_class,
+    show_plugin_logs,
 )
 from gpunode.diagnoses.commands import Shell, command, is_unit, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
@@ -22,28 +22,30 @@ from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custo
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, kubernetes_nodes, runtimes
 from gpunode.facts.model import Known
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
-_LACKING: Final = message_line(
+_NVML_MISSING: Final = message_line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not",
     *("kubernetes-log", "kubernetes-pod"),
 )
-_OF_PLUGIN: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
+_PLUGIN_WORDS: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 # The first is of version 1.8 to 1.11, before that question.
-_ASKS: Final = message_line(
+_STRATEGY_REJECTED: Final = message_line(
     r"Failed to start nvml with error:\s+could not load NVML"
     r"|Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
-_WELL: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
-_STILL_ASKS: Final = unless(_ASKS, _WELL)
-_COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
+_ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
+_STRATEGY_STILL_REJECTED: Final = unless(_STRATEGY_REJECTED, _ALL_GPUS_OFFERED)
+_PLUGIN_WITHOUT_NVML: Final = unless(
+    any_of(_NVML_MISSING, _STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_WORDS)), _ALL_GPUS_OFFERED
+)
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
 
-_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
+_RUNTIME_CLASS_KEY: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
 
 
 def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
@@ -52,22 +54,25 @@ def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
         )
-        shows = item.source.lets_through("  runtimeClassName: nvidia") if item.source.only else is_whole
+        shows = item.source.may_contain("  runtimeClassName: nvidia") if item.source.only else is_whole
         if shows and item.text.strip() and not re.search(r"runtimeClassName|Runtime Class Name", item.text):
             yield cite(item, 1)
 
 
-_CLASSLESS: Final = any_of(
+_NO_RUNTIME_CLASS: Final = any_of(
     custom_sign(_pods_without_class),
-    message_line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file"),
+    message_line(rf"{_RUNTIME_CLASS_KEY}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file"),
 )
-_DEFAULT: Final = (
+_DEFAULT_RUNTIME_KEY: Final = (
     r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
 )
-_IS_DEFAULT: Final = any_line(rf"{_DEFAULT}nvidia")
-_UNDER: Final = unless(
-    any_of(message_line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"), _IS_DEFAULT),
-    _CLASSLESS,
+_NVIDIA_IS_DEFAULT: Final = any_line(rf"{_DEFAULT_RUNTIME_KEY}nvidia")
+_RUNS_UNDER_NVIDIA: Final = unless(
+    any_of(
+        message_line(rf"^\s*(?:- )?[\"']?{_RUNTIME_CLASS_KEY}nvidia", "kubernetes-pod", "kubernetes", "file"),
+        _NVIDIA_IS_DEFAULT,
+    ),
+    _NO_RUNTIME_CLASS,
 )
 _HANDLER: Final = any_of(
     # In a configuration, and as a runtime class.
@@ -77,7 +82,7 @@ _HANDLER: Final = any_of(
         r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
 )
-_PLAIN: Final = unless(any_line(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
+_OTHER_DEFAULT_RUNTIME: Final = unless(any_line(rf"{_DEFAULT_RUNTIME_KEY}(?!nvidia)\w"), _NVIDIA_IS_DEFAULT)
 _REGISTERED: Final = any_of(
     message_line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), command_run(r"\bruntime configure\b")
 )
@@ -88,13 +93,15 @@ _ODD_SYSTEM: Final = any_line(
 _NO_DRIVER: Final = unless(predicate(driver.is_broken, "the node itself has no working driver"), _ODD_SYSTEM)
 
 
-def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
+def _request_nvidia_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if not (
         snapshot.view(_HANDLER)
         or snapshot.view(_REGISTERED)
-        or runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"}
+        or runtimes.containerd_product(snapshot) in {"k3s", "rke2"}
     ):
-        yield run_step("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
+        yield run_step(
+            "configure", "register NVIDIA's runtime with the container runtime", register_runtime_command(snapshot)
+        )
     yield set_runtime_class("let the device plugin request NVIDIA's runtime")
     yield manual_step(
         "configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime"
@@ -110,7 +117,7 @@ _PLACES: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
-_ELSEWHERE: Final = any_of(
+_DRIVER_ELSEWHERE: Final = any_of(
     any_line(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), command_run(_PLACES), _ODD_SYSTEM, _SET_ROOT
 )
 _FIND_LIBRARY: Final = always(
@@ -138,7 +145,7 @@ _MARKED_UNHEALTHY: Final = message_line(
     flags=re.IGNORECASE,
 )
 UNHEALTHY: Final = any_of(
-    unless(_MARKED_UNHEALTHY, _WELL),
+    unless(_MARKED_UNHEALTHY, _ALL_GPUS_OFFERED),
     custom_sign(lambda node: (one.citation for _, *both in kubernetes_nodes.unhealthy_resources(node) for one in both)),
 )
 
@@ -149,19 +156,19 @@ _NOT_HEALTHY: Final = message_line(
     r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
     r"|previously allocated devices are no longer healthy)"
 )
-_FEWER: Final = message_line(rf"requested number of devices unavailable for {kubernetes_nodes.RESOURCE}")
+_FEWER_DEVICES: Final = message_line(rf"requested number of devices unavailable for {kubernetes_nodes.RESOURCE}")
 _REJECTED: Final = message_line(
     r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
     r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
 )
 
 
-_TABLES: Final[tuple[Kind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
-_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
+_TABLES: Final[tuple[SourceKind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
+_POD_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER_DEVICES, _REJECTED)
 
 
 # That the logs alone remember it, and no pod that is shown was refused.
-_PAST: Final = unless(
+_REFUSALS_PAST: Final = unless(
     message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
     message_line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
 )
@@ -195,21 +202,21 @@ _WAS_RESTARTED: Final = any_of(
 
 # A kubelet that admits anew what it had admitted.
 # Init containers that ask for a GPU, too.
-_INIT: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
-_OLD: Final = message_line(
+_INIT_CONTAINERS: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
+_KUBERNETES_WITH_BUG: Final = message_line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
 
 
 # What the kubelet has on record, and what takes a pod away without it.
 
-_STALE: Final = any_of(
+_STALE_ALLOCATION: Final = any_of(
     command_run(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
     any_line(r"PodDeviceEntries|kubelet_internal_checkpoint|delete pods? .*--(?:force|grace-period)"),
 )
 
 
-def _free_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+def _unassigned_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs that the scheduler has not assigned."""
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         for name, amount in node.allocatable.items():
@@ -227,7 +234,7 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
         unit = kubelet.value.unit.removesuffix(".service")
         return unit if is_unit(unit) else "kubelet"
-    return _UNITS.get(snapshot.view(runtimes.kubernetes_product), "kubelet")
+    return _UNITS.get(snapshot.view(runtimes.containerd_product), "kubelet")
 
 
 def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
@@ -251,11 +258,14 @@ RULES: Final = (
         cause="device-plugin-library-not-found",
         disruption="restart-container",
         typical=any_of(
-            unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
+            unless(
+                all_of(_PLUGIN_WITHOUT_NVML, any_of(_RUNS_UNDER_NVIDIA, _DRIVER_ELSEWHERE)),
+                all_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS),
+            ),
             message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
-        symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-        context=any_of(_UNDER, _ELSEWHERE),
+        symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+        context=any_of(_RUNS_UNDER_NVIDIA, _DRIVER_ELSEWHERE),
         against=(_NO_DRIVER, symptoms.NO_GPU),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
@@ -266,34 +276,40 @@ RULES: Final = (
     _rule(
         cause="nvidia-runtime-not-default-no-runtimeclass",
         disruption="restart-service",
-        decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
+        decisive=unless(
+            all_of(_PLUGIN_WITHOUT_NVML, _OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _HANDLER), _RUNS_UNDER_NVIDIA
+        ),
         typical=unless(
             any_of(
-                _STILL_ASKS,
-                all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
-                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
-                all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
+                _STRATEGY_STILL_REJECTED,
+                all_of(_PLUGIN_WITHOUT_NVML, any_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _HANDLER, _REGISTERED)),
+                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _NO_RUNTIME_CLASS)),
+                all_of(_HANDLER, any_of(_NO_RUNTIME_CLASS, all_of(_OTHER_DEFAULT_RUNTIME, symptoms.PLUGIN_FAILS))),
             ),
-            _UNDER,
-            unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
+            _RUNS_UNDER_NVIDIA,
+            unless(_DRIVER_ELSEWHERE, _NO_RUNTIME_CLASS, _HANDLER),
         ),
         may_be_normal=True,
-        context=unless(any_of(_HANDLER, _CLASSLESS, _REGISTERED), symptoms.ALL_WELL),
+        context=unless(any_of(_HANDLER, _NO_RUNTIME_CLASS, _REGISTERED), symptoms.ALL_WELL),
         symptoms=(
-            _COMPLAINS,
+            _PLUGIN_WITHOUT_NVML,
             symptoms.NO_DRIVER_INSIDE,
             symptoms.NO_CAPACITY,
             symptoms.POD_PENDING,
             symptoms.PLUGIN_FAILS,
         ),
-        against=(_NO_DRIVER, symptoms.NO_GPU, unless(symptoms.CONTAINER_WORKS, _COMPLAINS, symptoms.NO_DRIVER_INSIDE)),
+        against=(
+            _NO_DRIVER,
+            symptoms.NO_GPU,
+            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_INSIDE),
+        ),
         look_at=(
             Shell("kubectl get runtimeclass"),
             Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
         ),
         share=5,
         summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
-        remedy=_ask_for_runtime,
+        remedy=_request_nvidia_runtime,
         explains=frozenset(
             {
                 "device-plugin-library-not-found",
@@ -316,7 +332,7 @@ RULES: Final = (
         ),
         summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
         remedy=always(
-            plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
+            show_plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
             run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
             restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
         ),
@@ -324,11 +340,11 @@ RULES: Final = (
     _rule(
         cause="device-plugin-not-ready-after-reboot",
         disruption="restart-container",
-        decisive=all_of(_REFUSED, _BOOTED),
-        typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
+        decisive=all_of(_POD_REFUSED, _BOOTED),
+        typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _KUBERNETES_WITH_BUG, _STALE_ALLOCATION),
         symptoms=(symptoms.POD_REFUSED,),
         context=any_of(_BOOTED, message_line(r"Registration Request received")),
-        against=(_PAST, unless(UNHEALTHY, _BOOTED)),
+        against=(_REFUSALS_PAST, unless(UNHEALTHY, _BOOTED)),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
         share=2,
         summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
@@ -340,12 +356,15 @@ RULES: Final = (
     _rule(
         cause="kubelet-restart-admission-bug",
         disruption="restart-container",
-        decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
+        decisive=unless(all_of(_POD_REFUSED, _WAS_RESTARTED, _KUBERNETES_WITH_BUG), _STALE_ALLOCATION),
         typical=any_of(
-            unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
+            unless(
+                all_of(_POD_REFUSED, any_of(_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS)), _STALE_ALLOCATION
+            ),
+            all_of(_WAS_RESTARTED, _KUBERNETES_WITH_BUG),
         ),
         symptoms=(symptoms.POD_REFUSED,),
-        against=(_PAST, _BOOTED),
+        against=(_REFUSALS_PAST, _BOOTED),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
         share=2,
         summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
@@ -356,11 +375,14 @@ RULES: Final = (
     _rule(
         cause="kubelet-stale-device-allocation",
         disruption="restart-service",
-        decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
-        typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),
+        decisive=all_of(_POD_REFUSED, any_of(_STALE_ALLOCATION, all_of(_FEWER_DEVICES, custom_sign(_unassigned_gpus)))),
+        typical=any_of(
+            unless(_FEWER_DEVICES, _WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS),
+            all_of(_STALE_ALLOCATION, custom_sign(_unassigned_gpus)),
+        ),
         symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
-        context=_STALE,
-        against=(_PAST, _BOOTED),
+        context=_STALE_ALLOCATION,
+        against=(_REFUSALS_PAST, _BOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
         share=2,
         summary="the kubelet still assigns GPUs to pods that no longer exist",

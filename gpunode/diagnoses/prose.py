@@ -14,7 +14,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # What a list or an answer in a forum puts before a sentence.
@@ -72,7 +72,7 @@ _FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _ENDS_SENTENCE: Final = (".", ":", "!", "?", "```")
 
 
-def is_prose(item: Item, number: int) -> bool:
+def is_prose(item: EvidenceItem, number: int) -> bool:
     """Return whether line ``number``, counted from 1, is a person's own sentence."""
     return number in item.view(_prose_lines)
 
@@ -92,8 +92,8 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     return any(is_prose(item, number) for item in cited)
 
 
-def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[Item, ...]]:
-    found: dict[tuple[str, str], tuple[Item, ...]] = {}
+def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
+    found: dict[tuple[str, str], tuple[EvidenceItem, ...]] = {}
     for item in snapshot.items:
         place = item.key, item.written
         found[place] = (*found.get(place, ()), item)
@@ -103,7 +103,7 @@ def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[Item, 
 class _ProseLines:
     """The numbers of the lines that are prose, computed on use."""
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: EvidenceItem) -> None:
         self._lines = item.lines
         self._known: dict[int, bool] = {}
 
@@ -155,7 +155,7 @@ class _ProseLines:
         return frozenset(found)
 
 
-def _prose_lines(item: Item) -> _ProseLines:
+def _prose_lines(item: EvidenceItem) -> _ProseLines:
     return _ProseLines(item)
 
 

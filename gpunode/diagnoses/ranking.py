@@ -16,7 +16,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 # The driver waits this long before it reports a dead GSP; consequences may be logged earlier.
 _MAX_REPORT_DELAY_S: Final = 45.0
 # As warnings, these concern the next boot.
-_NEXT_BOOT: Final = frozenset({"module-built-for-other-kernel"})
+_NEXT_BOOT_CAUSES: Final = frozenset({"module-built-for-other-kernel"})
 
 
 def rank_findings(findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]) -> tuple[Finding, ...]:
@@ -120,7 +120,7 @@ def _gpus_explained(finding: Finding, root: Finding) -> frozenset[str]:
     if root.severity == "info" and finding.severity != "info":
         return frozenset()
     # A future fault causes nothing today.
-    if root.severity == "warning" and root.cause in _NEXT_BOOT:
+    if root.severity == "warning" and root.cause in _NEXT_BOOT_CAUSES:
         return frozenset()
     # A pod's log must not hide what the node itself shows.
     if root.container_log and not finding.container_log and finding.confidence == "certain":

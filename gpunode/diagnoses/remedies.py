@@ -220,7 +220,7 @@ def is_supported(snapshot: Snapshot) -> bool:
         return False
     known, machine = find_distro(snapshot), running_kernel(snapshot)
     if known is None:
-        is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST
+        is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST_KERNEL
         return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
     found = distros.family(known)
     is_without_archive = known.id == "debian" and _DEBIAN_ON_ARM.search(machine)
@@ -229,7 +229,7 @@ def is_supported(snapshot: Snapshot) -> bool:
 
 # Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
 _KERNEL: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
-_OLDEST: Final = (5, 15)
+_OLDEST_KERNEL: Final = (5, 15)
 _DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
@@ -239,12 +239,12 @@ _RUNTIME_STEPS: Final = frozenset({"toolkit-repository", "toolkit", "runtime-ins
 
 def setup_step(
     snapshot: Snapshot, kind: FixKind, text: str, *steps: str, upgrade: bool = False,
-    instead: tuple[Command, ...] = (), when: str = ""
+    fallback_commands: tuple[Command, ...] = (), when: str = ""
 ) -> Fix:  # fmt: skip
-    """Return the step that gpunode does itself, by ``steps`` alone if named; else ``instead``."""
+    """Return the step that gpunode does itself, by ``steps`` alone if named; else ``fallback_commands``."""
     is_configured = bool(steps) and _RUNTIME_STEPS.issuperset(steps) and has_external_driver(snapshot)
     if not is_supported(snapshot) and not is_configured:
-        return Fix(kind, text, instead, when)
+        return Fix(kind, text, fallback_commands, when)
     words = ["--driver", "none"] if is_configured else []
     words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEPS.intersection(steps) else []
     words += ["--upgrade"] if upgrade else []
@@ -264,7 +264,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
 
 
 _SETUP: Final = Shell("sudo gpunode setup")
-_MAINTAINED: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
+_NO_BRANCH_HELPS: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
 
 
 def change_driver(
@@ -278,7 +278,7 @@ def change_driver(
     older branch, and ``installed_version`` overrides the detected one.
     """
     if not is_supported(snapshot):
-        yield _install_from_packages(snapshot, text, when, least=oldest_branch)
+        yield _install_from_packages(snapshot, text, when, oldest_branch=oldest_branch)
         return
     version = installed_version or _installed_version(snapshot)
     if not version and not oldest_branch:
@@ -290,12 +290,12 @@ def change_driver(
         return
     wanted = _setup_options(snapshot, version, oldest_branch, other_branch=other_branch, allow_older=allow_older)
     named = (join_commands(_SETUP, command(*wanted)),) if wanted else ()
-    yield Fix("install", text if wanted else f"{text}; {_MAINTAINED}", named, when)
+    yield Fix("install", text if wanted else f"{text}; {_NO_BRANCH_HELPS}", named, when)
 
 
 def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
-    release, banner = cuda.requested_release(snapshot), snapshot.match(cuda.BANNER)
+    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = parse_int(asked.partition(".")[0]) or 0
     yield from change_driver(
@@ -310,7 +310,7 @@ def _installed_version(snapshot: Snapshot) -> str:
         or snapshot.view(installed.on_disk_version)
         or snapshot.view(installed.library_version)
     )
-    builds = (row.version for row in snapshot.view(modules.driver_builds))
+    builds = (row.version for row in snapshot.view(modules.driver_dkms_rows))
     listed = (one.upstream for one in installed.driver_packages(snapshot))
     return seen.version if seen else next((one for one in (*builds, *listed) if one[:3].isdigit()), "")
 
@@ -353,7 +353,7 @@ def install_guest_driver(text: str, when: str = "") -> Fix:
     return manual_step("install", f"{text}: {whose}", when)
 
 
-_ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
+_VERSION_ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
 INSTALL_FABRIC_MANAGER: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
@@ -368,28 +368,28 @@ def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
     words = INSTALL_FABRIC_MANAGER.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.is_manager_installed):
         text = "install the fabric manager in the new driver's version: with another version no GPU joins the fabric"
-        yield run_step("install", text, join_commands(_ON_DISK, words))
+        yield run_step("install", text, join_commands(_VERSION_ON_DISK, words))
 
 
-def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
+def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
     """Return the driver step for a distribution that gpunode does not set up."""
     if virtualization.is_vgpu(snapshot):
         return install_guest_driver(text, when)
     if is_wsl(snapshot):
-        return manual_step("install", f"{text}: {_OF_WINDOWS}", when)
+        return manual_step("install", f"{text}: {_WSL_DRIVER_TEXT}", when)
     if is_jetson(snapshot):
-        return manual_step("install", f"{text}: {_OF_JETPACK}", when)
+        return manual_step("install", f"{text}: {_JETSON_DRIVER_TEXT}", when)
     if snapshot.view(special_systems.special_system) is not None:
         return manual_step("install", text, when)
-    return install_driver_packages(snapshot, text, when, oldest_branch=least)
+    return install_driver_packages(snapshot, text, when, oldest_branch=oldest_branch)
 
 
 # NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.
-_OF_WINDOWS: Final = (
+_WSL_DRIVER_TEXT: Final = (
     "NVIDIA's driver for Windows, in Windows; WSL2 uses its libraries after wsl --shutdown, and a Linux driver "
     "installed inside WSL replaces them and does not work"
 )
-_OF_JETPACK: Final = (
+_JETSON_DRIVER_TEXT: Final = (
     "the driver is part of the board's image and is upgraded only with JetPack; container images must be built for "
     "this JetPack"
 )
@@ -446,13 +446,13 @@ def drain(text: str = "move the work away from this node first: this shows what 
     return Fix("drain", text, (Shell("sudo fuser -v /dev/nvidia*"),))
 
 
-_RESET: Final = (
+_RESET_TEXT: Final = (
     "move the work away from the GPU, then reset it; if that is refused as in use, turn persistence mode off "
     "(nvidia-smi -pm 0) and reset it again"
 )
 
 
-def reset_gpu(text: str = _RESET, when: str = "") -> Fix:
+def reset_gpu(text: str = _RESET_TEXT, when: str = "") -> Fix:
     """Return the step that resets the faulty GPU only."""
     return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={ADDRESS}"),), when)
 
@@ -485,7 +485,7 @@ def write_nvidia_report(when: str = "it comes back") -> Fix:
 
 
 _DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-_BY_GENERATION: Final = (
+_BRANCH_BY_GENERATION: Final = (
     "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
     "branch 470 for Kepler"
 )
@@ -502,7 +502,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     found = choose(models, Driver()) if models else None
     is_old = last is not None and last < _OLDEST_MAINTAINED and all(model.first_branch <= last for model in models)
     if not models and not is_driven_by_open:
-        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BY_GENERATION}"
+        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BRANCH_BY_GENERATION}"
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
@@ -514,14 +514,14 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     return Fix("install", f"{text}: {modules}{by_hand}", commands, when)
 
 
-def _install_commands(snapshot: Snapshot, last: int | None) -> tuple[Command, ...]:
+def _install_commands(snapshot: Snapshot, last_branch: int | None) -> tuple[Command, ...]:
     """Return the commands that install that branch, or the newest; none if no repository has it."""
     known = find_distro(snapshot)
-    is_kept = last is None or last == _OLDEST_MAINTAINED
+    is_kept = last_branch is None or last_branch == _OLDEST_MAINTAINED
     match package_manager(snapshot):
         case "apt":
             has = release(known) if known else None
-            if name := has.ended.get(last or 0) if has else None:
+            if name := has.ended.get(last_branch or 0) if has else None:
                 # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
                 others = ("nvidia-driver-",) if has and has.distribution == "debian" else ()
                 return (command("sudo", "apt-get", "install", name, *others),)
@@ -531,10 +531,10 @@ def _install_commands(snapshot: Snapshot, last: int | None) -> tuple[Command, ..
             major = known.version_id.partition(".")[0] if known and known.id != "fedora" else ""
             if is_kept and (major in {"8", "9"} or (known and known.id == "amzn")):
                 # A stream takes the place of another one with all its packages.
-                stream = f"nvidia-driver:{f'{last}-dkms' if last else 'open-dkms'}/default"
+                stream = f"nvidia-driver:{f'{last_branch}-dkms' if last_branch else 'open-dkms'}/default"
                 return (command("sudo", "dnf", "module", "switch-to", stream, "--allowerasing"),)
-            return () if last else (Shell("sudo dnf install --allowerasing nvidia-open"),)
+            return () if last_branch else (Shell("sudo dnf install --allowerasing nvidia-open"),)
         case "zypper":
-            return () if last else (Shell("sudo zypper install nvidia-open"),)
+            return () if last_branch else (Shell("sudo zypper install nvidia-open"),)
         case "pacman":
-            return () if last else (Shell("sudo pacman -S nvidia-open-dkms nvidia-utils"),)
+            return () if last_branch else (Shell("sudo pacman -S nvidia-open-dkms nvidia-utils"),)

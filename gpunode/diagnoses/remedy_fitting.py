@@ -60,15 +60,15 @@ def minimum_disruption(fixes: Iterable[Fix], disruption: Disruption) -> Disrupti
     return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
 
-def affected_gpus(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
+def gpus_for_commands(snapshot: Snapshot, finding_gpus: tuple[str, ...]) -> tuple[str, ...]:
     """Return the GPUs of a finding, else the node's only one.
 
     Indices shift when a GPU is lost, so they are dropped then.
     """
-    only = "" if gpus else snapshot.view(boards.only_gpu)
-    if any(map(str.isdigit, gpus)) and snapshot.view(symptoms.GPU_LOST):
-        return tuple(gpu for gpu in gpus if not gpu.isdigit())
-    return (only,) if only else gpus
+    only = "" if finding_gpus else snapshot.view(boards.only_gpu)
+    if any(map(str.isdigit, finding_gpus)) and snapshot.view(symptoms.GPU_LOST):
+        return tuple(gpu for gpu in finding_gpus if not gpu.isdigit())
+    return (only,) if only else finding_gpus
 
 
 _REBOOT_TEXT: Final = (
@@ -91,21 +91,21 @@ def apply_driver_recovery(
 
 
 # Of memory that waits to be mended, nvidia-smi's rows tell.
-_NOT_BY_DRIVER: Final = frozenset(
+_NOT_CLEARED_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )
-_LOOK: Final = run_step(
+_CHECK_FIX_LASTS: Final = run_step(
     "inspect", "check that the fix lasts", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid")
 )
 
 
 def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
     """Return the proof as info if the driver no longer asks to recover that GPU."""
-    asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_BY_DRIVER
+    asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_CLEARED_BY_DRIVER
     if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered_gpus):
         return proof
     summary = f"{proof.summary}; the driver no longer asks for a recovery"
-    return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_LOOK,))
+    return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_CHECK_FIX_LASTS,))
 
 
 def merge_remedies(proofs: Iterable[Proof]) -> tuple[Fix, ...]:

@@ -39,7 +39,7 @@ def extract_words(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word.lower() for text in texts for word in _WORD.findall(text[:_MAX_TEXT_LENGTH]))
 
 
-def load_words(text: str) -> ReportWords:
+def parse_report_words(text: str) -> ReportWords:
     """Parse a line for each cause: ``cause:reports``, then ``word:count``, or ``word`` for a count of 1."""
     rows = [[_parse_count(word) for word in line.split()] for line in text.splitlines()]
     return ReportWords({row[0][0]: row[0][1] for row in rows}, {row[0][0]: dict(row[1:]) for row in rows})
@@ -53,7 +53,7 @@ def _parse_count(written: str) -> tuple[str, int]:
 @cache
 def shipped_words() -> ReportWords:
     """Return the counts of the project's report collection."""
-    return load_words((files("gpunode.diagnoses") / "report_words.txt").read_text())
+    return parse_report_words((files("gpunode.diagnoses") / "report_words.txt").read_text())
 
 
 def score_causes(report_words: ReportWords, evidence_words: frozenset[str]) -> Mapping[str, float]:

@@ -11,21 +11,21 @@ from typing import Final, Literal, TypeAlias
 from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
-from gpunode.diagnoses.consequences import NO_PACKAGES, NO_TOOLKIT
+from gpunode.diagnoses.consequences import NO_TOOLKIT, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver, modules
 from gpunode.diagnoses.views.system import find_distro, package_manager
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
 from gpunode.packages.deb import sources as source_lists
 
 Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
 
-_HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
+_OWNER_URLS: Final[tuple[tuple[Owner, Pattern], ...]] = (
     ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
     ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
     ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
@@ -34,7 +34,7 @@ _HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
 
 def owner_of(text: str) -> Owner:
     """Return the owner of the repository in ``text``, a URL or a message with one."""
-    return next((owner for owner, pattern in _HOSTS if pattern.search(text)), "other")
+    return next((owner for owner, pattern in _OWNER_URLS if pattern.search(text)), "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ def source_entries(snapshot: Snapshot) -> tuple[SourceEntry, ...]:
     """Return the entries of APT's source lists, from the files or from what somebody grepped out of them."""
     # What grep -r shows is both its own answer and a part of each file.
     found: dict[PackageSource, SourceEntry] = {}
-    for one in _find_entries(snapshot):
+    for one in _find_source_entries(snapshot):
         found.setdefault(replace(one.source, line=0), one)
     return tuple(found.values())
 
 
-def _find_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
+def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
     if isinstance(snapshot.facts.sources, Known):
         for one in snapshot.facts.sources.value:
             file = snapshot.file(one.file)
@@ -84,7 +84,7 @@ def _entry_line(one: PackageSource) -> str:
     return f"deb [{signed.strip()}] {one.uri} {one.suite}" if signed else f"deb {one.uri} {one.suite}"
 
 
-def _parse_entries(item: Item, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:
+def _parse_entries(item: EvidenceItem, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:
     try:
         found = source_lists.parse(path, text)
     except ValueError:
@@ -112,23 +112,23 @@ def entries_without_key(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
             yield from (cite_fact(one.signed_by, "it is not there", keyring.probe), entry.citation)
 
 
-_REFUSED: Final = (
+_KEY_REFUSED: Final = (
     r"(?:NO_PUBKEY|(?:EXPKEY|REVKEY|BAD|EXP)SIG|KEYEXPIRED|Missing key|[Ss]igning key|NOKEY|GPG check FAILED"
     r"|is (?:not|no longer) signed|[Ss]ignatures? (?:couldn't|could not|verification)"
     r"|Public key for \S+ is not installed|are already installed but)"
 )
 # apt names the archive in the line or before it; between them stands no other archive.
-_THEN: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_REFUSED}"
+_REFUSED_AFTER: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
 _CUDA_REFUSED: Final = message_line(
     rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
-    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_THEN}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
+    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_REFUSED_AFTER}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
     # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
-    rf"|{_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
+    rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
     flags=re.IGNORECASE,
 )
 _TOOLKIT_REFUSED: Final = message_line(
-    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_THEN}"
-    rf"|{_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
+    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_REFUSED_AFTER}"
+    rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
     flags=re.IGNORECASE,
 )
 # The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
@@ -143,12 +143,13 @@ _SQV_WARNS: Final = unless(
 _CUDA_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
 _TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
-_HAS_ONE: Final = predicate(
-    lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
+_DRIVER_BUILT: Final = predicate(
+    lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_dkms_rows)),
+    "a driver is built here",
 )
 
 
-_SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
+_RELEASES_WITH_OLD_KEY: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 
 
@@ -157,13 +158,13 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     if manager != "apt":
         yield run_step("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
         text = "download the repository's description again; it names the new key"
-        yield run_step("configure", text, _READ_ANEW[manager == "zypper"])
+        yield run_step("configure", text, _REFRESH_METADATA[manager == "zypper"])
         return
     found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
     has = release(known) if known else None
     may_have_old = not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key))
     withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-    if may_have_old and found and found["dir"] in _SIGNED_WITH_OLD:
+    if may_have_old and found and found["dir"] in _RELEASES_WITH_OLD_KEY:
         yield withdrawn
     if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
@@ -178,7 +179,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield replace(withdrawn, when="`apt-key list` shows 7FA2 AF80")
 
 
-def _use_own_folder(snapshot: Snapshot) -> Iterable[Fix]:
+def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     known = find_distro(snapshot)
     has = release(known) if known else None
     if has is not None and has.repository and is_supported(snapshot):
@@ -199,7 +200,10 @@ _RETIRED_RPM_KEY: Final = Shell(
     "xargs -r sudo rpm -e"
 )
 # By zypper, or not.
-_READ_ANEW: Final = {True: Shell("sudo zypper --gpg-auto-import-keys refresh"), False: Shell("sudo dnf makecache")}
+_REFRESH_METADATA: Final = {
+    True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
+    False: Shell("sudo dnf makecache"),
+}
 _RPM_LIST: Final = "nvidia-container-toolkit.repo"
 
 
@@ -209,7 +213,7 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
         fetch = join_commands(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
         text = "download the repository's description again; it names the key"
-        yield run_step("configure", text, fetch, _READ_ANEW[manager == "zypper"])
+        yield run_step("configure", text, fetch, _REFRESH_METADATA[manager == "zypper"])
     elif is_supported(snapshot):
         yield setup_step(
             snapshot, "configure", "set the repository up again, with its key checked", "toolkit-repository"
@@ -229,13 +233,13 @@ _NEW_LIST: Final = message_line(
 _CLASHING: Final = custom_sign(
     lambda snapshot: (one.citation for same in snapshot.view(conflicting_entries) for one in same)
 )
-_SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
+_CONFLICT_URL: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
 
 def _duplicate_archive(snapshot: Snapshot) -> str:
     """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
-    lines = (_SAID.search(one.line) for one in snapshot.matching_lines(_SAID))
-    urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
+    lines = (_CONFLICT_URL.search(one.line) for one in snapshot.matching_lines(_CONFLICT_URL))
+    urls = [match["url"] for match in (*lines, snapshot.match(_CONFLICT_URL)) if match]
     urls += [same[0].source.uri for same in snapshot.view(conflicting_entries)]
     return next((url for url in urls if owner_of(url) != "other"), urls[0] if urls else "")
 
@@ -270,14 +274,14 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
 # Host and first folders: what follows is written in several ways in lists.
 _ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
-_CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
+_CURRENT_LIST_FILE: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
 def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the files with the entries to be dropped: those that today's instructions do not write."""
     for same in snapshot.view(conflicting_entries):
         files = dict.fromkeys(entry.source.file for entry in same)
-        if surplus := tuple(file for file in files if not _CURRENT.search(file)):
+        if surplus := tuple(file for file in files if not _CURRENT_LIST_FILE.search(file)):
             return surplus if len(surplus) < len(files) else ()
     return ()
 
@@ -290,25 +294,25 @@ RULES: Final = (
         share=2.5,
         decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
         symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
-        latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+        latent=any_of(_DRIVER_BUILT, symptoms.DRIVER_WORKS),
         against=(_CUDA_SHA1,),
         summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_cuda_key,
-        explains=NO_PACKAGES,
+        explains=NOTHING_INSTALLABLE,
     ),
     _rule(
         cause="apt-nvidia-key-sha1",
         share=1,
         decisive=_CUDA_SHA1,
-        latent=any_of(_SQV_WARNS, _HAS_ONE, symptoms.DRIVER_WORKS),
+        latent=any_of(_SQV_WARNS, _DRIVER_BUILT, symptoms.DRIVER_WORKS),
         summary=lambda node: (
             f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
             "the right one, is bound by SHA-1; the release's own folder has another key"
         ),
         look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
-        remedy=_use_own_folder,
-        explains=NO_PACKAGES,
+        remedy=_use_release_folder,
+        explains=NOTHING_INSTALLABLE,
     ),
     _rule(
         cause="apt-toolkit-key-missing",
@@ -330,6 +334,6 @@ RULES: Final = (
         summary=lambda node: f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys",
         look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
         remedy=_keep_one_entry,
-        explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
+        explains=NOTHING_INSTALLABLE | NO_TOOLKIT | {"toolkit-not-installed"},
     ),
 )

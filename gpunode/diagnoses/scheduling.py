@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.cluster import kubectl_node_name, plugin_logs, restart_plugin
+from gpunode.diagnoses.cluster import kubectl_node_name, restart_plugin, show_plugin_logs
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
@@ -17,7 +17,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import in_container, kubernetes_nodes
 from gpunode.facts.items import NO_COMMAND
 
-_OFFERS: Final = custom_sign(
+_GPUS_OFFERED: Final = custom_sign(
     lambda node: (
         one.citation for each in node.view(kubernetes_nodes.kube_nodes) for one in each.available.values() if one.value
     )
@@ -29,12 +29,12 @@ _NO_CAPACITY: Final = custom_sign(
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
 
 _GPUS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
-_REFUSED: Final = message_line(
+_TAINT_NOT_TOLERATED: Final = message_line(
     r"(?:untolerated taints?(?:\(s\))?:? ?|had taints? )\{(?!\s*(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/"
     r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
-_REFUSED_BY_GPUS: Final = message_line(
+_GPU_TAINT_NOT_TOLERATED: Final = message_line(
     rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPUS}", flags=re.IGNORECASE
 )
 _GPU_TAINT: Final = any_of(
@@ -82,22 +82,26 @@ def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
 
-_DISCOVERED: Final = any_line(
+_GPU_LABELS_SEEN: Final = any_line(
     r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"
     r"|cloud\.google\.com/gke-accelerator|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
     r"[\"']?(?:=|:\s+)[\"']?(?!0\b|false)\w"
 )
 # The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
-_MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
-_MARKED: Final = message_line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
+_SCHEDULING_LABELS: Final = (
+    r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
+)
+_LABELLED_FOR_PLUGIN: Final = message_line(
+    rf"(?:{_SCHEDULING_LABELS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text"
+)
 _LABELS: Final = message_line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
-_NO_MARK: Final = unless(_LABELS, any_line(r"nvidia\.com/|accelerator"))
-_LABELLED: Final = unless(all_of(_DISCOVERED, _NO_CAPACITY), _OFFERS)
+_NO_GPU_LABEL: Final = unless(_LABELS, any_line(r"nvidia\.com/|accelerator"))
+_LABELLED_WITHOUT_GPU: Final = unless(all_of(_GPU_LABELS_SEEN, _NO_CAPACITY), _GPUS_OFFERED)
 _UNREGISTERED: Final = message_line(
     r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed"
 )
-_DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
-_IDLE: Final = message_line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
+_GPU_DAEMON_SETS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
+_IDLE: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
                     r"|desiredNumberScheduled\W+0\b")  # fmt: skip
 _FINDS_NO_NODE: Final = message_line(
     r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
@@ -122,7 +126,7 @@ def _label_node(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
+_NESTED_CLUSTER_CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
 _PASSED_IN: Final = any_line(r"nvidia-container-devices/all")
 _NO_GPU_INSIDE: Final = any_of(
     message_line(
@@ -133,7 +137,7 @@ _NO_GPU_INSIDE: Final = any_of(
 )
 
 
-_PASS_IN: Final = always(
+_PASS_GPUS_IN: Final = always(
     manual_step(
         "configure",
         ("save the cluster's data: to pass GPUs in, the cluster is recreated, and everything in it is deleted"),
@@ -156,16 +160,16 @@ _PASS_IN: Final = always(
 )
 
 
-_OWN: Final = r"(?:nvidia\.com/[\w.-]+)"
-_TOO_LARGE: Final = message_line(
-    rf"request for '?{_OWN}: \d+'? too large: maximum request size for shared resources is 1"
+_NVIDIA_RESOURCE: Final = r"(?:nvidia\.com/[\w.-]+)"
+_REQUEST_TOO_LARGE: Final = message_line(
+    rf"request for '?{_NVIDIA_RESOURCE}: \d+'? too large: maximum request size for shared resources is 1"
 )
 # Kubernetes' validation names the field, and the value after it.
-_NOT_WHOLE: Final = message_line(rf"{_OWN}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
-_NOT_EQUAL: Final = message_line(rf"must be equal to {_OWN} limit")
+_REQUEST_NOT_INTEGER: Final = message_line(rf"{_NVIDIA_RESOURCE}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
+_REQUEST_NOT_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
 _NO_LIMIT: Final = message_line(
-    rf"{_OWN}\]?: Required value: Limit must be set for non overcommitable resources"
-    rf"|limits\[?[^\n]{{0,40}}{_OWN}\]?: Required value"
+    rf"{_NVIDIA_RESOURCE}\]?: Required value: Limit must be set for non overcommitable resources"
+    rf"|limits\[?[^\n]{{0,40}}{_NVIDIA_RESOURCE}\]?: Required value"
 )
 _UNKNOWN_OPTION: Final = message_line(
     r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
@@ -207,10 +211,10 @@ RULES: Final = (
     ),
     _rule(
         cause="pod-missing-gpu-toleration",
-        decisive=_REFUSED_BY_GPUS,
+        decisive=_GPU_TAINT_NOT_TOLERATED,
         typical=any_of(
-            _REFUSED,
-            unless(_GPU_TAINT, _OFFERS, _TOLERATES),
+            _TAINT_NOT_TOLERATED,
+            unless(_GPU_TAINT, _GPUS_OFFERED, _TOLERATES),
             unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
         ),
         symptoms=(symptoms.POD_PENDING,),
@@ -231,9 +235,9 @@ RULES: Final = (
     _rule(
         cause="gpu-labels-without-capacity",
         disruption="restart-container",
-        decisive=all_of(_LABELLED, _UNREGISTERED),
-        typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
-        context=any_of(_DISCOVERED, _NO_CAPACITY),
+        decisive=all_of(_LABELLED_WITHOUT_GPU, _UNREGISTERED),
+        typical=any_of(_LABELLED_WITHOUT_GPU, _UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE, _GPUS_OFFERED)),
+        context=any_of(_GPU_LABELS_SEEN, _NO_CAPACITY),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
         look_at=(
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
@@ -248,7 +252,7 @@ RULES: Final = (
                 Shell("kubectl get daemonsets -A | grep -i nvidia"),
                 Shell("kubectl get pods -A -o wide | grep -i device-pl"),
             ),
-            plugin_logs("read the device plugin's log"),
+            show_plugin_logs("read the device plugin's log"),
             restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
         ),
     ),
@@ -258,11 +262,16 @@ RULES: Final = (
         typical=any_of(
             _FINDS_NO_NODE,
             unless(_IDLE, _TOLERATES_ONE_VALUE),
-            all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK),
+            all_of(command_run(r"--show-labels|metadata\.labels"), _NO_GPU_LABEL),
         ),
         symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
-        context=_NO_MARK,
-        against=(symptoms.NO_GPU, _GPU_TAINT, message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"), _MARKED),
+        context=_NO_GPU_LABEL,
+        against=(
+            symptoms.NO_GPU,
+            _GPU_TAINT,
+            message_line(rf"{_GPU_DAEMON_SETS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
+            _LABELLED_FOR_PLUGIN,
+        ),
         look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
         summary="no node has a GPU label, so the device plugin runs on none",
         remedy=_label_node,
@@ -271,10 +280,16 @@ RULES: Final = (
     _rule(
         cause="nested-node-config-not-applied",
         disruption="restart-container",
-        decisive=all_of(in_container.NODE, _NO_GPU_INSIDE),
-        typical=unless(all_of(in_container.NODE, any_of(command_run(_CREATED), message_line(_CREATED))), _PASSED_IN),
-        against=(_OFFERS, symptoms.CONTAINER_WORKS),
-        context=in_container.NODE,
+        decisive=all_of(in_container.NODE_IN_CONTAINER, _NO_GPU_INSIDE),
+        typical=unless(
+            all_of(
+                in_container.NODE_IN_CONTAINER,
+                any_of(command_run(_NESTED_CLUSTER_CREATED), message_line(_NESTED_CLUSTER_CREATED)),
+            ),
+            _PASSED_IN,
+        ),
+        against=(_GPUS_OFFERED, symptoms.CONTAINER_WORKS),
+        context=in_container.NODE_IN_CONTAINER,
         symptoms=(
             symptoms.POD_PENDING,
             symptoms.NO_CAPACITY,
@@ -285,7 +300,7 @@ RULES: Final = (
         may_be_normal=True,
         look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
         summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
-        remedy=_PASS_IN,
+        remedy=_PASS_GPUS_IN,
         explains=frozenset(
             {
                 "containerd-nvidia-runtime-missing",
@@ -300,7 +315,7 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-share-request-above-one",
-        decisive=_TOO_LARGE,
+        decisive=_REQUEST_TOO_LARGE,
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
         summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
         remedy=always(
@@ -318,7 +333,7 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-amount-invalid",
-        decisive=any_of(_NOT_WHOLE, _NOT_EQUAL, _NO_LIMIT),
+        decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_NOT_LIMIT, _NO_LIMIT),
         summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
         remedy=always(
             manual_step("application", "write only resources.limits, with a whole number: nvidia.com/gpu: 1"),

@@ -33,26 +33,26 @@ from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
-_ERRNO: Final = Pattern(
+_MODULE_REJECTED: Final = Pattern(
     r"Key was rejected by service|Required key not available|[Kk]ernel module load error: Operation not permitted"
     r"|(?:insert(?: module)?|kernel module) ['‘\"]?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
 )
-_NAMED: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
+_MODULE_NAME: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
 
 
 def _rejected_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines in which the kernel rejected NVIDIA's module, or an unnamed one."""
-    return tuple(one for one in snapshot.matching_lines(_ERRNO) if _names_nvidia(one) is not False)
+    return tuple(one for one in snapshot.matching_lines(_MODULE_REJECTED) if _names_nvidia(one) is not False)
 
 
-def _names_nvidia(said: Citation) -> bool | None:
-    match = _NAMED.search(said.line)
+def _names_nvidia(line: Citation) -> bool | None:
+    match = _MODULE_NAME.search(line.line)
     return match["module"].startswith("nvidia") if match else None
 
 
 def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines in which the kernel rejected only other modules."""
-    said = snapshot.matching_lines(_ERRNO)
+    said = snapshot.matching_lines(_MODULE_REJECTED)
     is_nvidias = {_names_nvidia(one) for one in said}
     return said if False in is_nvidias and True not in is_nvidias else ()
 
@@ -61,18 +61,18 @@ def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
 _NVIDIAS_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
-REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
+SIGNATURE_REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
-_LOCKED: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
+_LOCKDOWN: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _LOADED: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
-_IS_ON: Final = any_of(
+_SECURE_BOOT_ON: Final = any_of(
     any_line(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
         r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
     ),
     file_line("*/sig_enforce", r"^\s*[Y1]\s*$"),
 )
-IS_OFF: Final = any_line(
+SECURE_BOOT_OFF: Final = any_line(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
@@ -89,7 +89,7 @@ _SIGNED: Final = any_of(
 )
 
 
-def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
+def _unsigned_module_lines(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("modinfo"):
         is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
         if is_whole and "nvidia" in item.written and not _SIGNATURE.search(item.text):
@@ -97,15 +97,15 @@ def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _UNSIGNED: Final = any_of(
-    custom_sign(_without_signature),
+    custom_sign(_unsigned_module_lines),
     command_run(r"\bmodinfo\b[^|]*nvidia[^|]*(?:\|.*sig|-F sig)|modinfo -F sig\w* nvidia", empty=True),
     any_line(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
 _NOT_ENROLLED: Final = message_line(r"is not enrolled|MokListRT is empty")
 # DKMS 3 writes "module/version", and signs what it builds with a key that it makes where there is none.
-_SIGNS: Final = any_of(
+_BUILD_SIGNS_MODULE: Final = any_of(
     custom_sign(
-        lambda snapshot: (row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)
+        lambda snapshot: (row.citation for row in snapshot.view(modules.driver_dkms_rows) if "/" in row.citation.line)
     ),
     any_line(
         r"/var/lib/dkms/mok\.(?:pub|key)|/var/lib/shim-signed/mok/MOK\.|/etc/pki/akmods/|mok_signing_key"
@@ -115,7 +115,7 @@ _SIGNS: Final = any_of(
 
 
 # The certificate of a machine's own key, and what makes one where there is none.
-_MAKERS: Final = {
+_KEY_COMMANDS: Final = {
     "/etc/pki/akmods/certs/public_key.der": Shell("sudo kmodgenca -a"),
     "/var/lib/shim-signed/mok/MOK.der": Shell("sudo update-secureboot-policy --new-key"),
     "/var/lib/dkms/mok.pub": Shell("sudo dkms generate_mok"),
@@ -124,12 +124,12 @@ _MAKERS: Final = {
 
 def _certificate_path(snapshot: Snapshot) -> str:
     """Return the certificate of the module signing key, as named, else as the build tool keeps it."""
-    akmods, ubuntus, dkms = _MAKERS
+    akmods, ubuntus, dkms = _KEY_COMMANDS
     texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_package_record]
     usual = (
         akmods if packages.matching_packages(snapshot, "akmod-nvidia*") else ubuntus if _is_ubuntu(snapshot) else dkms
     )
-    return next((path for path in _MAKERS if any(path in text for text in texts)), usual)
+    return next((path for path in _KEY_COMMANDS if any(path in text for text in texts)), usual)
 
 
 def _is_ubuntu(snapshot: Snapshot) -> bool:
@@ -159,7 +159,7 @@ def _enroll_key(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
     text = "create this machine's key for signing modules, if there is none yet"
-    yield run_step("configure", text, _MAKERS[_certificate_path(snapshot)])
+    yield run_step("configure", text, _KEY_COMMANDS[_certificate_path(snapshot)])
     yield run_step("rebuild", "build the module again, so that it is signed", *rebuild_commands(snapshot))
     yield from _enroll_key(snapshot)
 
@@ -170,13 +170,13 @@ _AGAINST: Final = (
     symptoms.MODULE_LOADED,
     _LOADED,
     unless(custom_sign(_other_modules_rejected), _NVIDIAS_TOO),
-    unless(IS_OFF, REFUSED),
+    unless(SECURE_BOOT_OFF, SIGNATURE_REFUSED),
 )
 _UNSIGNED_REJECTED: Final = message_line(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted"
 )
-_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKED, _SIGNED, _SIGNS))
+_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE))
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 RULES: Final = (
@@ -191,32 +191,32 @@ RULES: Final = (
                 r"|signed kernel module failed to load|does not trust any key which is capable"
             ),
             all_of(
-                any_of(REFUSED, _LOCKED),
+                any_of(SIGNATURE_REFUSED, _LOCKDOWN),
                 any_of(_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
             ),
         ),
-        typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),
+        typical=any_of(_NOT_ENROLLED, unless(SIGNATURE_REFUSED, _NO_SIGNATURE)),
         symptoms=_SYMPTOMS,
-        context=any_of(_SIGNED, REFUSED),
+        context=any_of(_SIGNED, SIGNATURE_REFUSED),
         against=_AGAINST,
         look_at=_LOOK_AT,
         summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
         remedy=_enroll_key,
-        explains=consequences.NOT_ACCEPTED,
+        explains=consequences.MODULE_NOT_ACCEPTED,
     ),
     Rule(
         cause="secure-boot-module-unsigned",
         layer="kernel",
         disruption="reboot",
         share=1,
-        decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
-        typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
+        decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
+        typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE)),
         symptoms=_SYMPTOMS,
-        context=any_of(_UNSIGNED, REFUSED, _IS_ON),
+        context=any_of(_UNSIGNED, SIGNATURE_REFUSED, _SECURE_BOOT_ON),
         against=_AGAINST,
         look_at=_LOOK_AT,
         summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
         remedy=_sign_module,
-        explains=consequences.NOT_ACCEPTED,
+        explains=consequences.MODULE_NOT_ACCEPTED,
     ),
 )

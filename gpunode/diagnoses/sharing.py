@@ -17,14 +17,14 @@ from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import kubernetes_nodes, pci, smi_query, system
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 # Compute mode.
 
-_MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
+_RESTRICTED_MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
 _MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
 _IN_DEFAULT_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
@@ -33,7 +33,7 @@ _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 def _gpus_not_in_default_mode(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the GPUs that are not in default compute mode: their index or address, and the line."""
     rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
-    named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _MODES)
+    named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _RESTRICTED_MODES)
     return (*named, *_modes_in_table(snapshot))
 
 
@@ -47,7 +47,7 @@ def _modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
                 index = first["index"]
 
 
-def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
+def _restore_default_mode(snapshot: Snapshot) -> Iterable[Fix]:
     wheres = dict.fromkeys(where for where, _ in snapshot.view(_gpus_not_in_default_mode)) or ("",)
     commands = tuple(gpu_command("sudo", "nvidia-smi", *gpu_option(where), "-c", "DEFAULT") for where in wheres)
     yield run_step("configure", "allow several processes on the GPU", *commands)
@@ -57,23 +57,23 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 # Time-slicing.
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
-_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
+_PLUGIN_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
 _SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_STATIC: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
-_OPTIONS: Final = (
+_STATIC_MANIFEST: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
+_SHARING_OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
 )
-_EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_SHARING_EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 
 
-def _sharing_configs(snapshot: Snapshot) -> Iterator[Item]:
+def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
     """Yield configurations with replicas, except those that the plugin printed itself."""
     for item in snapshot.items:
         if (
-            item.is_seen
+            item.was_answered
             and find_first(item, _REPLICAS)
             and find_first(item, _SHARING)
-            and not find_first(item, _PRINTED)
+            and not find_first(item, _PLUGIN_OUTPUT)
         ):
             yield item
 
@@ -87,20 +87,20 @@ def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation
             yield amount.citation
 
 
-_DESIRED: Final = any_of(
+_SHARING_DESIRED: Final = any_of(
     custom_sign(lambda node: (one for item in _sharing_configs(node) for one in lines_with(item, _REPLICAS))),
-    command_run(_OPTIONS),
-    message_line(_OPTIONS),
+    command_run(_SHARING_OPTIONS),
+    message_line(_SHARING_OPTIONS),
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
-_UNDIVIDED: Final = any_of(
+_GPUS_UNDIVIDED: Final = any_of(
     custom_sign(lambda node: _sharing_nodes(node, is_divided=False)),
     message_line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
-_UNSHARED: Final = all_of(_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
+_UNSHARED: Final = all_of(_GPUS_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_CUT_OUT: Final = unless(_EMPTY, message_line(r"Running with config"))
-_IS_STATIC: Final = any_of(command_run(_STATIC), message_line(_STATIC))
+_EMPTY_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
+_IS_STATIC: Final = any_of(command_run(_STATIC_MANIFEST), message_line(_STATIC_MANIFEST))
 
 
 def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
@@ -124,14 +124,14 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
 _SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
 _TOTAL: Final = Pattern(rf"total capac?ity of {_SIZE}|{_SIZE} total capacity")
 _FREE: Final = Pattern(rf"{_SIZE} (?:is )?free")
-_OWN: Final = Pattern(
+_OWN_MEMORY: Final = Pattern(
     rf"this process has {_SIZE}|{_SIZE} already allocated|{_SIZE} (?:reserved in total|cached)|{_SIZE} is allocated by"
 )
 _BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NO_MEMORY: Final = message_line(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
 )
-_USED: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
+_MEMORY_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
 _PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
 
 
@@ -144,7 +144,7 @@ def _largest_size(pattern: Pattern, text: str) -> float:
 def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
     """Yield PyTorch's errors where other processes, or it itself, hold most of the memory."""
     for one in snapshot.view(_NO_MEMORY):
-        total, own = _largest_size(_TOTAL, one.line), _largest_size(_OWN, one.line)
+        total, own = _largest_size(_TOTAL, one.line), _largest_size(_OWN_MEMORY, one.line)
         others = total - own - _largest_size(_FREE, one.line)
         if total and (others > total / 2 if is_others else own > total / 2):
             yield one
@@ -154,16 +154,16 @@ def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs whose memory is mostly in use although nvidia-smi lists no process."""
     for item in snapshot.items_of("nvidia-smi"):
         if item.where == "host" and "Processes:" in item.text and not _PROCESS.search(item.text):
-            rows = ((_USED.search(one.line), one) for one in lines_with(item, _USED))
+            rows = ((_MEMORY_CELL.search(one.line), one) for one in lines_with(item, _MEMORY_CELL))
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
 
 
-_LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
+_PROCESSES_HIDDEN: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
 
 
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
-_SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
-_ANNOUNCED: Final = any_of(
+_SMI: Final[tuple[SourceKind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
+_MODE_CHANGE_ANNOUNCED: Final = any_of(
     message_line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
         r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
@@ -180,7 +180,7 @@ _PLUGIN_FINDS_NONE: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
-_INSTANCE: Final = message_line(
+_INSTANCE_LISTED: Final = message_line(
     # Among the profiles, which are offers, a row counts what is free of how many.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
@@ -209,16 +209,16 @@ class _MigMode:
         return self.current != self.pending
 
 
-_ON: Final = {"enabled": True, "disabled": False}
+_MODE_VALUES: Final = {"enabled": True, "disabled": False}
 
 
 def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
     for gpu in snapshot.view(smi_query.smi_gpus):
         row = gpu.find("MIG Mode", "Current")
-        current = _ON.get(row.value.lower()) if row else None
+        current = _MODE_VALUES.get(row.value.lower()) if row else None
         if row and current is not None:
             pending = gpu.find("MIG Mode", "Pending") or row
-            yield _MigMode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
+            yield _MigMode(gpu.name, current, _MODE_VALUES.get(pending.value.lower(), current), pending.citation)
 
 
 def _mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
@@ -228,23 +228,23 @@ def _mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
 
 
 # A star says that the other mode is pending.
-_WAITS: Final = _mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
-_SETTLED: Final = _mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
-_MODE_CHANGES: Final = any_of(_WAITS, _SETTLED)
-_ENABLED: Final = _mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
-_CURRENTLY_ON: Final = _mode_sign(lambda mode: mode.current, r"Enabled\*?")
+_MODE_PENDING: Final = _mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
+_MODE_SETTLED: Final = _mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
+_MODE_CHANGES: Final = any_of(_MODE_PENDING, _MODE_SETTLED)
+_MIG_ENABLED: Final = _mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
+_MIG_CURRENTLY_ON: Final = _mode_sign(lambda mode: mode.current, r"Enabled\*?")
 
 
-def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_pending_modes(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
     waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
-    for one in snapshot.view(_ANNOUNCED) if not waiting else ():
+    for one in snapshot.view(_MODE_CHANGE_ANNOUNCED) if not waiting else ():
         if "pending" in one.line and (match := _BUS.search(one.line)):
             waiting[pci.normalize_address(match["bus"])] = one
-    return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
+    return (Proof(_PENDING_SUMMARY, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
-_WAITING: Final = "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
+_PENDING_SUMMARY: Final = "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
 
 
 def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
@@ -255,12 +255,12 @@ def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citati
 
 
 _WITHOUT_INSTANCES: Final = all_of(
-    _ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _capability_files(node, are_there=False)))
+    _MIG_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _capability_files(node, are_there=False)))
 )
-_INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _capability_files(node, are_there=True)))
+_INSTANCES_EXIST: Final = any_of(_INSTANCE_LISTED, custom_sign(lambda node: _capability_files(node, are_there=True)))
 
 
-def _find_empty(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_mig_without_instances(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with MIG mode on and no instance."""
     summary = "MIG is enabled but no instance was created, so CUDA finds no usable device"
     for mode in _mig_modes(snapshot) if snapshot.view(_WITHOUT_INSTANCES) else ():
@@ -296,15 +296,15 @@ _CREATE: Final = always(
 _DENIED: Final = message_line(
     r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
 )
-_SHARED: Final = any_of(
+_MIG_MENTIONED: Final = any_of(
     command_run(r"\bmig\b"),
     message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
-    _MODE_CHANGES, _INSTANCE
+    _MODE_CHANGES, _INSTANCE_LISTED
 )  # fmt: skip
 
 
 def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_MODE_CHANGES) and not snapshot.view(_CURRENTLY_ON):
+    if snapshot.view(_MODE_CHANGES) and not snapshot.view(_MIG_CURRENTLY_ON):
         yield run_step("configure", "turn MIG on, if it is intended", _smi_command("-i", ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
@@ -327,19 +327,23 @@ RULES: Final = (
         may_be_normal=True,
         context=command_run(r"-d COMPUTE|compute_mode"),
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
-        remedy=_default_mode,
+        remedy=_restore_default_mode,
     ),
     Rule(
         cause="time-slicing-config-not-applied",
         layer="kubernetes",
         disruption="restart-container",
-        symptoms=(symptoms.POD_PENDING, _UNSHARED, _EMPTY),
+        symptoms=(symptoms.POD_PENDING, _UNSHARED, _SHARING_EMPTY),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
-        decisive=all_of(_DESIRED, _EMPTY),
-        typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
+        decisive=all_of(_SHARING_DESIRED, _SHARING_EMPTY),
+        typical=any_of(
+            unless(_SHARING_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _EMPTY_EXCERPT
+        ),
         may_be_normal=True,
-        context=any_of(_EMPTY, _UNSHARED),
-        against=(unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _EMPTY, _CUT_OUT),),
+        context=any_of(_SHARING_EMPTY, _UNSHARED),
+        against=(
+            unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_EXCERPT),
+        ),
         summary="GPU sharing is configured, but the running device plugin does not have that configuration",
         remedy=_configure_slicing,
     ),
@@ -349,7 +353,7 @@ RULES: Final = (
         shows_in="programs",
         typical=any_of(
             custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
-            unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
+            unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _PROCESSES_HIDDEN),
         ),
         symptoms=(_NO_MEMORY,),
         against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
@@ -370,11 +374,17 @@ RULES: Final = (
         cause="mig-mode-pending-reset",
         shows_in="gpu",
         disruption="reset-gpu",
-        check=_find_pending,
+        check=_find_pending_modes,
         share=1,
-        decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
-        summary=_WAITING,
-        symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
+        decisive=any_of(_MODE_PENDING, unless(_MODE_CHANGE_ANNOUNCED, _MODE_SETTLED)),
+        summary=_PENDING_SUMMARY,
+        symptoms=(
+            _MODE_PENDING,
+            _MODE_CHANGE_ANNOUNCED,
+            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_BUSY,
+            symptoms.RESET_REFUSED,
+        ),
         look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
         context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
         remedy=always(
@@ -387,15 +397,15 @@ RULES: Final = (
     _rule(
         cause="mig-enabled-no-instances",
         shows_in="gpu",
-        check=_find_empty,
+        check=_find_mig_without_instances,
         share=0.7,
         decisive=any_of(_PLUGIN_FINDS_NONE, _WITHOUT_INSTANCES),
-        typical=any_of(unless(_NO_INSTANCES, _MODE_CHANGES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
+        typical=any_of(unless(_NO_INSTANCES, _MODE_CHANGES), all_of(_MIG_ENABLED, symptoms.CUDA_NO_DEVICE)),
         symptoms=(_WITHOUT_INSTANCES, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-        against=(_INSTANCES,),
+        against=(_INSTANCES_EXIST,),
         summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
         look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
-        context=_ENABLED,
+        context=_MIG_ENABLED,
         remedy=_CREATE,
         explains=NO_CLUSTER_GPU,
     ),
@@ -405,7 +415,7 @@ RULES: Final = (
         share=1,
         symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
-        decisive=all_of(_DENIED, _SHARED),
+        decisive=all_of(_DENIED, _MIG_MENTIONED),
         summary="the program may not view or change MIG instances, or MIG is off on the GPU",
         typical=message_line(
             r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Pe"

@@ -15,12 +15,12 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Sign
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 # Tables of names and states contain no messages, and their words occur everywhere.
-_TABLES: frozenset[Kind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
+_TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
 
 CitationReader: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
 
@@ -37,13 +37,13 @@ class _Sign:
         return tuple(self.read(snapshot, *self.arguments))
 
 
-def message_line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = False) -> Sign:
+def message_line(pattern: str, *kinds: SourceKind, flags: int = 0, on_host: bool = False) -> Sign:
     """Return the sign of a line in messages, or in items of ``kinds``, that ``pattern`` matches."""
     return _Sign(_find_message_lines, (Pattern(pattern, flags | re.MULTILINE), kinds, on_host))
 
 
 def _find_message_lines(
-    snapshot: Snapshot, pattern: Pattern, kinds: tuple[Kind, ...], on_host: bool
+    snapshot: Snapshot, pattern: Pattern, kinds: tuple[SourceKind, ...], on_host: bool
 ) -> Iterable[Citation]:
     lines = snapshot.matching_lines(pattern, *kinds)
     if not (lines and on_host):
@@ -81,9 +81,9 @@ def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iter
     return (line for item in items if item.where == "host" or not on_host for line in lines_with(item, pattern))
 
 
-def _text_items(snapshot: Snapshot) -> tuple[Item, ...]:
+def _text_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return messages, files and listings."""
-    found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
+    found = (item for item in snapshot.items if item.kind not in _TABLE_KINDS and item.was_answered)
     return tuple(item for item in found if not item.is_package_record)
 
 

@@ -13,19 +13,19 @@ from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, Vocabulary
 from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
-from gpunode.facts.items import Item, split_items
+from gpunode.facts.items import EvidenceItem, split_items
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 T = TypeVar("T")
 
 # Tables and files: their own views read them; no messages are searched there.
-_WITHOUT_MESSAGES: Final[frozenset[Kind]] = frozenset(
+_KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
 # Of these each line is a row by itself.
-_ROW_KINDS: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod"})
+_ROW_KINDS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
 # A message may be wrapped where it was pasted; only short pieces were.
 _MAX_WRAPPED_LINES: Final = 400
 _JOINED_LINES: Final = 3
@@ -43,10 +43,10 @@ class Snapshot:
         vocabulary: of all evidence, shared by every snapshot of the node.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[EvidenceItem, ...]
     facts: Facts
-    all_items: tuple[Item, ...] = ()
-    current_items: tuple[Item, ...] | None = None
+    all_items: tuple[EvidenceItem, ...] = ()
+    current_items: tuple[EvidenceItem, ...] | None = None
     vocabulary: Vocabulary | None = None
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -67,7 +67,10 @@ class Snapshot:
         return Snapshot(self.all_items, self.facts, self.all_items, self.items, self.vocabulary)
 
     def with_items(
-        self, items: tuple[Item, ...], all_items: tuple[Item, ...], current_items: tuple[Item, ...] | None
+        self,
+        items: tuple[EvidenceItem, ...],
+        all_items: tuple[EvidenceItem, ...],
+        current_items: tuple[EvidenceItem, ...] | None,
     ) -> Snapshot:
         """Return the node with part of its evidence; the items' texts must be parts of this snapshot's."""
         return Snapshot(items, self.facts, all_items, current_items, self.vocabulary)
@@ -79,29 +82,29 @@ class Snapshot:
         at = (citation.line_number or 0) - 1
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
-    def items_of(self, *kinds: Kind) -> tuple[Item, ...]:
+    def items_of(self, *kinds: SourceKind) -> tuple[EvidenceItem, ...]:
         """Return the non-empty items of these kinds, in the order of the evidence."""
         if len(kinds) == 1:
             return self.view(_items_by_kind).get(kinds[0], ())
-        return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
+        return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.was_answered))
 
-    def files(self, pattern: str) -> tuple[Item, ...]:
+    def files(self, pattern: str) -> tuple[EvidenceItem, ...]:
         """Return the files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
         found = (item for item in self.items if item.kind != "listing" and not item.source.words)
-        matching = (item for item in found if fnmatchcase(item.subject, pattern) and item.is_seen)
+        matching = (item for item in found if fnmatchcase(item.subject, pattern) and item.was_answered)
         return self._memoize(pattern, lambda: matching)
 
-    def _memoize(self, key: object, find: Callable[[], Iterator[Item]]) -> tuple[Item, ...]:
+    def _memoize(self, key: object, find: Callable[[], Iterator[EvidenceItem]]) -> tuple[EvidenceItem, ...]:
         """Return the items that ``find`` yields, computed once for each ``key``."""
         if key not in self._views:
             self._views[key] = tuple(find())
-        return cast("tuple[Item, ...]", self._views[key])
+        return cast("tuple[EvidenceItem, ...]", self._views[key])
 
-    def file(self, path: str) -> Item | None:
+    def file(self, path: str) -> EvidenceItem | None:
         """Return the file at ``path``, its ``outcome`` ``absent`` if it does not exist; None if nobody looked."""
         return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
 
-    def matching_lines(self, pattern: Pattern, *kinds: Kind) -> tuple[Citation, ...]:
+    def matching_lines(self, pattern: Pattern, *kinds: SourceKind) -> tuple[Citation, ...]:
         """Return the lines that ``pattern`` matches in items of ``kinds``, by default wherever messages stand.
 
         A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
@@ -111,11 +114,11 @@ class Snapshot:
             citation for item in self._items_to_search(kinds, pattern) for citation in lines_with(item, pattern)
         )
 
-    def contains(self, pattern: Pattern, *kinds: Kind) -> bool:
+    def contains(self, pattern: Pattern, *kinds: SourceKind) -> bool:
         """Return whether ``pattern`` matches; see ``matching_lines``."""
         return any(True for item in self._items_to_search(kinds, pattern) for _ in lines_with(item, pattern))
 
-    def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
+    def match(self, pattern: Pattern, *kinds: SourceKind) -> re.Match[str] | None:
         """Return the first match of ``pattern``; see ``matching_lines``."""
         for item in self._items_to_search(kinds, pattern):
             match = next(_matches_by_line(item, pattern), None) or _search_joined(item, pattern)
@@ -127,7 +130,7 @@ class Snapshot:
         """Return the text around the line; empty if unknown."""
         return next((item.text for item in self.items if item.key == citation.key), "")
 
-    def _items_to_search(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
+    def _items_to_search(self, kinds: tuple[SourceKind, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
         """Return the items that ``pattern`` may match."""
         if not kinds:
             return self.items_with_words(self.view(_message_items), pattern)
@@ -141,7 +144,7 @@ class Snapshot:
                 return False
         return bool(pattern.words)
 
-    def items_with_words(self, items: tuple[Item, ...], pattern: Pattern) -> tuple[Item, ...]:
+    def items_with_words(self, items: tuple[EvidenceItem, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
         """Return those of ``items``, which are items of this snapshot, that ``pattern`` may match."""
         if not pattern.words:
             return items
@@ -182,7 +185,7 @@ def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     return Snapshot(present, derive(evidence, image=image), whole, vocabulary=vocabulary_of(whole))
 
 
-def _without_earlier_boots(item: Item) -> Item | None:
+def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:
     """Return the item without lines of earlier boots; None if nothing is left."""
     now = boots.keep_running_boot(item.source, item.written, item.text)
     if now is None:
@@ -190,22 +193,22 @@ def _without_earlier_boots(item: Item) -> Item | None:
     return item if now == item.text else replace(item, text=now)
 
 
-def _items_by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
+def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem, ...]]:
     """Group the non-empty items by kind."""
-    found: dict[Kind, list[Item]] = {}
+    found: dict[SourceKind, list[EvidenceItem]] = {}
     for item in snapshot.items:
-        if item.is_seen:
+        if item.was_answered:
             found.setdefault(item.kind, []).append(item)
     return {kind: tuple(items) for kind, items in found.items()}
 
 
-def _message_items(snapshot: Snapshot) -> tuple[Item, ...]:
+def _message_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the items that may contain messages."""
-    found = (item for item in snapshot.items if item.kind not in _WITHOUT_MESSAGES and item.is_seen)
+    found = (item for item in snapshot.items if item.kind not in _KINDS_WITHOUT_MESSAGES and item.was_answered)
     return tuple(item for item in found if not item.is_package_record)
 
 
-def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
+def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
     """Yield the first dozen lines of ``item`` that ``pattern`` matches."""
     last = count = 0
     for match in _matches_by_line(item, pattern):
@@ -219,7 +222,7 @@ def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
         yield cite(item, first.string.count("\n", 0, first.start()) + 1)
 
 
-def _matches_by_line(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
+def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the first match of ``pattern`` in each line that has one of its words; every match if it has no words."""
     text = item.text
     if not pattern.words or not pattern.is_line_based:
@@ -231,33 +234,33 @@ def _matches_by_line(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
             yield match
 
 
-def _search_joined(item: Item, pattern: Pattern) -> re.Match[str] | None:
+def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
     """Return the first match in the lines of a short item, joined as if they had been wrapped."""
     return pattern.search(item.view(_joined_text)) if pattern.may_match(item.view(_joined_lowered)) else None
 
 
-def find_all(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
+def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``."""
     index = item.view(LineIndex)
     may_match = not pattern.words or any(index.line_starts(word) for word in pattern.words)
     return pattern.finditer(item.text) if may_match else iter(())
 
 
-def find_first(item: Item, pattern: Pattern) -> re.Match[str] | None:
+def find_first(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
     """Return the first match of ``pattern`` in the text of ``item``."""
     return next(find_all(item, pattern), None)
 
 
-def line_number_at(item: Item, offset: int) -> int:
+def line_number_at(item: EvidenceItem, offset: int) -> int:
     """Return the number of the line in which the character at ``offset`` stands."""
-    return item.number_at(offset)
+    return item.line_number_at(offset)
 
 
-def _joined_lowered(item: Item) -> str:
+def _joined_lowered(item: EvidenceItem) -> str:
     return item.view(_joined_text).lower()
 
 
-def _joined_text(item: Item) -> str:
+def _joined_text(item: EvidenceItem) -> str:
     """Return each line of a short piece joined with the next two, without the kernel's prefixes."""
     if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
         return ""
@@ -273,7 +276,7 @@ def cite_fact(source: str, words: str, key: str = "") -> Citation:
     return Citation(source, f"({words})", None, key)
 
 
-def cite(item: Item, number: int | None = None) -> Citation:
+def cite(item: EvidenceItem, number: int | None = None) -> Citation:
     """Return line ``number``, counted from 1; without it the first line, or that there is nothing."""
     if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():
         return Citation(item.written, item.lines[number - 1], number, item.key)

@@ -16,19 +16,19 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import system
 from gpunode.facts.patterns import Pattern
 
-_DNF: Final = frozenset({"dnf", "kernel-core", "kernel-modules"})
-_BOOT: Final = frozenset(
+_DNF_PROGRAMS: Final = frozenset({"dnf", "kernel-core", "kernel-modules"})
+_BOOT_PROGRAMS: Final = frozenset(
     {"update-grub", "grub-mkconfig", "grub2-mkconfig", "grubby", "update-initramfs", "dracut", "mkinitcpio"}
 )
-_PACKAGES: Final = _DNF | _BOOT | {
+_PACKAGE_PROGRAMS: Final = _DNF_PROGRAMS | _BOOT_PROGRAMS | {
     "apt", "apt-get", "apt-mark", "apt-cache", "apt-key", "apt-daily-upgrade.service", "dpkg", "dpkg-query",
     "ubuntu-drivers", "yum", "zypper", "pacman", "rpm", "makepkg", "akmods", "gpunode"
 }  # fmt: skip
 # What is edited in an image is put back, and nothing is built there.
-_IMAGE: Final = _PACKAGES | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
+_IMAGE_PROGRAMS: Final = _PACKAGE_PROGRAMS | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
 # Nobody logs in: what can be typed speaks to the cluster.
-_CLOSED: Final = _IMAGE | {"sudo"}
-_OF_CLUSTER: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
+_CLOSED_PROGRAMS: Final = _IMAGE_PROGRAMS | {"sudo"}
+_CLUSTER_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
 class SpecialSystem(NamedTuple):
@@ -43,20 +43,20 @@ class SpecialSystem(NamedTuple):
     name: str
     install_method: str
     ids: tuple[str, ...] = ()
-    missing_programs: frozenset[str] = _IMAGE
+    missing_programs: frozenset[str] = _IMAGE_PROGRAMS
 
 
 _SYSTEMS: Final = (
     SpecialSystem("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown restarts WSL", ("-WSL2",),
-           _BOOT | {"dkms", "akmods", "reboot", "modprobe"}),
+           _BOOT_PROGRAMS | {"dkms", "akmods", "reboot", "modprobe"}),
     SpecialSystem("TrueNAS", "in its web interface, Apps, Settings, Install NVIDIA Drivers", ("+truenas",)),
     SpecialSystem("Unraid", "the plugin Nvidia-Driver, on its page in Settings", ("unraid", "unraid-os", "-Unraid")),
     SpecialSystem("Talos", "the system extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit "
            "(https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu)",
-           ("talos", "-talos"), _CLOSED),
+           ("talos", "-talos"), _CLOSED_PROGRAMS),
     SpecialSystem("Bottlerocket", "the variants with -nvidia in their name include driver, toolkit and device "
            "plugin (https://bottlerocket.dev/en/os/1.56.x/version-information/gpu-drivers/)",
-           ("bottlerocket",), _CLOSED),
+           ("bottlerocket",), _CLOSED_PROGRAMS),
     SpecialSystem("Container-Optimized OS", "Google's installer, cos-extensions install gpu "
            "(https://cloud.google.com/container-optimized-os/docs/how-to/run-gpus)", ("cos",)),
     SpecialSystem("Flatcar", "its sysext of NVIDIA's drivers "
@@ -66,20 +66,20 @@ _SYSTEMS: Final = (
     SpecialSystem("NixOS", "hardware.nvidia.open and hardware.nvidia-container-toolkit.enable in its configuration, "
            "then nixos-rebuild switch (https://wiki.nixos.org/wiki/NVIDIA)", ("nixos",)),
     SpecialSystem("Gentoo", "emerge --ask x11-drivers/nvidia-drivers (https://wiki.gentoo.org/wiki/NVIDIA/nvidia-drivers)",
-           ("gentoo", "-gentoo"), _PACKAGES),
+           ("gentoo", "-gentoo"), _PACKAGE_PROGRAMS),
     SpecialSystem("Alpine", "not possible: the driver's libraries need glibc, and Alpine has musl; use a system with "
            "glibc", ("alpine",)),
     SpecialSystem("Azure Linux", "with tdnf, from https://packages.microsoft.com/azurelinux/3.0/prod/nvidia/",
-           ("azurelinux", "mariner"), _PACKAGES),
+           ("azurelinux", "mariner"), _PACKAGE_PROGRAMS),
     SpecialSystem("SUSE Linux Micro", "transactional-update pkg install, then reboot",
-           ("sl-micro", "sle-micro", "suse-microos", "opensuse-microos", "opensuse-leap-micro"), _PACKAGES),
+           ("sl-micro", "sle-micro", "suse-microos", "opensuse-microos", "opensuse-leap-micro"), _PACKAGE_PROGRAMS),
 )  # fmt: skip
 _OSTREE: Final = SpecialSystem(
-    "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGES | {"dkms"}
+    "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGE_PROGRAMS | {"dkms"}
 )
-_BEFORE_DNF: Final = SpecialSystem("yum", "with yum, which this system has instead of dnf", (), _DNF)
+_YUM_SYSTEM: Final = SpecialSystem("yum", "with yum, which this system has instead of dnf", (), _DNF_PROGRAMS)
 # The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
-_IN_A_TREE: Final = Pattern(
+_OSTREE_BOOT: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
 )
 _PACKAGE_BASED: Final = frozenset({"debian", "ubuntu", "rhel", "fedora", "centos", "suse", "sles", "opensuse", "arch"})
@@ -94,13 +94,13 @@ def special_system(snapshot: Snapshot) -> SpecialSystem | None:
         if any(name in own or (name[0] in "-+" and running.endswith(name)) for name in one.ids):
             return one
     released = (*snapshot.files("*/os-release"), *snapshot.files("/proc/cmdline"))
-    if any(_IN_A_TREE.search(line) for item in released for line in item.lines):
+    if any(_OSTREE_BOOT.search(line) for item in released for line in item.lines):
         return _OSTREE
     if snapshot.view(system.has_yum_only):
-        return _BEFORE_DNF
+        return _YUM_SYSTEM
     if known is None or known.id == "linux" or system.uses_known_package_manager(snapshot):
         return None
-    return SpecialSystem(known.name, "", (), _PACKAGES)
+    return SpecialSystem(known.name, "", (), _PACKAGE_PROGRAMS)
 
 
 def fit_fixes(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
@@ -109,7 +109,7 @@ def fit_fixes(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
     return tuple(fixes) if own is None else tuple(_adapt_fixes(own, fixes))
 
 
-def fit_look_at(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
+def keep_available_commands(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
     """Return the commands that this system has; all if none is left."""
     own = snapshot.view(special_system)
     return tuple(one for one in look_at if own is None or not _command_words(one) & own.missing_programs) or look_at
@@ -137,4 +137,6 @@ def _command_words(command: str) -> frozenset[str]:
 
 def _can_run(own: SpecialSystem, command: str) -> bool:
     words = _command_words(command)
-    return not words & own.missing_programs and (own.missing_programs is not _CLOSED or bool(words & _OF_CLUSTER))
+    return not words & own.missing_programs and (
+        own.missing_programs is not _CLOSED_PROGRAMS or bool(words & _CLUSTER_PROGRAMS)
+    )

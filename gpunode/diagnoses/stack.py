@@ -176,4 +176,4 @@ _LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, 
     "programs": ("programs", _look_at_programs),
     "kubernetes": ("Kubernetes", _look_at_kubernetes),
 }
-TITLES: Final[Mapping[StackLayer, str]] = {layer: title for layer, (title, _) in _LAYERS.items()}
+LAYER_TITLES: Final[Mapping[StackLayer, str]] = {layer: title for layer, (title, _) in _LAYERS.items()}

@@ -43,17 +43,17 @@ from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.recipe import Driver
 
-LEGACY: Final = "gpu-legacy-unsupported-by-branch"
-TOO_NEW: Final = "gpu-too-new-for-driver"
-OPEN: Final = "open-module-on-pre-turing"
-CLOSED: Final = "proprietary-module-on-blackwell"
+LEGACY_GPU_CAUSE: Final = "gpu-legacy-unsupported-by-branch"
+NEW_GPU_CAUSE: Final = "gpu-too-new-for-driver"
+OPEN_MODULE_CAUSE: Final = "open-module-on-pre-turing"
+PROPRIETARY_MODULE_CAUSE: Final = "proprietary-module-on-blackwell"
 
 
 def _refusal_sign(pattern: str) -> Sign:
     return any_of(kernel_line(pattern), message_line(pattern))
 
 
-_IGNORED: Final = _refusal_sign(
+_LEGACY_GPU_IGNORED: Final = _refusal_sign(
     r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
 )
@@ -61,12 +61,12 @@ _NO_GSP: Final = _refusal_sign(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
 _NEEDS_OPEN: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = _refusal_sign(
+_GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
-_REFUSED: Final = any_of(_IGNORED, _NO_GSP, _NEEDS_OPEN, _UNKNOWN)
+_GPU_REFUSED: Final = any_of(_LEGACY_GPU_IGNORED, _NO_GSP, _NEEDS_OPEN, _GPU_UNKNOWN_TO_DRIVER)
 # By the kernel module, and by NVIDIA's installer.
-_REFUSING: Final = Pattern(
+_REFUSING_DRIVER: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
@@ -98,19 +98,21 @@ def installed_driver(snapshot: Snapshot) -> InstalledDriver:
     installed = [one for one in driver.driver_packages(snapshot) if one.is_installed][:1]
     versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing_versions(snapshot)]
     kinds = [(one.is_open, one.citation) for one in seen]
-    kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_info)]
-    kinds += _kinds_of_packages(snapshot)
+    kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_modinfo)]
+    kinds += _module_kinds_by_packages(snapshot)
     is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
     cited = (*(one.citation for one in (seen or installed)), *filter(None, [place]))
     return InstalledDriver(versions[0] if versions else "", is_open, tuple(dict.fromkeys(cited)))
 
 
 def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
-    messages = (_REFUSING.search(message.text) for message in kernel.matching_messages(snapshot, _REFUSING))
-    yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING)) if match)
+    messages = (
+        _REFUSING_DRIVER.search(message.text) for message in kernel.matching_messages(snapshot, _REFUSING_DRIVER)
+    )
+    yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING_DRIVER)) if match)
 
 
-def _kinds_of_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
+def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
     is_open = [one for one in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if one.is_installed]
     closed = [one for one in packages.matching_packages(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
     closed = [one for one in closed if one.is_installed]
@@ -121,13 +123,13 @@ def _misfit_cause(model: GpuModel, found: InstalledDriver) -> str:
     """Return the cause that keeps the driver from the GPU by the catalog; empty for unknown GPUs."""
     branch = found.branch
     if branch and model.last_branch is not None and branch > model.last_branch:
-        return LEGACY
+        return LEGACY_GPU_CAUSE
     if found.is_open and not model.takes_open_modules:
-        return OPEN
+        return OPEN_MODULE_CAUSE
     if branch and (model.listed or not model.device_id) and branch < model.first_branch:
-        return TOO_NEW
+        return NEW_GPU_CAUSE
     if found.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
-        return CLOSED
+        return PROPRIETARY_MODULE_CAUSE
     return ""
 
 
@@ -147,10 +149,10 @@ def _catalog_sign(cause: str) -> Sign:
         misfits = [card.citation for card in _misfit_cards(snapshot, cause)]
         return (*misfits, *snapshot.view(installed_driver).citations) if misfits else ()
 
-    return unless(custom_sign(read), _REFUSED)
+    return unless(custom_sign(read), _GPU_REFUSED)
 
 
-def _summary_of(cause: str, words: str) -> Callable[[Snapshot], str]:
+def _make_summary(cause: str, words: str) -> Callable[[Snapshot], str]:
     """Return the summary ``words`` with the GPU and the driver of this node."""
 
     def summary(snapshot: Snapshot) -> str:
@@ -169,15 +171,15 @@ def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
     """
     known, found = snapshot.view(gpu_models.whole_gpus), snapshot.view(installed_driver)
     left = frozenset(card.address for card in known if _misfit_cause(card.model, found))
-    return left or frozenset({""} if snapshot.view(_REFUSED) else ())
+    return left or frozenset({""} if snapshot.view(_GPU_REFUSED) else ())
 
 
-def _shows_all(snapshot: Snapshot) -> bool:
+def _shows_all_gpus(snapshot: Snapshot) -> bool:
     shown = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
     return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(gpu_models.whole_gpus)))
 
 
-def _drives_others(snapshot: Snapshot) -> bool:
+def _drives_other_gpus(snapshot: Snapshot) -> bool:
     """Return whether the installed driver drives another GPU of the node."""
     found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(gpu_models.whole_gpus)}
     return bool(found.branch) and len(models) > 1 and any(not _misfit_cause(model, found) for model in models)
@@ -186,7 +188,7 @@ def _drives_others(snapshot: Snapshot) -> bool:
 def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
     common = choose([card.model for card in snapshot.view(gpu_models.whole_gpus)], Driver())
-    if _drives_others(snapshot) and not isinstance(common, Choice):
+    if _drives_other_gpus(snapshot) and not isinstance(common, Choice):
         text = f"leave the driver as it is for the GPUs that it supports: {common.what} ({common.why})"
         yield manual_step("hardware", f"{text}; to use this GPU, put it into another machine")
 
@@ -238,117 +240,128 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
     return remedy
 
 
-def _model_sign(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
-    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(gpu_models.gpu_models)), words)
+def _model_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
+    return predicate(lambda snapshot: any(is_matching(model) for model in snapshot.view(gpu_models.gpu_models)), words)
 
 
-def _is_ended(model: GpuModel) -> bool:
+def _is_branch_ended(model: GpuModel) -> bool:
     last = branches.find(model.last_branch) if model.last_branch else None
     return last is not None and not last.active
 
 
-_DROPPED: Final = custom_sign(lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY)))
+_LEGACY_GPU: Final = custom_sign(lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY_GPU_CAUSE)))
 _OLD_GPU: Final = _model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _model_sign(lambda one: one.needs_open_modules, "a GPU that only the open modules drive")
 _WITHOUT_GSP: Final = _model_sign(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
-_ENDED: Final = _model_sign(_is_ended, "a GPU that no maintained branch drives")
-_VERSION: Final = predicate(
+_NO_MAINTAINED_DRIVER: Final = _model_sign(_is_branch_ended, "a GPU that no maintained branch drives")
+_VERSION_KNOWN: Final = predicate(
     lambda snapshot: bool(snapshot.view(installed_driver).version), "the driver's version is known"
 )
-_FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
+_GPU_NOT_STARTED: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
 _OPEN_ON_DISK: Final = predicate(
     lambda snapshot: snapshot.view(installed_driver).is_open is True, "the open modules are installed"
 )
 _CLOSED_ON_DISK: Final = predicate(
     lambda snapshot: snapshot.view(installed_driver).is_open is False, "the proprietary modules are installed"
 )
-_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_others, "the driver drives another GPU"))
+_WORKS_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU"))
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
-_AGAINST: Final = (predicate(_shows_all, "nvidia-smi shows all GPUs"),)
+_AGAINST: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all GPUs"),)
 
 
-def _no_gpu_sign(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
+def _no_gpu_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
     """Return the sign that the report shows its GPUs, and none of this kind, nor a refusal of one."""
     shows = predicate(lambda node: bool(node.view(gpu_models.gpu_models)), words)
-    return unless(shows, _model_sign(will_do, words), _REFUSED)
+    return unless(shows, _model_sign(is_matching, words), _GPU_REFUSED)
 
 
-_NONE_OLD: Final = _no_gpu_sign(lambda one: one.last_branch is not None, "current branches drive the GPUs of this node")
+_NO_OLD_GPU: Final = _no_gpu_sign(
+    lambda one: one.last_branch is not None, "current branches drive the GPUs of this node"
+)
 _NONE_BEFORE_TURING: Final = _no_gpu_sign(
     lambda one: not one.takes_open_modules, "no GPU of this node is before Turing"
 )
-_NONE_FOR_OPEN: Final = _no_gpu_sign(lambda one: one.needs_open_modules, "no GPU of this node needs the open modules")
+_NO_GPU_NEEDS_OPEN: Final = _no_gpu_sign(
+    lambda one: one.needs_open_modules, "no GPU of this node needs the open modules"
+)
 
 _rule = partial(Rule, layer="driver")
 
 RULES: Final = (
     _rule(
-        cause=LEGACY,
+        cause=LEGACY_GPU_CAUSE,
         disruption="reboot",
         share=2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
         look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
-        decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
-        typical=any_of(_catalog_sign(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
-        latent=_FOR_OTHERS,
-        summary=_summary_of(LEGACY, "{driver} no longer supports {gpu}: an older branch was its last"),
+        decisive=any_of(_LEGACY_GPU_IGNORED, all_of(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU)),
+        typical=any_of(
+            _catalog_sign(LEGACY_GPU_CAUSE),
+            unless(all_of(_NO_MAINTAINED_DRIVER, any_of(_GPU_NOT_STARTED, symptoms.NO_DRIVER)), _VERSION_KNOWN),
+        ),
+        latent=_WORKS_FOR_OTHERS,
+        summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
         context=_OLD_GPU,
-        against=(*_AGAINST, _NONE_OLD),
+        against=(*_AGAINST, _NO_OLD_GPU),
         remedy=_replace_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
     _rule(
-        cause=TOO_NEW,
+        cause=NEW_GPU_CAUSE,
         disruption="reboot",
         share=1.2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
-        decisive=unless(_UNKNOWN, _DROPPED),
-        typical=_catalog_sign(TOO_NEW),
-        latent=_FOR_OTHERS,
-        summary=_summary_of(TOO_NEW, "{driver} does not support {gpu}: it is older than that GPU"),
+        decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU),
+        typical=_catalog_sign(NEW_GPU_CAUSE),
+        latent=_WORKS_FOR_OTHERS,
+        summary=_make_summary(NEW_GPU_CAUSE, "{driver} does not support {gpu}: it is older than that GPU"),
         context=_NEW_GPU,
         against=_AGAINST,
         remedy=_change_driver(),
         explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
     ),
     _rule(
-        cause=OPEN,
+        cause=OPEN_MODULE_CAUSE,
         disruption="reboot",
         share=1.2,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
         decisive=_NO_GSP,
-        typical=any_of(_catalog_sign(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
-        latent=_FOR_OTHERS,
-        summary=_summary_of(OPEN, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"),
-        context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
+        typical=any_of(_catalog_sign(OPEN_MODULE_CAUSE), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
+        latent=_WORKS_FOR_OTHERS,
+        summary=_make_summary(
+            OPEN_MODULE_CAUSE, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"
+        ),
+        context=any_of(all_of(_OPEN_ON_DISK, _GPU_NOT_STARTED), _WITHOUT_GSP),
         against=(*_AGAINST, _NONE_BEFORE_TURING),
         remedy=_change_driver(keep=True),
         explains=consequences.NO_DRIVER,
     ),
     _rule(
-        cause=CLOSED,
+        cause=PROPRIETARY_MODULE_CAUSE,
         disruption="reboot",
         share=1.8,
-        symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        symptoms=(symptoms.INIT_FAILED_22_56, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
         decisive=_NEEDS_OPEN,
         typical=any_of(
-            _catalog_sign(CLOSED),
-            unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
+            _catalog_sign(PROPRIETARY_MODULE_CAUSE),
+            unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION_KNOWN),
             all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
         ),
-        latent=_FOR_OTHERS,
-        summary=_summary_of(CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"),
+        latent=_WORKS_FOR_OTHERS,
+        summary=_make_summary(
+            PROPRIETARY_MODULE_CAUSE, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
+        ),
         context=any_of(
-            all_of(_CLOSED_ON_DISK, _FAILS),
+            all_of(_CLOSED_ON_DISK, _GPU_NOT_STARTED),
             _NEW_GPU,
             message_line(
                 r"\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b", flags=re.IGNORECASE
             ),
         ),
-        against=(*_AGAINST, _NONE_FOR_OPEN),
+        against=(*_AGAINST, _NO_GPU_NEEDS_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),
         explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
     ),

@@ -27,7 +27,7 @@ from gpunode.facts.patterns import Pattern
 
 MAX_SUSPECTS: Final = 3
 # Of suspects that share a step.
-_FEWEST: Final = 2
+_MIN_SHARING_SUSPECTS: Final = 2
 # In logarithms of odds.
 _SYMPTOM_WEIGHT: Final = 3.2
 _CONTEXT_WEIGHT: Final = 3.2
@@ -51,19 +51,19 @@ class RankedSuspect:
         probability: among all suspects.
         similarity: of the evidence's words to the reports of the cause; below 0 they speak against it.
         is_distinct: what is shown belongs to this cause alone, or answers what would decide for it.
-        is_shown: a program's own line about a failure is among its symptoms.
+        has_failure_line: a program's own line about a failure is among its symptoms.
     """
 
     suspect: Suspect
     probability: float
     similarity: float
     is_distinct: bool
-    is_shown: bool
+    has_failure_line: bool
 
     @property
     def may_stand_alone(self) -> bool:
         """True if a failure is shown, it has a reason of its own, and the evidence reads like its reports."""
-        return self.is_distinct and self.is_shown and self.similarity >= 0
+        return self.is_distinct and self.has_failure_line and self.similarity >= 0
 
     @property
     def stands_alone(self) -> bool:
@@ -81,7 +81,7 @@ def rank_suspects(
     """
     is_chosen = not is_examined(snapshot)
     explained = explained_causes(rules, findings)
-    cause_counts = count_sharers(rules)
+    cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
     is_well = driver.works(snapshot)
     found: list[tuple[float, Suspect, float, bool, bool]] = []
@@ -90,11 +90,11 @@ def rank_suspects(
             continue
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
-        told = _prose_lines(rule, snapshot)
+        told = _prose_about_cause(rule, snapshot)
         alike = similarity.get(cause, 0.0)
         if not (seen or context or told or (alike > _MIN_SIMILARITY and not is_well)):
             continue
-        asked = drop_answered(snapshot, rule.look_at)
+        asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
         shown = tuple(line for sign in seen for line in snapshot.view(sign))
         score = (
@@ -106,13 +106,13 @@ def rank_suspects(
         )
         suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context))), asked)
         is_distinct = is_answered or bool(prose.without_prose(snapshot, context))
-        is_shown = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, shown))
-        found.append((score, suspect, alike, is_distinct, is_shown))
+        has_failure_line = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, shown))
+        found.append((score, suspect, alike, is_distinct, has_failure_line))
     found.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in found)
     return tuple(
-        RankedSuspect(suspect, exp(score) / total, alike, is_distinct, is_shown)
-        for score, suspect, alike, is_distinct, is_shown in found
+        RankedSuspect(suspect, exp(score) / total, alike, is_distinct, has_failure_line)
+        for score, suspect, alike, is_distinct, has_failure_line in found
     )
 
 
@@ -125,41 +125,43 @@ def find_shared_steps(
         ranked: the suspects, likeliest first; nothing is shared where no program's own line shows the first.
         remedy_of: returns the steps for a cause.
     """
-    leading = ranked[:MAX_SUSPECTS] if ranked and ranked[0].is_shown else ()
+    leading = ranked[:MAX_SUSPECTS] if ranked and ranked[0].has_failure_line else ()
     remedies = [remedy_of(one.suspect.cause) for one in leading]
-    sharing = list(takewhile(lambda one: _count_shared((one, remedies[0])), remedies))
-    if len(sharing) < _FEWEST:
+    sharing = list(takewhile(lambda one: _count_shared_steps((one, remedies[0])), remedies))
+    if len(sharing) < _MIN_SHARING_SUSPECTS:
         return (), 0.0
-    steps = tuple(sharing[0][: _count_shared(sharing)])
+    steps = tuple(sharing[0][: _count_shared_steps(sharing)])
     return steps, sum(one.probability for one in leading[: len(sharing)])
 
 
-def _count_shared(remedies: Iterable[Sequence[Fix]]) -> int:
+def _count_shared_steps(remedies: Iterable[Sequence[Fix]]) -> int:
     """Return how many steps the remedies share from their beginning."""
-    return sum(1 for _ in takewhile(_are_same, zip(*remedies, strict=False)))
+    return sum(1 for _ in takewhile(_are_same_step, zip(*remedies, strict=False)))
 
 
-def _are_same(steps: Sequence[Fix]) -> bool:
+def _are_same_step(steps: Sequence[Fix]) -> bool:
     """Return whether all type the same, or say the same where nothing is typed."""
     kinds = {(one.kind, one.commands, "" if one.commands else one.text) for one in steps}
     return len(kinds) == 1 and not any(one.when for one in steps)
 
 
-def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Suspect, ...]:
+def find_unexplained_failures(
+    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]
+) -> tuple[Suspect, ...]:
     """Return the likeliest cause of each failure that no finding explains, with the lines that show it.
 
     A symptom is explained if a finding cites its line, if a found cause shows it, or if the most frequent cause of it
     follows from a found one.
     """
     findings = tuple(findings)
-    explained, counts = explained_causes(rules, findings), count_sharers(rules)
+    explained, counts = explained_causes(rules, findings), count_causes_by_symptom(rules)
     known = {line for one in findings for line in one.citations}
     known |= {line for one in findings for sign in rules[one.cause].symptoms for line in snapshot.view(sign)}
     able = [rule for cause, rule in rules.items() if cause not in explained]
     left = {
         sign: lines
         for sign in counts
-        if (lines := _failures(snapshot, sign, known)) and _usual_cause(sign, rules, snapshot) not in explained
+        if (lines := _failure_lines(snapshot, sign, known)) and _usual_cause(sign, rules, snapshot) not in explained
     }
     found: list[Suspect] = []
     while left and len(found) < MAX_SUSPECTS:
@@ -168,7 +170,7 @@ def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: It
             break
         rule = max(able, key=lambda one: _weigh_rule(one, snapshot, left, counts))
         lines = tuple(dict.fromkeys(line for sign in rule.symptoms for line in left.get(sign, ())))
-        found.append(Suspect(rule.cause, rule.title, lines, drop_answered(snapshot, rule.look_at)))
+        found.append(Suspect(rule.cause, rule.title, lines, drop_answered_commands(snapshot, rule.look_at)))
         rest = {sign: tuple(line for line in seen if line not in lines) for sign, seen in left.items()}
         left = {sign: seen for sign, seen in rest.items() if seen}
     return tuple(found)
@@ -178,7 +180,7 @@ def find_unexplained(rules: Mapping[str, Rule], snapshot: Snapshot, findings: It
 _FAILS: Final = Pattern(rf"\b(?:{symptoms.FAILURE_WORDS}|xid)\b", re.IGNORECASE)
 
 
-def _failures(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:
+def _failure_lines(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:
     """Return the lines of the sign that programs wrote about a failure, without the known ones."""
     lines = (line for line in snapshot.view(sign) if line.line_number and line not in known)
     return prose.without_prose(snapshot, (line for line in lines if _FAILS.search(line.line)))
@@ -214,12 +216,12 @@ def explained_causes(rules: Mapping[str, Rule], findings: Iterable[Finding]) -> 
     return frozenset().union(*({one.cause} | (more if one.severity != "info" else frozenset()) for one, more in found))
 
 
-def count_sharers(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
+def count_causes_by_symptom(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
     """Return the number of causes that show each symptom."""
     return Counter(sign for rule in rules.values() for sign in rule.symptoms)
 
 
-def _prose_lines(rule: Rule, snapshot: Snapshot) -> list[Citation]:
+def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
     """Return what people's own sentences say of the cause."""
     told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
     return [line for line in told if prose.cites_prose(snapshot, line)]
@@ -232,44 +234,47 @@ def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
 # What a filter is told beside the words that it looks for.
 _OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
 # Options that leave an answer what it is, or only shorten it.
-_SAME_ANSWER: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
+_NEUTRAL_OPTIONS: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
 _PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
 _WORD: Final = Pattern(r"[\w.:/-]+")
-_READS_FILE: Final = frozenset({"cat", "grep", "head", "tail", "less"})
+_FILE_READERS: Final = frozenset({"cat", "grep", "head", "tail", "less"})
 
 
 class _Question(NamedTuple):
     """A command in a form that compares: the program with its arguments, and the words that its filters keep."""
 
     asked: str
-    kept: frozenset[str]
+    filter_words: frozenset[str]
     files: tuple[str, ...]
 
 
-def drop_answered(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
+def drop_answered_commands(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
     """Return the commands whose answers are not in the evidence."""
     return tuple(one for one in commands if not is_answered(snapshot, one))
 
 
 def is_answered(snapshot: Snapshot, command: str) -> bool:
     """Return whether the evidence has the answer of this command, or a longer one of the same program."""
-    wanted = _question(command)
-    if wanted.files and all((item := snapshot.file(path)) is not None and item.is_seen for path in wanted.files):
+    wanted = _parse_question(command)
+    if wanted.files and all((item := snapshot.file(path)) is not None and item.was_answered for path in wanted.files):
         return True
-    return any(one.asked == wanted.asked and one.kept <= wanted.kept for one in snapshot.view(_answered_questions))
+    return any(
+        one.asked == wanted.asked and one.filter_words <= wanted.filter_words
+        for one in snapshot.view(_answered_questions)
+    )
 
 
 def _answered_questions(snapshot: Snapshot) -> frozenset[_Question]:
-    seen = (item for item in snapshot.items if item.where == "host" and item.is_seen)
-    return frozenset(_question(item.written) for item in seen)
+    seen = (item for item in snapshot.items if item.where == "host" and item.was_answered)
+    return frozenset(_parse_question(item.written) for item in seen)
 
 
 @lru_cache(maxsize=1024)
-def _question(command: str) -> _Question:
+def _parse_question(command: str) -> _Question:
     plain = _PREFIX.sub("", command.partition("  #")[0].strip(), 1)
     head, *filters = plain.split(" | ")
     words = head.split()
-    kept = (word.lower() for one in filters for word in _WORD.findall(_OPTION.sub(" ", one)) if word != "grep")
+    filter_words = (word.lower() for one in filters for word in _WORD.findall(_OPTION.sub(" ", one)) if word != "grep")
     files = tuple(word for word in words[1:] if word.startswith("/") and "*" not in word and "$" not in word)
-    reads = bool(words) and words[0] in _READS_FILE
-    return _Question(_SAME_ANSWER.sub("", head), frozenset(kept), files if reads else ())
+    reads = bool(words) and words[0] in _FILE_READERS
+    return _Question(_NEUTRAL_OPTIONS.sub("", head), frozenset(filter_words), files if reads else ())

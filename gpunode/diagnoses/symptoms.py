@@ -66,7 +66,7 @@ NOT_STARTED: Final = message_line(
     r"|failed to (?:initialize|init) adapter"
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
-CLOSED_OR_BAR: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
+INIT_FAILED_22_56: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
 MISMATCH: Final = message_line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.cluster import register_runtime, restart_rancher
+from gpunode.diagnoses.cluster import register_runtime_command, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Fix, Rule
@@ -35,24 +35,26 @@ _GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, sym
 _OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
-def _install_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
+def _install_and_register_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _package_steps(snapshot, "install the toolkit from NVIDIA's repository")
     if container_engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run_step("configure", "write the CDI specification, which podman uses for GPUs", *write)
-    elif runtimes.kubernetes_product(snapshot) in {"k3s", "rke2"}:
+    elif runtimes.containerd_product(snapshot) in {"k3s", "rke2"}:
         yield restart_rancher(
-            runtimes.kubernetes_product(snapshot), "which finds the toolkit when it starts and registers it by itself"
+            runtimes.containerd_product(snapshot), "which finds the toolkit when it starts and registers it by itself"
         )
     else:
         text = "register it with this container runtime, or name the runtime in use instead"
-        yield run_step("configure", text, register_runtime(snapshot))
+        yield run_step("configure", text, register_runtime_command(snapshot))
 
 
 def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
         by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
-        yield setup_step(snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
+        yield setup_step(
+            snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, fallback_commands=by_person
+        )
     else:
         yield install(snapshot, f"{text}, see {_INSTALL_GUIDE}", "nvidia-container-toolkit")
 
@@ -60,10 +62,10 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
 # Whether it knows the system's cgroups.
 
 
-_OLD: Final = custom_sign(
+_WITHOUT_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers < (1, 8))
 )
-_NEW: Final = custom_sign(
+_WITH_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers >= (1, 8))
 )
 _CGROUP_V2: Final = any_of(
@@ -88,7 +90,7 @@ def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
 _CONFIG: Final = "*nvidia-container-runtime/config.toml"
 
 
-def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
+def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield a listing that shows the folder of a driver container empty, or its own folder without it."""
     for item in snapshot.items_of("listing"):
         names = {text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")}
@@ -101,10 +103,10 @@ def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
 _OTHER_ROOT: Final = message_line(
     r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
-_NO_ROOT: Final = message_line(
+_ROOT_NOT_FOUND: Final = message_line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
 )
-_EMPTY_ROOT: Final = custom_sign(_empty_root)
+_EMPTY_ROOT: Final = custom_sign(_empty_driver_root_lines)
 _TOOLKIT_FAILS: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
@@ -120,7 +122,7 @@ _DRIVER_CONTAINER: Final = custom_sign(
 
 # Which ldconfig it runs.
 
-_REAL: Final = "/sbin/ldconfig.real"
+_LDCONFIG_REAL: Final = "/sbin/ldconfig.real"
 _NO_LDCONFIG: Final = message_line(
     r"(?:ldcache error: open failed:|\b(?:open|stat|lstat|fork/exec|could not start)) "
     r"/(?!run/nvidia/driver)\S*ldconfig[^\s:]*:? ?[\w ]{0,40}:? ?no such file",
@@ -131,19 +133,25 @@ _NO_LDCONFIG: Final = message_line(
 def _missing_ldconfig_real(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence that there is no ldconfig.real."""
     for item in snapshot.items:
-        if item.written == "/sbin/ldconfig*" and item.text.strip() and _REAL not in item.text:
-            yield cite_fact(item.written, f"no {_REAL}", item.key)
-        elif item.outcome == "absent" and item.where == "host" and _REAL in (item.subject, item.written[-len(_REAL) :]):
+        if item.written == "/sbin/ldconfig*" and item.text.strip() and _LDCONFIG_REAL not in item.text:
+            yield cite_fact(item.written, f"no {_LDCONFIG_REAL}", item.key)
+        elif (
+            item.outcome == "absent"
+            and item.where == "host"
+            and _LDCONFIG_REAL in (item.subject, item.written[-len(_LDCONFIG_REAL) :])
+        ):
             yield cite(item)
 
 
-_SET: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
-_SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), message_line(rf"{_SET}\.real"))
+_LDCONFIG_SETTING: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
+_USES_LDCONFIG_REAL: Final = any_of(
+    file_line(_CONFIG, rf"{_LDCONFIG_SETTING}\.real"), message_line(rf"{_LDCONFIG_SETTING}\.real")
+)
 _NOT_UBUNTU: Final = predicate(
     lambda node: (known := system.find_distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
     "the system is not Ubuntu, which alone has it",
 )
-_WRAPPER: Final = message_line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
+_LDCONFIG_IS_WRAPPER: Final = message_line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
 def _set_config(*entries: str) -> tuple[Command, ...]:
@@ -152,13 +160,13 @@ def _set_config(*entries: str) -> tuple[Command, ...]:
 
 
 def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
-    path = _REAL if snapshot.view(_WRAPPER) else "/sbin/ldconfig"
+    path = _LDCONFIG_REAL if snapshot.view(_LDCONFIG_IS_WRAPPER) else "/sbin/ldconfig"
     yield run_step("configure", f"configure the toolkit to run {path} of the host", *_set_config(f"ldconfig=@{path}"))
 
 
-def _reset_root(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("configure", "configure the toolkit for the driver of the host", *_set_config("root=/"))
-    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_REAL}"
+    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_LDCONFIG_REAL}"
     yield run_step("configure", "and run the host's ldconfig", *_set_config(f"ldconfig={ldconfig}"))
     yield manual_step(
         "configure",
@@ -179,7 +187,7 @@ _OLD_PACKAGE: Final = unless(
     ),
     symptoms.REPOSITORY_REFUSED,
 )
-_OLD_FORM: Final = message_line(
+_OUTDATED_COMMAND: Final = message_line(
     r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
     r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown"
     r"|unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404"
@@ -189,8 +197,8 @@ _OLD_FORM: Final = message_line(
 )
 
 
-def _modernize(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_OLD_FORM) and not snapshot.view(_OLD_PACKAGE):
+def _use_current_commands(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_OUTDATED_COMMAND) and not snapshot.view(_OLD_PACKAGE):
         yield run_step("application", "use the current form", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
     else:
         text = "install nvidia-container-toolkit from the current repository"
@@ -213,7 +221,7 @@ RULES: Final = (
         ),
         share=5,
         summary="nvidia-container-toolkit is not installed, so no container can use a GPU",
-        remedy=_install_toolkit,
+        remedy=_install_and_register_toolkit,
         explains=NO_TOOLKIT | {"old-command-form"},
         context=toolkit.absence_lines,
     ),
@@ -221,14 +229,14 @@ RULES: Final = (
         cause="toolkit-too-old-cgroupv2",
         layer="toolkit",
         disruption="restart-container",
-        decisive=all_of(_OLD, _NO_CGROUP),
+        decisive=all_of(_WITHOUT_CGROUP_V2, _NO_CGROUP),
         typical=any_of(
             message_line(r"cgroup subsystem devices not found"),
-            all_of(_OLD, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
+            all_of(_WITHOUT_CGROUP_V2, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        context=any_of(_OLD, _CGROUP_V2),
-        against=(unless(_NEW, _OLD),),
+        context=any_of(_WITHOUT_CGROUP_V2, _CGROUP_V2),
+        against=(unless(_WITH_CGROUP_V2, _WITHOUT_CGROUP_V2),),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
@@ -240,7 +248,9 @@ RULES: Final = (
         layer="config",
         shows_in="toolkit",
         disruption="restart-container",
-        decisive=any_of(_NO_ROOT, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))),
+        decisive=any_of(
+            _ROOT_NOT_FOUND, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))
+        ),
         typical=any_of(_OTHER_ROOT, all_of(_EMPTY_ROOT, _TOOLKIT_FAILS)),
         symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_ROOT),
         context=_EMPTY_ROOT,
@@ -249,7 +259,7 @@ RULES: Final = (
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
         share=1,
         summary="the toolkit is configured for a driver in its own tree, but the driver is the host's",
-        remedy=_reset_root,
+        remedy=_reset_driver_root,
         explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
     ),
     Rule(
@@ -257,10 +267,12 @@ RULES: Final = (
         layer="config",
         shows_in="toolkit",
         disruption="restart-container",
-        decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_missing_ldconfig_real))),
-        typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")),
+        decisive=any_of(_NO_LDCONFIG, all_of(_USES_LDCONFIG_REAL, custom_sign(_missing_ldconfig_real))),
+        typical=any_of(
+            _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
+        ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
-        context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
+        context=any_of(_USES_LDCONFIG_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
         may_be_normal=True,
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         summary="the toolkit is configured to run an ldconfig that this system does not have",
@@ -270,9 +282,9 @@ RULES: Final = (
     Rule(
         cause="old-command-form",
         layer="toolkit",
-        decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
+        decisive=any_of(_OLD_PACKAGE, _OUTDATED_COMMAND),
         look_at=(Shell("nvidia-ctk --version"),),
         summary="an old article names packages, a command or an image that no longer exist",
-        remedy=_modernize,
+        remedy=_use_current_commands,
     ),
 )

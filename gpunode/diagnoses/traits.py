@@ -17,7 +17,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, modules, packages, pci, pcie_links, smi_query, system
 from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts import nvml
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_KEYS
@@ -34,7 +34,7 @@ Read: TypeAlias = Callable[[Snapshot], Values]
 
 _UNPARSED: Final = "cannot be parsed"
 # What a shell's tools print, and nothing else, of a file that they could not show.
-_REFUSED: Final = Pattern(
+_READ_REFUSED: Final = Pattern(
     r"^(?:\S*/)?[\w.-]{2,20}: [^\n]{0,300}?(?:(?P<denied>Permission denied|Operation not permitted)|Input/output error"
     r"|Is a directory|Stale file handle|Too many levels of symbolic links)\.?\s*$"
 )
@@ -70,11 +70,11 @@ class TraitSource:
         reasons = [self._reason(item, is_read=self.empty_means_none or bool(values)) for item in looks]
         return "" if "" in reasons else next((one for one in reasons if one != "not-collected"), "not-collected")
 
-    def reads_from(self, item: Item) -> bool:
+    def reads_from(self, item: EvidenceItem) -> bool:
         """Return whether values are read from ``item``."""
         return bool(_evidence_names(item) & {*self.evidence_names})
 
-    def _reason(self, item: Item, *, is_read: bool) -> MissingReason:
+    def _reason(self, item: EvidenceItem, *, is_read: bool) -> MissingReason:
         """Return why ``item`` does not show a value; empty if it would."""
         if item.outcome != "ok":
             return item.outcome if item.outcome != "absent" else "failed" if item.source.words else ""
@@ -116,21 +116,25 @@ class Trait:
         return "possible" if is_possible else "background"
 
 
-def _is_partial(item: Item) -> bool:
+def _is_partial(item: EvidenceItem) -> bool:
     return item.source.is_part or bool(item.source.only)
 
 
-def _match_refusal(item: Item) -> re.Match[str] | None:
-    return _REFUSED.match(item.text) if len(item.lines) < 3 else None
+def _match_refusal(item: EvidenceItem) -> re.Match[str] | None:
+    return _READ_REFUSED.match(item.text) if len(item.lines) < 3 else None
 
 
-def _readable_text(item: Item | None) -> str:
+def _readable_text(item: EvidenceItem | None) -> str:
     return item.text.strip() if item is not None and item.outcome == "ok" and not _match_refusal(item) else ""
 
 
-def _single_value(name: str, read: Callable[[Snapshot], str], *looks: str, is_set: bool = False) -> TraitSource:
+def _single_value(
+    name: str, read: Callable[[Snapshot], str], *evidence_names: str, empty_means_none: bool = False
+) -> TraitSource:
     """Return the source of a single value."""
-    return TraitSource(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {}, is_set)
+    return TraitSource(
+        evidence_names, lambda snapshot: {name: value} if (value := read(snapshot)) else {}, empty_means_none
+    )
 
 
 def _text_value(name: str, look: str) -> TraitSource:
@@ -142,7 +146,7 @@ def _text_value(name: str, look: str) -> TraitSource:
     return _single_value(name, read, look)
 
 
-def _evidence_names(item: Item) -> frozenset[str]:
+def _evidence_names(item: EvidenceItem) -> frozenset[str]:
     """Return the names that a source may use for it: also two words of a command, or a folder's pattern."""
     path = f"{item.subject.rpartition('/')[0]}/*" if "*" in item.subject else item.subject
     return frozenset({item.kind, item.key, path, " ".join(item.source.words[:2])})
@@ -165,24 +169,24 @@ def _distinct_values(rows: Iterable[tuple[str, str]]) -> Values:
 
 # The machine.
 
-_AROUND: Final = Pattern(
+_LSPCI_DECORATION: Final = Pattern(
     r"^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)", re.IGNORECASE
 )
 
 
-def _device_name(one: pci.PciFunction) -> str:
+def _lspci_name(function: pci.PciFunction) -> str:
     """Return the device's name as lspci has it."""
-    return _AROUND.sub("", one.name) or f"NVIDIA {one.device}".strip()
+    return _LSPCI_DECORATION.sub("", function.name) or f"NVIDIA {function.device}".strip()
 
 
 def _count_devices(snapshot: Snapshot) -> Values:
-    names = Counter(_device_name(one) for one in snapshot.view(pci.nvidia_functions) if one.is_gpu or one.is_switch)
+    names = Counter(_lspci_name(one) for one in snapshot.view(pci.nvidia_functions) if one.is_gpu or one.is_switch)
     return {name: f"{number} ×" for name, number in names.items()}
 
 
 def _bound_drivers(snapshot: Snapshot) -> Values:
     gpus = (one for one in snapshot.view(pci.nvidia_functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
-    return _distinct_values((f"driver of {_device_name(one)}", one.driver or "none") for one in gpus)
+    return _distinct_values((f"driver of {_lspci_name(one)}", one.driver or "none") for one in gpus)
 
 
 def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
@@ -194,7 +198,7 @@ def _link_properties(snapshot: Snapshot) -> Values:
     """Return link widths and maximum speeds; the current speed depends on the GPU's load."""
     rows: list[tuple[str, str]] = []
     for link in snapshot.view(pcie_links.gpu_links):
-        end = " with its slot" if link.is_of_both else ""
+        end = " with its slot" if link.covers_both_ends else ""
         rows += [("link width", str(link.width))] if link.width else []
         rows += [(f"widest{end}", str(link.max_width))] if link.max_width else []
         rows += [(f"fastest{end}", f"PCIe {link.max_generation}")] if link.max_generation else []
@@ -221,13 +225,13 @@ def _gpu_settings(snapshot: Snapshot) -> Values:
     if (known := snapshot.view(nvml_inventory)) is None:
         return {}
     each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
-    rows = ((name, "no answer" if isinstance(value, nvml.NvmlUnread) else str(value)) for name, value in each)
+    rows = ((name, "no answer" if isinstance(value, nvml.UnreadNvmlValue) else str(value)) for name, value in each)
     return _distinct_values(rows)
 
 
 # The kernel.
 
-_ANY_BOOT: Final = Pattern(
+_IRRELEVANT_ARGUMENTS: Final = Pattern(
     r"^(?:BOOT_IMAGE|root|resume|initrd|rootflags|rootfstype|ro|rw|quiet|splash|console|crashkernel|net\.ifnames|"
     r"biosdevname|rd\.(?:lvm|luks|md)[\w.]*|ip|nosplash|vt\.handoff|loglevel|earlyprintk|mitigations|apparmor)$"
 )
@@ -235,7 +239,7 @@ _ANY_BOOT: Final = Pattern(
 
 def _kernel_arguments(snapshot: Snapshot) -> Values:
     words = (word.partition("=") for word in _readable_text(snapshot.file("/proc/cmdline")).split())
-    return _distinct_values((name, value or "set") for name, _, value in words if not _ANY_BOOT.match(name))
+    return _distinct_values((name, value or "set") for name, _, value in words if not _IRRELEVANT_ARGUMENTS.match(name))
 
 
 def _loaded_modules(snapshot: Snapshot) -> Values:
@@ -244,7 +248,7 @@ def _loaded_modules(snapshot: Snapshot) -> Values:
     return dict.fromkeys(fact.value if isinstance(fact, Known) else listed, "loaded")
 
 
-def _secure_boot(snapshot: Snapshot) -> str:
+def _secure_boot_state(snapshot: Snapshot) -> str:
     match = snapshot.match(Pattern(r"SecureBoot (enabled|disabled)"), "mokutil")
     return match[1] if match else ""
 
@@ -292,14 +296,14 @@ def _unit_states(snapshot: Snapshot) -> Values:
     }  # fmt: skip
 
 
-_DOCKER: Final = frozenset(
+_DOCKER_KEYS: Final = frozenset(
     {"Server Version", "Default Runtime", "Runtimes", "Cgroup Driver", "Cgroup Version", "Context"}
 )
 
 
 def _docker_settings(snapshot: Snapshot) -> Values:
     rows = (row for item in reversed(snapshot.items_of("docker-info")) for row in _parse_rows(_readable_text(item)))
-    return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER}
+    return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER_KEYS}
 
 
 def _gpu_labels(snapshot: Snapshot) -> Values:
@@ -326,7 +330,7 @@ def _platform_name(snapshot: Snapshot) -> str:
 # Configuration files, their settings one by one.
 
 
-def _settings_reader(pattern: str, settings: Callable[[Item], Iterable[tuple[str, str]]]) -> Read:
+def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[tuple[str, str]]]) -> Read:
     """Return a reader of the settings in files of that path, named by file and key."""
 
     def read(snapshot: Snapshot) -> Values:
@@ -337,7 +341,7 @@ def _settings_reader(pattern: str, settings: Callable[[Item], Iterable[tuple[str
     return read
 
 
-def _file_settings(item: Item) -> Iterator[tuple[str, str]]:
+def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
     """Yield the settings of JSON or TOML by key, else every line that is not a comment."""
     kind = item.subject.rpartition(".")[2]
     if kind in {"json", "toml"}:
@@ -360,16 +364,16 @@ def _flatten(value: object, above: str) -> Iterator[tuple[str, str]]:
         yield above, json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _cdi_driver_versions(item: Item) -> list[tuple[str, str]]:
+def _cdi_driver_versions(item: EvidenceItem) -> list[tuple[str, str]]:
     found = re.findall(r"lib(?:cuda|nvidia-ml)\.so\.(\d{1,4}\.[\d.]{0,20}\d)", item.text)
     return [("", ", ".join(sorted(set(found))) or "no driver in it")]
 
 
-_NEVER: Final = "(?!)"
+_MATCHES_NOTHING: Final = "(?!)"
 _LINKS: Final = tuple(f"/sys/bus/pci/devices/*/{a}_link_{b}" for a in ("current", "max") for b in ("width", "speed"))
 _PARAMETERS: Final = "/proc/driver/nvidia/params"
 # Configuration files: where in the stack, why, and what is likely and what possible, as in a trait.
-_FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str | None], ...]] = (
+_CONFIG_TRAITS: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str | None], ...]] = (
     (("/etc/docker/daemon.json", "/etc/containerd/config.toml"), ("runtime",),
      "containers get their GPUs through these settings",
      r"cannot be parsed|nvidia|runtime|cgroup|cdi|disabled_plugins|exec-opts|hooks|imports",
@@ -382,9 +386,9 @@ _FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str
      "programs may load another libcuda than the driver's", "nvidia|cuda|stubs|LD_", None),
     (("/etc/nvidia/gridd.conf",), ("driver",), "a vGPU without its licence slows down and stops", "", None),
     (("/var/lib/kubelet/config.yaml",), ("kubernetes",), "the kubelet gives devices to pods by these settings",
-     _NEVER, "cgroup|cpuManager|topologyManager|memoryManager|featureGates|containerRuntime"),
+     _MATCHES_NOTHING, "cgroup|cpuManager|topologyManager|memoryManager|featureGates|containerRuntime"),
     (("/etc/apt/preferences.d/*",), ("packages",), "it decides which driver apt takes next",
-     _NEVER, "nvidia|cuda|driver"),
+     _MATCHES_NOTHING, "nvidia|cuda|driver"),
 )  # fmt: skip
 
 TRAITS: Final[tuple[Trait, ...]] = (
@@ -395,10 +399,10 @@ TRAITS: Final[tuple[Trait, ...]] = (
     )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
         "module, libraries and tools must have the same version", (
-        _single_value("loaded module", _version_reader(driver.loaded_version), "nvidia-version", is_set=True),
+        _single_value("loaded module", _version_reader(driver.loaded_version), "nvidia-version", empty_means_none=True),
         _single_value("flavour", _module_flavour, "nvidia-version"),
-        _single_value("module on disk", _version_reader(driver.on_disk_version), *MODULE_KEYS, is_set=True),
-        _single_value("libraries", _version_reader(driver.library_version), "ldconfig", is_set=True),
+        _single_value("module on disk", _version_reader(driver.on_disk_version), *MODULE_KEYS, empty_means_none=True),
+        _single_value("libraries", _version_reader(driver.library_version), "ldconfig", empty_means_none=True),
         _single_value("nvidia-smi", _version_reader(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
         _single_value("CUDA", _version_reader(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
         _single_value("fabric manager", lambda snapshot: (fabric.manager_version(snapshot) or ("",))[0]),
@@ -422,7 +426,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
         (TraitSource((_PARAMETERS,), lambda seen: dict(_parse_rows(_readable_text(seen.file(_PARAMETERS)))),
                      empty_means_none=True, common_only=True),)),
     Trait("secure", "Secure Boot", ("kernel", "driver"), "it decides which modules may load", (
-        _single_value("Secure Boot", _secure_boot, "mokutil"),
+        _single_value("Secure Boot", _secure_boot_state, "mokutil"),
         _text_value("lockdown", "/sys/kernel/security/lockdown"),
         _text_value("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
     )),
@@ -455,7 +459,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
         (TraitSource(("docker-info",), _docker_settings, common_only=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),
     *(Trait(f"file:{path}", path, layers, why,
             (TraitSource((path,), _settings_reader(path, _file_settings), empty_means_none=True),), likely, possible)
-      for paths, layers, why, likely, possible in _FILES for path in paths),
+      for paths, layers, why, likely, possible in _CONFIG_TRAITS for path in paths),
     Trait("cdi", "CDI specifications", ("toolkit",),
         "a specification names the files of one driver version; for another it is stale",
         tuple(TraitSource((path,), _settings_reader(path, _cdi_driver_versions), empty_means_none=True)
@@ -469,5 +473,5 @@ TRAITS: Final[tuple[Trait, ...]] = (
     Trait("system", "system", ("packages", "kernel"), "packages and their names also differ", (
         _single_value("distribution", _distribution_name, "os-release"),
         _single_value("machine", _platform_name, "virt"),
-    ), _NEVER),
+    ), _MATCHES_NOTHING),
 )  # fmt: skip

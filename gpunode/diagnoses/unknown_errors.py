@@ -10,20 +10,20 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 
 # Run because something does not work. Logs of services are full of errors that have nothing to do with GPUs.
-_RUN_BY_USERS: Final[frozenset[Kind]] = frozenset(
+_USER_RUN_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {
         *("container-run", "application", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "nvidia-smi-mig"),
         *("modprobe", "dkms-output", "make-log", "package-output", "installer-log", "text"),
     }
 )
-_FAILS: Final = Pattern(
+_FAILURE_WORDS: Final = Pattern(
     r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
     re.IGNORECASE,
 )
-_OF_GPUS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
+_GPU_WORDS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
 _MAX_CITED: Final = 3
 
 
@@ -44,7 +44,7 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:
     # Only pasted output counts: rules know every answer to gpunode's own queries, and a tool that is not installed or
     # not permitted has not tried anything.
-    for item in (one for one in snapshot.items_of(*_RUN_BY_USERS) if one.outcome == "ok" and one.exit_status is None):
+    for item in (one for one in snapshot.items_of(*_USER_RUN_KINDS) if one.outcome == "ok" and one.exit_status is None):
         for number, line in enumerate(item.lines, 1):
-            if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
+            if _FAILURE_WORDS.search(line) and (_GPU_WORDS.search(line) or _GPU_WORDS.search(item.written)):
                 yield cite(item, number)

@@ -20,7 +20,7 @@ from gpunode.diagnoses.views import driver, kernel, packages, virtualization
 from gpunode.diagnoses.views.driver import SeenVersion
 from gpunode.diagnoses.views.packages import Package, Upgrade
 from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -104,7 +104,7 @@ def driver_versions(snapshot: Snapshot) -> DriverVersions:
     else:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = SeenVersion(other[0].upstream, other[0].citation) if other else None
-    recent = _recent_upgrades(packages.package_upgrades(snapshot), loaded)
+    recent = _recent_upgrades(packages.logged_driver_upgrades(snapshot), loaded)
     return DriverVersions(
         mismatch_lines(snapshot), loaded, driver.on_disk_version(snapshot), library, bringing, user, recent
     )
@@ -128,8 +128,8 @@ def _recent_upgrades(upgrades: tuple[Upgrade, ...], loaded: SeenVersion | None) 
     return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
-def _is_inside(item: Item) -> bool:
-    is_contained = item.where == "container" or item.kind in driver.CONTAINED
+def _is_inside_container(item: EvidenceItem) -> bool:
+    is_contained = item.where == "container" or item.kind in driver.CONTAINER_KINDS
     return is_contained and not _ASKED_ON_NODE.search(item.text)
 
 
@@ -137,13 +137,13 @@ def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that tell of a mismatch where no container is in between."""
     tables = {"file", "packages", "container-inspect"}
     items = (item for item in snapshot.items if not item.is_package_record and item.kind not in tables)
-    here = (item for item in items if not _is_inside(item))
+    here = (item for item in items if not _is_inside_container(item))
     return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
 
 def container_mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that tell of a mismatch inside a container."""
-    return tuple(line for item in snapshot.items if _is_inside(item) for line in lines_with(item, _MISMATCH))
+    return tuple(line for item in snapshot.items if _is_inside_container(item) for line in lines_with(item, _MISMATCH))
 
 
 def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -152,7 +152,7 @@ def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
     node = known.version if known else ""
     inside = (one for one in packages.container_packages(snapshot) if packages.is_driver_package(one.name))
     files = tuple(
-        cite(item, item.number_at(match.start()))
+        cite(item, item.line_number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED_LIBRARY.finditer(item.text)
@@ -172,7 +172,7 @@ _AUTOMATIC: Final = message_line(
     r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"
 )
 # A driver of a site's own, in no folder of the system, that a search path puts first.
-_OWN_TREE: Final = message_line(
+_SITE_DRIVER_TREE: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
@@ -203,21 +203,21 @@ _MISMATCH_INSIDE: Final = custom_sign(container_mismatch_lines)
 # Nobody wrote whether this was said in the container whose packages are shown.
 _MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
 _SHIPPED: Final = custom_sign(shipped_driver_files)
-_LOADED: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
+_VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
 _DIFFERS_INSIDE: Final = custom_sign(_differing_library)
-_NODE_APART: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
+_NODE_MISMATCHED: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = message_line(
+_FILE_BLOCKS_MOUNT: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
-_IN_CONTAINER: Final = any_of(_IN_THE_WAY, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
-_LIKELY_IN_CONTAINER: Final = any_of(
+_CONTAINER_MISMATCH: Final = any_of(_FILE_BLOCKS_MOUNT, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
+_LIKELY_CONTAINER_MISMATCH: Final = any_of(
     _MISMATCH_INSIDE,
     _DIFFERS_INSIDE,
     all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _SHIPPED),
-    unless(all_of(_SHIPPED, _LOADED), symptoms.DRIVER_WORKS),
+    unless(all_of(_SHIPPED, _VERSION_KNOWN), symptoms.DRIVER_WORKS),
 )
-_OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE_APART)
+_ONLY_CONTAINER_MISMATCH: Final = unless(any_of(_CONTAINER_MISMATCH, _LIKELY_CONTAINER_MISMATCH), _NODE_MISMATCHED)
 
 
 def _summarize_container_library(snapshot: Snapshot) -> str:
@@ -228,10 +228,10 @@ def _summarize_container_library(snapshot: Snapshot) -> str:
 # The node itself at two versions.
 
 
-def _suspect_versions(snapshot: Snapshot) -> DriverVersions | None:
+def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
     """Return the versions of a mismatched node; None if it works or only a container differs."""
     found = snapshot.view(driver_versions)
-    if driver.works(snapshot) or snapshot.view(_OF_CONTAINER):
+    if driver.works(snapshot) or snapshot.view(_ONLY_CONTAINER_MISMATCH):
         return None
     # What nobody complains of is likely, and of a live node nothing.
     is_other = is_examined(snapshot) or snapshot.view(_OTHER_FAULTS)
@@ -244,9 +244,9 @@ def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = ()
     return Proof(summary, tuple(dict.fromkeys((*found.citations, *cited))), "certain" if is_sure else "likely")
 
 
-def _find_mixed(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_mixed_installs(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of two installed drivers: two methods, branches or packagers."""
-    found = snapshot.view(_suspect_versions)
+    found = snapshot.view(_mismatched_versions)
     for what, citations in _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded) else ():
         yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations)
         return
@@ -294,9 +294,9 @@ def _package_branch(package: packages.Package) -> str:
     return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
 
 
-def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the system upgraded the driver by itself, module included."""
-    found = snapshot.view(_suspect_versions)
+    found = snapshot.view(_mismatched_versions)
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
     # An upgrade alone is no fault: somebody complains, or an older module is loaded.
@@ -307,11 +307,11 @@ def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
         yield _make_proof(snapshot, what, (one.citation for one in done))
 
 
-def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of a part that was not upgraded: module, its package, or a library."""
     if strayed := driver.stray_packages(snapshot) if driver.works(snapshot) else ():
         yield _prove_stray(snapshot, *strayed)
-    if (found := snapshot.view(_suspect_versions)) is None:
+    if (found := snapshot.view(_mismatched_versions)) is None:
         return
     disk, wanted = found.disk, found.user_version
     if disk and wanted and not is_same_version(disk.version, wanted.version):
@@ -333,7 +333,10 @@ def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
 
 def _differed_at_boot(snapshot: Snapshot) -> bool:
     """Return whether the versions differed right after boot, so that a reboot changes nothing."""
-    return any((message.at or _BOOTED_S) < _BOOTING_S for message in kernel.matching_messages(snapshot, _API))
+    return any(
+        (message.at or _LONG_AFTER_BOOT_S) < _RIGHT_AFTER_BOOT_S
+        for message in kernel.matching_messages(snapshot, _API_MISMATCH)
+    )
 
 
 def _packages_behind(found: DriverVersions) -> Iterator[packages.Package]:
@@ -356,9 +359,9 @@ def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
-def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that a new module or its packages are installed and the old one is loaded."""
-    found = snapshot.view(_suspect_versions)
+    found = snapshot.view(_mismatched_versions)
     if found is None or next(_packages_behind(found), None):
         return
     disk, wanted, loaded = found.disk, found.user_version, found.loaded
@@ -388,12 +391,12 @@ def _differed_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
         or version_key(found.user_version.version) <= version_key(found.loaded.version)
     ):
         return False
-    return any((message.at or 0) > _BOOTED_S for message in kernel.matching_messages(snapshot, _API))
+    return any((message.at or 0) > _LONG_AFTER_BOOT_S for message in kernel.matching_messages(snapshot, _API_MISMATCH))
 
 
-_API: Final = Pattern(r"API mismatch")
-_BOOTED_S: Final = 600.0
-_BOOTING_S: Final = 60.0
+_API_MISMATCH: Final = Pattern(r"API mismatch")
+_LONG_AFTER_BOOT_S: Final = 600.0
+_RIGHT_AFTER_BOOT_S: Final = 60.0
 
 
 _UNIT: Final = "nvidia-persistenced.service"
@@ -409,7 +412,9 @@ def _reload_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(when="the old module cannot be unloaded")
 
 
-_BLACKLISTED: Final = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^libnvidia-"; "^linux-modules-nvidia-"; };'
+_UPGRADE_BLACKLIST: Final = (
+    'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^libnvidia-"; "^linux-modules-nvidia-"; };'
+)
 
 
 def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
@@ -417,7 +422,7 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
     text = "exclude the driver from automatic upgrades"
     if package_manager(snapshot) == "apt":
         file = command("sudo", "tee", "/etc/apt/apt.conf.d/51-nvidia-by-hand")
-        yield run_step("configure", text, join_commands(command("echo", _BLACKLISTED), Shell("|"), file))
+        yield run_step("configure", text, join_commands(command("echo", _UPGRADE_BLACKLIST), Shell("|"), file))
     else:
         yield manual_step("configure", f"{text}: excludepkgs of dnf-automatic, zypper addlock, or IgnorePkg of pacman")
 
@@ -474,7 +479,7 @@ RULES: Final = (
         layer="package",
         shows_in="driver",
         disruption="reboot",
-        check=_find_unattended,
+        check=_find_unattended_upgrade,
         share=6,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
         context=_AUTOMATIC,
@@ -486,7 +491,7 @@ RULES: Final = (
         cause=PENDING,
         layer="driver",
         disruption="reboot",
-        check=_find_pending,
+        check=_find_pending_reboot,
         share=10,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
         context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.MISMATCH)),
@@ -498,7 +503,7 @@ RULES: Final = (
         cause=PARTIAL,
         layer="package",
         disruption="reboot",
-        check=_find_partial,
+        check=_find_partial_upgrade,
         share=7,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
         context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
@@ -510,8 +515,8 @@ RULES: Final = (
         cause=MIXED,
         layer="driver",
         disruption="reboot",
-        check=_find_mixed,
-        typical=all_of(symptoms.MISMATCH, _OWN_TREE),
+        check=_find_mixed_installs,
+        typical=all_of(symptoms.MISMATCH, _SITE_DRIVER_TREE),
         share=0.7,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
         context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
@@ -524,12 +529,12 @@ RULES: Final = (
         layer="userspace",
         shows_in="programs",
         disruption="restart-container",
-        decisive=_IN_CONTAINER,
-        typical=_LIKELY_IN_CONTAINER,
+        decisive=_CONTAINER_MISMATCH,
+        typical=_LIKELY_CONTAINER_MISMATCH,
         share=1,
-        symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
+        symptoms=(symptoms.MISMATCH, _FILE_BLOCKS_MOUNT),
         context=_MISMATCH_INSIDE,
-        against=(_NODE_APART,),
+        against=(_NODE_MISMATCHED,),
         summary=_summarize_container_library,
         look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
         remedy=_keep_one_library,

@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
-from gpunode.diagnoses.pci import ADDRESSLESS, GUEST
+from gpunode.diagnoses.pci import GUEST, REGION_WITHOUT_ADDRESS
 from gpunode.diagnoses.remedies import (
     always,
     change_driver,
@@ -38,12 +38,12 @@ from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
+_MMIO_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
 _CODE_43: Final = message_line(r"\bcode 43\b", flags=re.IGNORECASE)
 _NO_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
 _NOT_STARTED: Final = any_of(_NO_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
-_HIDDEN: Final = message_line(
+_HYPERVISOR_HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
 # From 465 on GeForce cards work in guests of any kind.
@@ -62,15 +62,15 @@ def _is_geforce(snapshot: Snapshot) -> bool | None:
 
 _GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
 _OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is not a GeForce")
-_OLD: Final = predicate(
+_BEFORE_GUEST_SUPPORT: Final = predicate(
     lambda snapshot: (_driver_branch(snapshot) or _FIRST_GUEST_BRANCH) < _FIRST_GUEST_BRANCH,
     "the driver is older than 465",
 )
-_NEW: Final = predicate(
+_SUPPORTS_GUESTS: Final = predicate(
     lambda snapshot: (_driver_branch(snapshot) or 0) >= _FIRST_GUEST_BRANCH, "the driver is 465 or newer"
 )
 _IS_WSL: Final = predicate(system.is_wsl, "this is WSL")
-_WSL: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
+_WSL_MENTIONED: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
 _FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.find_incidents)))
 
 
@@ -97,7 +97,7 @@ _LARGER_WINDOW: Final = always(
 # ---- vGPU
 
 
-_OF_OTHERS: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b")
+_OTHER_NODE: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b")
 
 
 def _gridd_line(words: str) -> Sign:
@@ -105,7 +105,7 @@ def _gridd_line(words: str) -> Sign:
     anyone = message_line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
     alone = message_line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
     own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
-    return custom_sign(lambda node: (one for one in node.view(own) if not _OF_OTHERS.search(one.source)))
+    return custom_sign(lambda node: (one for one in node.view(own) if not _OTHER_NODE.search(one.source)))
 
 
 _UNLICENSED: Final = message_line(
@@ -120,19 +120,21 @@ _UNCONFIGURED: Final = _gridd_line(
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)"
 )
-_REFUSED: Final = _gridd_line(
+_LICENSE_REFUSED: Final = _gridd_line(
     r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
     r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
-_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successfully")
+_LICENSE_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successfully")
 _NO_GRIDD: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
 
-_IS_LICENSED: Final = run_step("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
-_ASK_ANEW: Final = restart("nvidia-gridd", "request the licence again")
+_CHECK_LICENSE: Final = run_step(
+    "inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'")
+)
+_REQUEST_LICENSE: Final = restart("nvidia-gridd", "request the licence again")
 
 
 def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
@@ -141,15 +143,15 @@ def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         text = "copy the client configuration token of the licence server to /etc/nvidia/ClientConfigToken"
         yield manual_step("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
-        yield _ASK_ANEW
-    yield _IS_LICENSED
+        yield _REQUEST_LICENSE
+    yield _CHECK_LICENSE
 
 
 _GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
-_SERVER: Final = always(
+_FIX_LICENSE_REQUEST: Final = always(
     run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
     manual_step("configure", "replace the client configuration token by a new one of the server (DLS or CLS)"),
-    _ASK_ANEW,
+    _REQUEST_LICENSE,
 )
 
 
@@ -178,12 +180,12 @@ def _tcc_rows(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
 
 
-_BLOCKED: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
+_GPU_BLOCKED_BY_OS: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
 _IN_TCC: Final = any_of(
     custom_sign(_tcc_rows), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
 )
 _LINUX_DRIVER_IN_WSL: Final = all_of(
-    custom_sign(lambda snapshot: (one.citation for one in _linux_packages(snapshot))), _WSL
+    custom_sign(lambda snapshot: (one.citation for one in _linux_packages(snapshot))), _WSL_MENTIONED
 )
 
 
@@ -207,11 +209,11 @@ RULES: Final = (
         cause="vm-passthrough-mmio-config",
         shows_in="pci",
         disruption="power-cycle",
-        decisive=all_of(ADDRESSLESS, GUEST),
-        typical=_WINDOW_SET,
+        decisive=all_of(REGION_WITHOUT_ADDRESS, GUEST),
+        typical=_MMIO_WINDOW_SET,
         context=GUEST,
         symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
+        against=(unless(symptoms.DRIVER_WORKS, REGION_WITHOUT_ADDRESS),),
         summary="the virtual machine's firmware has no room above 4 GiB for the GPU's memory region",
         look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
         remedy=_LARGER_WINDOW,
@@ -220,16 +222,16 @@ RULES: Final = (
     _rule(
         cause="vm-passthrough-hypervisor-detected",
         disruption="reboot",
-        decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
+        decisive=all_of(_NOT_STARTED, GUEST, _BEFORE_GUEST_SUPPORT, _GEFORCE),
         typical=any_of(
             all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
-            all_of(GUEST, _OLD, any_of(_GEFORCE, _NOT_STARTED)),
-            all_of(_NOT_STARTED, _HIDDEN),
+            all_of(GUEST, _BEFORE_GUEST_SUPPORT, any_of(_GEFORCE, _NOT_STARTED)),
+            all_of(_NOT_STARTED, _HYPERVISOR_HIDDEN),
         ),
         symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        context=any_of(_HIDDEN, all_of(any_of(GUEST, _OLD), _GEFORCE)),
+        context=any_of(_HYPERVISOR_HIDDEN, all_of(any_of(GUEST, _BEFORE_GUEST_SUPPORT), _GEFORCE)),
         share=0.2,
-        against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, _IS_WSL),
+        against=(symptoms.DRIVER_WORKS, _SUPPORTS_GUESTS, _OTHER_GPU, _FAULTS, _IS_WSL),
         summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
         look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_upgrade_driver,
@@ -238,13 +240,13 @@ RULES: Final = (
     _rule(
         cause="vgpu-license-server-failure",
         disruption="restart-service",
-        decisive=_REFUSED,
+        decisive=_LICENSE_REFUSED,
         typical=all_of(_UNLICENSED, _TOKEN),
-        symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
-        against=(_ACQUIRED,),
+        symptoms=(_LICENSE_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+        against=(_LICENSE_ACQUIRED,),
         summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
         look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
-        remedy=_SERVER,
+        remedy=_FIX_LICENSE_REQUEST,
         explains=frozenset({"vgpu-unlicensed", "compute-mode-exclusive"}),
     ),
     _rule(
@@ -255,7 +257,7 @@ RULES: Final = (
         typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
         symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
         context=_NO_GRIDD,
-        against=(unless(_ACQUIRED, _UNLICENSED),),
+        against=(unless(_LICENSE_ACQUIRED, _UNLICENSED),),
         summary="this vGPU has no licence: none was requested, or it expired",
         look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
         remedy=_configure_license,
@@ -277,9 +279,9 @@ RULES: Final = (
     _rule(
         cause="wsl-gpu-tcc-mode",
         disruption="reboot",
-        decisive=all_of(_IN_TCC, _WSL),
-        symptoms=(_BLOCKED, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
-        context=_WSL,
+        decisive=all_of(_IN_TCC, _WSL_MENTIONED),
+        symptoms=(_GPU_BLOCKED_BY_OS, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
+        context=_WSL_MENTIONED,
         summary="Windows runs the GPU in TCC mode, which WSL cannot share",
         look_at=(Shell("nvidia-smi.exe"),),
         remedy=always(
@@ -292,17 +294,17 @@ RULES: Final = (
         cause="wsl-gpu-access-blocked",
         decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
         typical=any_of(
-            _BLOCKED,
+            _GPU_BLOCKED_BY_OS,
             unless(all_of(_IS_WSL, any_of(symptoms.NO_DRIVER, symptoms.NO_NVML_LIBRARY)), symptoms.DRIVER_WORKS),
         ),
         symptoms=(
-            _BLOCKED,
+            _GPU_BLOCKED_BY_OS,
             symptoms.NO_DRIVER,
             symptoms.NO_NVML_LIBRARY,
             symptoms.NVML_UNKNOWN,
             symptoms.CUDA_NO_DEVICE,
         ),
-        context=_WSL,
+        context=_WSL_MENTIONED,
         summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
         look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
         remedy=_remove_linux_driver,

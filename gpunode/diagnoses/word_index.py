@@ -12,7 +12,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Final
 
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
@@ -44,7 +44,7 @@ class Vocabulary:
         return self._lacking[word]
 
 
-def vocabulary_of(items: Iterable[Item]) -> Vocabulary:
+def vocabulary_of(items: Iterable[EvidenceItem]) -> Vocabulary:
     """Return the vocabulary of the texts of ``items``."""
     return Vocabulary(run for item in items for run in item.view(LineIndex).vocabulary.runs)
 
@@ -52,13 +52,13 @@ def vocabulary_of(items: Iterable[Item]) -> Vocabulary:
 class SharedVocabulary:
     """The vocabularies of several items side by side, to find in one pass the items that may have a word."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[EvidenceItem]) -> None:
         self._items = items
         texts = [item.view(LineIndex).vocabulary.text for item in items]
         self._text = "\n".join(texts)
         self._line_offsets = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
 
-    def items_that_may_have(self, word: str) -> Iterable[Item]:
+    def items_that_may_have(self, word: str) -> Iterable[EvidenceItem]:
         """Yield the items whose vocabulary does not lack the lower-case ``word``."""
         letters = _longest_letters(word)
         if len(letters) < _MIN_LETTERS:
@@ -74,7 +74,7 @@ class SharedVocabulary:
 class LineIndex:
     """The lines of one item in which a word stands."""
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: EvidenceItem) -> None:
         self._lowered = item.lowered
         self.vocabulary = Vocabulary(self._lowered.encode("ascii", "replace").translate(_LETTERS_ONLY).split())
         self._line_offsets: dict[str, tuple[int, ...]] = {}

@@ -35,7 +35,7 @@ from gpunode.facts.patterns import Pattern
 _FLASH: Final = (122, 123, 124)
 _CHIP_LINK: Final = (121, 173)
 # The codes that some rule is about; of any other the catalog's advice is passed on.
-_HAVE_A_RULE: Final = frozenset({
+_CODES_WITH_RULE: Final = frozenset({
     *_FLASH, *_CHIP_LINK, *xids.NVLINK5,
     *(13, 31, 48, 54, 61, 62, 63, 64, 69, 74, 78, 79, 92, 94, 95, 109, 119, 120, 125, 140, 143, 154, 156, 157, 160),
     *(161, 167, 169, 171, 172),
@@ -45,14 +45,14 @@ _HAVE_A_RULE: Final = frozenset({
 _PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.incidents_with(snapshot, 31)))
 _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
-_NULL: Final = 0x10000
+_MAX_NULL_OFFSET: Final = 0x10000
 # Programs that run code of whoever started them: run again, they fail at the same place again.
 _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
 # Somebody compared releases of the driver: one has the faults and another has none.
 _RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
 _BAD: Final = r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)[^\n]{0,60}"
-_COMPARED: Final = message_line(
+_RELEASES_COMPARED: Final = message_line(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|help|no more)"
     rf"|{_RELEASE}{_GOOD}[^\n]{{0,60}}{_RELEASE}{_BAD}|{_RELEASE}{_BAD}{_RELEASE}{_GOOD}",
@@ -60,7 +60,7 @@ _COMPARED: Final = message_line(
     flags=re.IGNORECASE,
 )
 # A history of packages of which somebody chose an upgrade of the driver to show.
-_UPGRADED: Final = all_of(
+_DRIVER_UPGRADED: Final = all_of(
     command_run(r"history|pacman|dpkg|dnf|yum|zypp"),
     message_line(r"nvidia[\w.:-]* \(\S*\d{3}\.\d\S*(?:,| ->) \S*\d{3}\.\d", "package-history", "package-output"),
 )
@@ -74,25 +74,25 @@ def _faults_at_one_address(snapshot: Snapshot) -> Iterator[Citation]:
             name = fault.xid.process
             who = name if _OWN_CODE.match(name) else fault.xid.pid or name
             found[int(match["address"].replace("_", ""), 16)].setdefault(who, fault.citation)
-    return (one for at, by in found.items() if at >= _NULL and len(by) > 1 for one in by.values())
+    return (one for at, by in found.items() if at >= _MAX_NULL_OFFSET and len(by) > 1 for one in by.values())
 
 
-_BY_DRIVER: Final = all_of(
+_FAULTS_BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
         custom_sign(_faults_at_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
-        _UPGRADED,
-        _COMPARED,
+        _DRIVER_UPGRADED,
+        _RELEASES_COMPARED,
     ),
 )
 
 
-def find_unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
+def find_uncovered_xids(snapshot: Snapshot) -> Iterator[OpenQuestion]:
     """Yield the Xids without a rule, with the catalog's advice."""
     for incident in snapshot.view(faults.find_incidents):
         code = incident.root.code
-        if incident.root.source == "xid" and code not in _HAVE_A_RULE:
+        if incident.root.source == "xid" and code not in _CODES_WITH_RULE:
             entry = xids.lookup(code)
             meaning = (
                 entry.meaning if entry else ("a code that is neither in NVIDIA's catalog nor in the driver's headers")
@@ -110,26 +110,28 @@ def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield write_nvidia_report("that release fails too")
 
 
-def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_after_pmu_fault(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
     text = "keep the driver loaded between programs, so that the GPU sleeps less"
     daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
-    yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
+    yield setup_step(
+        snapshot, "configure", text, "persistence", fallback_commands=daemon, when="persistence mode is off"
+    )
     yield manual_step("firmware", "update the GPU's VBIOS and the driver", "it comes back")
     yield manual_step("configure", "avoid the GPU's lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
     yield write_nvidia_report()
 
 
-def _update_first(snapshot: Snapshot) -> Iterable[Fix]:
+def _update_firmware_first(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("firmware", "update the machine's firmware")
-    yield from _restart_controller(snapshot)
+    yield from _reset_after_pmu_fault(snapshot)
 
 
 _LOG: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
 _DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
 # The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
-_OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
+_PROGRAM_CONSEQUENCES: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 _rule = partial(Rule, layer="driver", look_at=_LOG)
 
@@ -139,8 +141,8 @@ _RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED"
     r"|requires a (?:reset|reboot) to recover from a fault"
 )
-_STATES: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Recommended")
-LEAVE_PEERS: Final = manual_step(
+_RECOVERY_ROWS: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Recommended")
+STOP_PEER_ACCESS: Final = manual_step(
     "drain", "stop the programs that access this GPU from another one (peer to peer): nothing else is needed"
 )
 _DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
@@ -156,7 +158,7 @@ def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the recovery actions that the driver requests without a logged error."""
     yield from (_prove_xid_154(incident) for incident in faults.incidents_with(snapshot, 154))
     faulty = {incident.gpu for incident in snapshot.view(faults.find_incidents)}
-    for gpu, row in (one for name in _STATES for one in smi_query.find_rows(snapshot, name)):
+    for gpu, row in (one for name in _RECOVERY_ROWS for one in smi_query.find_rows(snapshot, name)):
         is_explained = gpu.name in faulty if gpu.name else bool(faulty)
         if _action_of_row(row) != "none" and not is_explained:
             summary = f"{faults.gpu_label(gpu.name)} needs recovery ({row.path[-1]}: {row.value}); no line shows why"
@@ -166,7 +168,7 @@ def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _action_of_row(row: SmiRow) -> Action:
-    is_named = row.path[-1] == _STATES[0]
+    is_named = row.path[-1] == _RECOVERY_ROWS[0]
     return recovery.action_by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
 
@@ -193,7 +195,7 @@ def recovery_steps(action: Action) -> Iterator[Fix]:
     find = Shell("sudo dmesg --ctime | grep -i xid")
     yield run_step("inspect", "find the Xid before it on the same GPU: that is the cause", find)
     if action == "drain-p2p":
-        yield LEAVE_PEERS
+        yield STOP_PEER_ACCESS
     elif action != "none":
         yield drain()
         if action != "reboot":
@@ -221,7 +223,7 @@ RULES: Final = (
             run_step("inspect", "test the GPU", _DIAGNOSE, when="other programs also fail on it, at the same place"),
             write_nvidia_report("programs that are known to work keep failing"),
         ),
-        explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
+        explains=_PROGRAM_CONSEQUENCES | {"xid-109-ctx-switch-timeout"},
     ),
     _rule(
         cause="xid-31-mmu-fault",
@@ -231,14 +233,14 @@ RULES: Final = (
         share=0.8,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
         check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
-        against=(_BY_DRIVER,),
+        against=(_FAULTS_BY_DRIVER,),
         typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
         remedy=always(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
             run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fail, and only on this GPU"),
             manual_step("install", "try another driver release", "it began with an update of the driver"),
         ),
-        explains=_OF_PROGRAMS,
+        explains=_PROGRAM_CONSEQUENCES,
     ),
     _rule(
         cause="xid-31-driver-regression",
@@ -246,13 +248,13 @@ RULES: Final = (
         share=1,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
         look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
-        typical=any_of(_BY_DRIVER, _COMPARED),
-        context=_UPGRADED,
+        typical=any_of(_FAULTS_BY_DRIVER, _RELEASES_COMPARED),
+        context=_DRIVER_UPGRADED,
         summary=(
             "the driver causes the page faults: they come with this release, or at the same address in every program"
         ),
         remedy=_change_release,
-        explains=_OF_PROGRAMS,
+        explains=_PROGRAM_CONSEQUENCES,
     ),
     _rule(
         cause="xid-61-pmu-breakpoint",
@@ -263,7 +265,7 @@ RULES: Final = (
         context=any_of(
             any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
         ),
-        remedy=_update_first,
+        remedy=_update_firmware_first,
         explains=_GPU_DOWN,
     ),
     _rule(
@@ -273,7 +275,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=faults.incident_check(62, 169),
         typical=kernel_line(r"PmuHalted|PMU has halted"),
-        remedy=_restart_controller,
+        remedy=_reset_after_pmu_fault,
         explains=_GPU_DOWN
         | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
     ),

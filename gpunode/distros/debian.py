@@ -28,7 +28,7 @@ def dkms_package(choice: Choice) -> str:
     if choice.source == "distro":
         from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
-        return own_driver.debian_modules(choice)
+        return own_driver.debian_dkms_package(choice)
     return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 

@@ -42,7 +42,7 @@ def is_foreign(family: Family, choice: Choice, name: str) -> bool:
         return _NVIDIAS.fullmatch(name) is not None
     if name.startswith(("linux-modules-", "linux-objects-")):
         found = _PREBUILT.fullmatch(name)
-        return found is None or found[2] != _name_flavour(choice)
+        return found is None or found[2] != _flavour_suffix(choice)
     # What DKMS builds comes before a signed module.
     is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
     return not is_own and _OF_A_DRIVER.fullmatch(name) is not None
@@ -58,37 +58,37 @@ def module_packages(
     wanted = kernels.wanted if family.signs_modules else ()
     meta = family.headers_meta(wanted[-1], installed) if wanted else None
     follows = [meta.removeprefix("linux-headers-")] if meta else []
-    return tuple(f"linux-modules-nvidia-{_name_flavour(choice)}-{which}" for which in (*wanted, *follows))
+    return tuple(f"linux-modules-nvidia-{_flavour_suffix(choice)}-{which}" for which in (*wanted, *follows))
 
 
-def debian_modules(choice: Choice) -> str:
+def debian_dkms_package(choice: Choice) -> str:
     """Return the package by which DKMS builds the kernel modules."""
     return "nvidia-open-kernel-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
 def debian_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages of Debian's own driver."""
-    modules = (debian_modules(choice), "nvidia-persistenced")
+    modules = (debian_dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
         return ("nvidia-driver", "nvidia-smi", *modules)
     media = ("libnvidia-encode1", "libnvcuvid1") if scope == "media" else ()
     return ("libcuda1", "nvidia-smi", *media, *modules)
 
 
-def ubuntu_modules(choice: Choice) -> str:
+def ubuntu_headless_package(choice: Choice) -> str:
     """Return the package that needs the prebuilt kernel modules, and has the driver's version."""
-    return f"nvidia-headless-no-dkms-{_name_flavour(choice)}"
+    return f"nvidia-headless-no-dkms-{_flavour_suffix(choice)}"
 
 
 def ubuntu_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages of Ubuntu's own driver, but for the kernel modules."""
-    base = (ubuntu_modules(choice), f"nvidia-utils-{choice.branch}-server")
+    base = (ubuntu_headless_package(choice), f"nvidia-utils-{choice.branch}-server")
     if scope == "full":
-        return (f"nvidia-driver-{_name_flavour(choice)}", *base)
+        return (f"nvidia-driver-{_flavour_suffix(choice)}", *base)
     media = ("encode", "decode") if scope == "media" else ()
     return (*base, *(f"libnvidia-{name}-{choice.branch}-server" for name in media))
 
 
-def _name_flavour(choice: Choice) -> str:
+def _flavour_suffix(choice: Choice) -> str:
     """Return how the names of Ubuntu's data-center packages of the kernel modules go on: ``580-server-open``."""
     return f"{choice.branch}-server{'-open' if choice.flavour == 'open' else ''}"

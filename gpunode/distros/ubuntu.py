@@ -29,7 +29,7 @@ def dkms_package(choice: Choice) -> str:
     if choice.source == "distro":
         from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
-        return own_driver.ubuntu_modules(choice)
+        return own_driver.ubuntu_headless_package(choice)
     return f"{_package_for('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
 
 
@@ -73,7 +73,9 @@ def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> st
     metas = {
         name.removeprefix(_IMAGE): state.version
         for name, state in ((package.name, state) for package, state in installed.items())
-        if name.startswith(_IMAGE) and not state.config_files_only and _follows(name.removeprefix(_IMAGE), flavour)
+        if name.startswith(_IMAGE)
+        and not state.config_files_only
+        and _meta_brings_flavour(name.removeprefix(_IMAGE), flavour)
     }
     ranked = [
         (version.startswith((f"{release}.", f"{release}-")), DpkgVersion(version), meta)
@@ -87,7 +89,7 @@ def _flavour(kernel: str) -> str:
     return "-".join(kernel.split("-")[2:])
 
 
-def _follows(meta: str, flavour: str) -> bool:
+def _meta_brings_flavour(meta: str, flavour: str) -> bool:
     """Return whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
     for stem in (flavour, "virtual") if flavour == "generic" else (flavour,):
         rest = meta.removeprefix(stem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpunode.change import FileChange, FileState, without_foreign_writers
+from gpunode.change import FileChange, FileState, restrict_writes_to_root
 from gpunode.facts.model import Facts, known
 
 _GROUP, _OTHERS = 0o020, 0o002
@@ -23,7 +23,7 @@ def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ..
     """Return the changes of owner and mode after which only root can write to the files."""
     states = ((path, known(facts.file(path), None)) for path in dict.fromkeys(paths))
     return tuple(
-        FileChange(path, state, without_foreign_writers(state))
+        FileChange(path, state, restrict_writes_to_root(state))
         for path, state in states
         if state and describe_write_access(state)
     )

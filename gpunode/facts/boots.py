@@ -11,11 +11,11 @@ import re
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source
+from gpunode.facts.sources import Source, SourceKind
 
-_SPANNING_BOOTS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+_SPANNING_BOOTS: Final[frozenset[SourceKind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
 # These show state that a reboot resets.
-_RESET_BY_BOOT: Final[frozenset[Kind]] = frozenset(
+_RESET_BY_BOOT: Final[frozenset[SourceKind]] = frozenset(
     (
         *("lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run"),
         *("exit-status", "lspci", "modprobe", "uname"),
@@ -56,11 +56,11 @@ _OTHER_BOOT: Final = Pattern(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}
 _REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 
-def keep_running_boot(source: Source, written: str, text: str) -> str | None:
+def keep_running_boot(source: Source, description: str, text: str) -> str | None:
     """Blank out the lines of earlier boots, so that line numbers hold; return None if no line is of the running one."""
     if _GREP_PREFIX.match(text.lstrip("\n")):
         return _drop_rotated_logs(text)
-    if is_from_earlier_boot(source, written):
+    if is_from_earlier_boot(source, description):
         return None
     if source.kind not in _SPANNING_BOOTS:
         return text
@@ -87,14 +87,16 @@ def strip_grep_prefix(line: str) -> str:
     return _LINE_NUMBER_PREFIX.sub("", _GREP_PREFIX.sub("", line))
 
 
-def is_from_earlier_boot(source: Source, written: str) -> bool:
+def is_from_earlier_boot(source: Source, description: str) -> bool:
     """Return True if the file name, command or description says that the text is of an earlier boot."""
     if source.words[:1] and source.words[0].rsplit("/", 1)[-1] == "journalctl":
         option = _BOOT_OPTION.search(" ".join(source.words[1:]))
         if option and _OTHER_BOOT.fullmatch(option["which"]):
             return True
     is_kernels = source.kind == "file" and source.subject.startswith(("/proc/", "/sys/"))
-    says_so = (is_kernels or source.kind in _SPANNING_BOOTS | _RESET_BY_BOOT) and _NAMES_EARLIER_BOOT.search(written)
+    says_so = (is_kernels or source.kind in _SPANNING_BOOTS | _RESET_BY_BOOT) and _NAMES_EARLIER_BOOT.search(
+        description
+    )
     return bool(says_so or _OLD_FILE.search(source.subject))
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, machine, systemd
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Ownership, decode_found
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
     NOT_INSTALLED,
@@ -94,7 +94,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         switch_bridges=_read_bridges(evidence),
         observed_on=_read_clock(reader, image=image),
         package_system=system.id,
-        folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
+        folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
     running = _split_command_line(evidence.get(kubelet.COMMAND_KEY))
     return replace(
@@ -136,7 +136,7 @@ def derive_runtime_facts(evidence: Evidence, *, image: bool = False) -> Facts:
 
 def derive_kubelet_facts(evidence: Evidence, *, image: bool = False) -> Facts:
     """Derive the facts of ``derive_runtime_facts`` and the kubelet."""
-    folders = {folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))}
+    folders = {folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))}
     facts = replace(derive_runtime_facts(evidence, image=image), folders=folders)
     running = _split_command_line(evidence.get(kubelet.COMMAND_KEY))
     return replace(facts, kubelet=kubelet.find_kubelet(facts, running, image=image))
@@ -152,7 +152,7 @@ def _split_command_line(capture: Capture | None) -> tuple[str, ...]:
     return tuple(capture.text.rstrip("\0").split("\0")) if capture and capture.outcome == "ok" and capture.data else ()
 
 
-def _is_read(capture: Capture | None) -> bool:
+def _was_read(capture: Capture | None) -> bool:
     return capture is not None and capture.outcome in {"ok", "absent"}
 
 
@@ -191,9 +191,10 @@ def _read_platform(reader: EvidenceReader, *, image: bool) -> Fact[Platform]:
             _read_virtualization(reader),
             kernel=reader.capture("kernel-release").text.strip(),
             dxg=bool(reader.found("dev-dxg")),
-            tegra=reader.optional("tegra-release"),
-            compatible=reader.optional("device-tree"),
-            manager=reader.optional("container-manager").strip() or ("docker" if reader.found("dockerenv") else ""),
+            tegra=reader.text_or_empty("tegra-release"),
+            compatible=reader.text_or_empty("device-tree"),
+            manager=reader.text_or_empty("container-manager").strip()
+            or ("docker" if reader.found("dockerenv") else ""),
         )
         if found is None:
             capture = reader.capture("virt")
@@ -279,7 +280,7 @@ def _read_modules(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]
     # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
     has_proc = isinstance(_read_boot_id(reader, image=False), Known)
     return derive_fact(
-        "modules", lambda: kernels.parse_proc_modules((reader.optional if has_proc else reader.text)("modules"))
+        "modules", lambda: kernels.parse_proc_modules((reader.text_or_empty if has_proc else reader.text)("modules"))
     )
 
 
@@ -388,18 +389,18 @@ def _find_exposed_files(evidence: Evidence) -> Mapping[str, str]:
     return {path: owner.exposed for path, owner in owners.items() if owner is not None and owner.exposed}
 
 
-def _decode_matches(capture: Capture) -> tuple[Found, ...]:
-    return known(derive_fact(capture.source, lambda: decode_found(capture.data)), ())
+def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...]:
+    return known(derive_fact(capture.source, lambda: decode_matches(capture.data)), ())
 
 
 def _read_folder(key: str, capture: Capture | None) -> Files:
     if capture is None or capture.outcome != "ok":
         return {}
-    found = derive_fact(key, lambda: decode_found(capture.data))
+    found = derive_fact(key, lambda: decode_matches(capture.data))
     return {} if isinstance(found, Unknown) else {one.path: _read_matched_file(key, one) for one in found.value}
 
 
-def _read_matched_file(key: str, found: Found) -> Known[FileState | None] | Unknown:
+def _read_matched_file(key: str, found: GlobMatch) -> Known[FileState | None] | Unknown:
     if found.data is None:
         return Unknown(f"{found.path} could not be read", key)
     return Known(_make_state(found.data, found.ownership), key)

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, TypeAlias
 NOT_CAPTURED: Final = "not captured"
 """The error of a probe missing from a capture: it was never run, so it did not fail either."""
 
-CUT_KEY: Final = "report:cut"
+TRUNCATION_KEY: Final = "report:cut"
 """The key of the error of a report that could only be read in part; it is no evidence itself."""
 
-Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
+ProbeOutcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 ContentKind: TypeAlias = Literal["table", "config", "log"]
 """The kind of a probe's content, which decides the part that may leave the node.
 
@@ -30,7 +30,7 @@ class Probe:
     Attributes:
         key: its name in the evidence, stable across versions, since captures are kept.
         path: an absolute path, read whole up to ``limit_bytes``; content past that makes the outcome ``failed``.
-        glob: an absolute pattern; the capture lists what matches, see ``Found``.
+        glob: an absolute pattern; the capture lists what matches, see ``GlobMatch``.
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
         written: a readable form, if ``argv`` is not.
@@ -87,7 +87,7 @@ class Capture:
     """
 
     source: str
-    outcome: Outcome
+    outcome: ProbeOutcome
     data: bytes = b""
     error: str = ""
     exit_status: int | None = None
@@ -104,7 +104,7 @@ Evidence: TypeAlias = Mapping[str, Capture]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GlobMatch:
     """A file matched by a glob.
 
     Attributes:
@@ -120,12 +120,12 @@ class Found:
     denied: bool = False
 
 
-def encode_found(found: Iterator[Found]) -> bytes:
+def encode_matches(found: Iterator[GlobMatch]) -> bytes:
     """Encode a glob's matches, one JSON object a line, sorted by path."""
     return b"".join(_encode_match(one) for one in sorted(found, key=lambda one: one.path))
 
 
-def _encode_match(one: Found) -> bytes:
+def _encode_match(one: GlobMatch) -> bytes:
     row: dict[str, object] = {"path": one.path}
     if one.link is not None:
         row["link"] = one.link
@@ -145,8 +145,8 @@ def _encode_match(one: Found) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
-def decode_found(data: bytes) -> tuple[Found, ...]:
-    """Decode the output of ``encode_found``.
+def decode_matches(data: bytes) -> tuple[GlobMatch, ...]:
+    """Decode the output of ``encode_matches``.
 
     Raises:
         ValueError: if a line has another form.
@@ -154,7 +154,7 @@ def decode_found(data: bytes) -> tuple[Found, ...]:
     return tuple(_decode_match(line) for line in data.splitlines() if line)
 
 
-def _decode_match(line: bytes) -> Found:
+def _decode_match(line: bytes) -> GlobMatch:
     try:
         row = json.loads(line)
     except RecursionError:
@@ -166,7 +166,7 @@ def _decode_match(line: bytes) -> Found:
         content = str(row["text"]).encode("utf-8", "surrogatepass")
     elif "base64" in row:
         content = base64.b64decode(row["base64"], validate=True)
-    return Found(row["path"], row.get("link"), content, _decode_ownership(row), row.get("denied") is True)
+    return GlobMatch(row["path"], row.get("link"), content, _decode_ownership(row), row.get("denied") is True)
 
 
 def _decode_ownership(row: Mapping[str, Any]) -> Ownership | None:

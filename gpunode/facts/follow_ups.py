@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts import systemd
-from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
+from gpunode.facts.evidence import Evidence, GlobMatch, Probe, decode_matches
 from gpunode.facts.examination import command_probe
 from gpunode.facts.layout import read_layout
 from gpunode.facts.patterns import Pattern
@@ -45,7 +45,7 @@ def final_follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
     return tuple(probe for one in FINAL_FOLLOW_UPS for probe in one.probes(evidence))
 
 
-def may_ask_driver(evidence: Evidence) -> bool:
+def can_query_driver(evidence: Evidence) -> bool:
     """Return True if NVML can be queried without changing the node.
 
     Where the module is not loaded or a device file is missing, NVML, and so nvidia-smi, starts nvidia-modprobe, which
@@ -78,7 +78,7 @@ def _creates_device_files(evidence: Evidence) -> bool:
 
 
 def _driver_probes(evidence: Evidence) -> Iterator[Probe]:
-    if may_ask_driver(evidence):
+    if can_query_driver(evidence):
         yield command_probe("smi", "nvidia-smi", timeout_s=_SMI_S)
         yield command_probe("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
         yield command_probe("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
@@ -139,7 +139,13 @@ _INSPECT_FORMAT: Final = (
 def _container_probes(evidence: Evidence) -> Iterator[Probe]:
     ids = _CONTAINER.findall(_read_text(evidence, "docker-containers"))[:_MAX_CONTAINERS]
     if ids:
-        argv = ("docker", "inspect", "--format", _INSPECT_FORMAT.replace("TRIED", _error_is_current(evidence)), *ids)
+        argv = (
+            "docker",
+            "inspect",
+            "--format",
+            _INSPECT_FORMAT.replace("TRIED", _current_error_condition(evidence)),
+            *ids,
+        )
         yield Probe(
             "docker-inspect",
             argv=argv,
@@ -150,7 +156,7 @@ def _container_probes(evidence: Evidence) -> Iterator[Probe]:
         )
 
 
-def _error_is_current(evidence: Evidence) -> str:
+def _current_error_condition(evidence: Evidence) -> str:
     """Return the template condition by which a container's error comes from the running dockerd.
 
     That is one created since its start, or restarted by it. Older errors may be outdated.
@@ -238,7 +244,7 @@ def _version_probes(evidence: Evidence) -> Iterator[Probe]:
 
 def _missing_driver_probes(evidence: Evidence) -> Iterator[Probe]:
     kernel = _read_text(evidence, "kernel-release").strip()
-    if kernel and _driver_is_off(evidence):
+    if kernel and _is_driver_unusable(evidence):
         yield from _initramfs_probes(evidence, kernel)
         for key, pattern in _BUILD_LOGS.items():
             yield Probe(key, glob=pattern, limit_bytes=8 * _MIB, content_kind="log")
@@ -253,7 +259,7 @@ _BUILD_LOGS: Final = {
 }
 
 
-def _driver_is_off(evidence: Evidence) -> bool:
+def _is_driver_unusable(evidence: Evidence) -> bool:
     """Return True if the driver is not loaded, differs from the one on disk, or nouveau is loaded."""
     version = _read_text(evidence, "file:/sys/module/nvidia/version").strip()
     on_disk = _read_text(evidence, "modinfo:nvidia")
@@ -339,9 +345,9 @@ def _read_paths(evidence: Evidence, key: str) -> tuple[str, ...]:
     return tuple(one.path for one in _read_matches(evidence, key))
 
 
-def _read_matches(evidence: Evidence, key: str) -> tuple[Found, ...]:
+def _read_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
     capture = evidence.get(key)
     try:
-        return decode_found(capture.data) if capture is not None else ()
+        return decode_matches(capture.data) if capture is not None else ()
     except (ValueError, KeyError, TypeError):
         return ()

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, ProbeOutcome, decode_matches
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, Where, identify_source, identify_sources, program_name
+from gpunode.facts.sources import Source, SourceKind, Where, identify_described_sources, identify_source, program_name
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ _PACKAGE_TABLES: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extend
 
 
 @dataclass(frozen=True)
-class Item:
+class EvidenceItem:
     """A piece of evidence.
 
     Attributes:
@@ -66,13 +66,13 @@ class Item:
     written: str
     source: Source
     text: str
-    outcome: Outcome = "ok"
+    outcome: ProbeOutcome = "ok"
     error: str = ""
     exit_status: int | None = None
     _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         """The kind of its source."""
         return self.source.kind
 
@@ -91,7 +91,7 @@ class Item:
         """The lines, without their ends; line numbers count from 1."""
         return tuple(self.text.removesuffix("\n").split("\n")) if self.text else ()
 
-    def view(self, read: Callable[[Item], T]) -> T:
+    def view(self, read: Callable[[EvidenceItem], T]) -> T:
         """Return ``read(self)``, computed once."""
         if read not in self._views:
             self._views[read] = read(self)
@@ -109,7 +109,7 @@ class Item:
     def _line_offsets(self) -> tuple[int, ...]:
         return (0, *(match.end() for match in _NEWLINE.finditer(self.text)))
 
-    def number_at(self, offset: int) -> int:
+    def line_number_at(self, offset: int) -> int:
         """Return the number of the line at ``offset`` of the text, counted from 1."""
         return bisect_right(self._line_offsets, offset)
 
@@ -119,17 +119,17 @@ class Item:
         return self.subject in _PACKAGE_TABLES or "/dpkg.log" in self.subject
 
     @property
-    def is_seen(self) -> bool:
+    def was_answered(self) -> bool:
         """True if the system answered, even if only that there is nothing."""
         return self.outcome in {"ok", "absent"} or bool(self.text)
 
 
-def split_items(evidence: Evidence) -> tuple[Item, ...]:
+def split_items(evidence: Evidence) -> tuple[EvidenceItem, ...]:
     """Split ``evidence`` into items, in its order, without probes that were never run."""
     return tuple(item for key, capture in evidence.items() for item in _items_of_capture(key, capture))
 
 
-def _items_of_capture(key: str, capture: Capture) -> Iterator[Item]:
+def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
     if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
         return
     # One unreadable folder does not discard what was found in the others.
@@ -143,14 +143,14 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[Item]:
         yield from _items_of_glob(key, capture, found)
         return
     answer = _answer_text(capture)
-    sources = (Source("nvml"),) if key == nvml.KEY else identify_sources(capture.source, answer)
+    sources = (Source("nvml"),) if key == nvml.KEY else identify_described_sources(capture.source, answer)
     for source, part in _assign_parts(sources, answer):
         own = _own_text(source, part)
-        outcome: Outcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
+        outcome: ProbeOutcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
         if len(sources) > 1 and outcome == "absent" and not reports_absence(own):
             outcome = "ok"  # another of the commands gave that answer
-        yield Item(
-            key, capture.source, _without_zero_count(source, own), own, outcome, capture.error, capture.exit_status
+        yield EvidenceItem(
+            key, capture.source, _complete_zero_count(source, own), own, outcome, capture.error, capture.exit_status
         )
         if source.kind == "listing" and program_name(source.words) in _SEARCHERS and outcome == "ok":
             yield from _items_of_search(key, capture.source, source, own)
@@ -162,7 +162,7 @@ _MAX_MATCHES: Final = 500
 _GREP_LINE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
 
 
-def _items_of_search(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
+def _items_of_search(key: str, written: str, source: Source, text: str) -> Iterator[EvidenceItem]:
     """Yield the matches of a recursive search as one item per file."""
     found: dict[str, list[str]] = {}
     for number, match in enumerate(islice(_GREP_LINE.finditer(text), _MAX_MATCHES)):
@@ -171,7 +171,7 @@ def _items_of_search(key: str, written: str, source: Source, text: str) -> Itera
     for path, lines in found.items():
         seen = identify_source(path)
         if seen.kind == "file":
-            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
+            yield EvidenceItem(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
 
 # What some commands answer with, one line each: the version of a module, the kernel's release, a value of sysfs.
@@ -237,7 +237,7 @@ _NOT_FOUND: Final = Pattern(
 )
 
 
-def _without_zero_count(source: Source, own: str) -> Source:
+def _complete_zero_count(source: Source, own: str) -> Source:
     """Mark a count of zero as complete: it says as much as an empty listing."""
     is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", own)
     return replace(source, is_part=False) if is_none else source
@@ -296,25 +296,25 @@ def reports_absence(text: str) -> bool:
     return bool(lines) and len(text) < 4096 and all(_ABSENT.search(line.strip()) for line in lines)
 
 
-def _decode_matches(capture: Capture) -> tuple[Found, ...] | None:
+def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...] | None:
     try:
-        return decode_found(capture.data)
+        return decode_matches(capture.data)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _items_of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
+def _items_of_glob(key: str, capture: Capture, found: tuple[GlobMatch, ...]) -> Iterator[EvidenceItem]:
     """Yield a listing of the matches, and each file that was read."""
     listing = "\n".join(_format_listing(one) for one in found)
-    yield Item(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
+    yield EvidenceItem(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
         if one.data is not None and not _is_ignored(one.path):
             text = one.data.decode("utf-8", "replace")
             # A wrapper script's content is not program output.
             source = Source("file", one.path) if "/bin/" in one.path else identify_source(one.path, text)
-            yield Item(key, one.path, source, text)
+            yield EvidenceItem(key, one.path, source, text)
         elif one.denied and not _is_ignored(one.path):
-            yield Item(key, one.path, identify_source(one.path), "", "denied")
+            yield EvidenceItem(key, one.path, identify_source(one.path), "", "denied")
 
 
 # Only *.conf is read in these; backups that an editor or a remedy left have no effect.
@@ -325,6 +325,6 @@ def _is_ignored(path: str) -> bool:
     return path.startswith(_CONF_FOLDERS) and not path.endswith(".conf")
 
 
-def _format_listing(found: Found) -> str:
+def _format_listing(found: GlobMatch) -> str:
     target = f" -> {found.link}" if found.link else ""
     return f"{found.path}{target}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile, known
 from gpunode.facts.patterns import Pattern
 
@@ -30,19 +30,19 @@ def _sort_key(text: str) -> tuple[int, ...]:
     return (*(-1 if c == "~" else ord(c) if c.isalpha() else ord(c) + 0x110000 for c in text), 0)
 
 
-def installed_kernels(images: Iterable[Found]) -> tuple[str, ...]:
+def installed_kernels(images: Iterable[GlobMatch]) -> tuple[str, ...]:
     """Return the versions of the kernel ``images`` in /boot, the newest last."""
     names = (found.path.partition("/vmlinuz-")[2] for found in images)
     return tuple(sorted({name for name in names if name and not _GARBAGE.search(name)}, key=version_key))
 
 
-def kernels_with_headers(builds: Iterable[Found], sources: Iterable[Found]) -> frozenset[str]:
+def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatch]) -> frozenset[str]:
     """Return the kernels whose build tree is there: a link into /usr/src outlives the package that it points to."""
     trees = {found.path for found in sources}
     return frozenset(found.path.split("/")[3] for found in builds if _is_tree_present(found, trees))
 
 
-def _is_tree_present(build: Found, trees: set[str]) -> bool:
+def _is_tree_present(build: GlobMatch, trees: set[str]) -> bool:
     if build.link is None:
         return True
     target = posixpath.normpath(posixpath.join(posixpath.dirname(build.path), build.link))
@@ -87,7 +87,7 @@ _DKMS_NAME = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-o
 _PREBUILT = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
 
 
-def read_dkms_links(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:
+def read_dkms_links(links: Iterable[GlobMatch]) -> Mapping[tuple[str, str], str]:
     """Return the version that DKMS has installed, by its module's name and the kernel.
 
     Source: dkms 3.0.10, ``_is_module_installed``: <tree>/<module>/kernel-<kernel>-<arch> links to
@@ -96,20 +96,20 @@ def read_dkms_links(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:
     return {key: version for found in links for key, version in _parse_dkms_link(found)}
 
 
-def _parse_dkms_link(found: Found) -> Iterator[tuple[tuple[str, str], str]]:
+def _parse_dkms_link(found: GlobMatch) -> Iterator[tuple[tuple[str, str], str]]:
     module = found.path.rpartition("/")[0].rpartition("/")[2]
     parts = (found.link or "").rstrip("/").split("/")[-3:]
     if len(parts) == 3 and found.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
         yield (module, parts[1]), parts[0]
 
 
-def find_dkms_drivers(links: Iterable[Found]) -> Mapping[str, DkmsBuild]:
+def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
     """Return the NVIDIA driver that DKMS holds to be installed, by kernel."""
     builds = read_dkms_links(links).items()
     return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DKMS_NAME.fullmatch(module)}
 
 
-def find_module_files(found: Iterable[Found], links: Iterable[Found]) -> tuple[ModuleFile, ...]:
+def find_module_files(found: Iterable[GlobMatch], links: Iterable[GlobMatch]) -> tuple[ModuleFile, ...]:
     """Return the main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
     versions = {kernel: build.version for kernel, build in find_dkms_drivers(links).items()}
     paths = sorted({one.path for one in found if _MAIN_MODULE.fullmatch(one.path.rpartition("/")[2])})
@@ -144,7 +144,7 @@ def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
     return _split_module_lines(_read_module_files(facts, MODPROBE_FOLDER, ()))
 
 
-def modules_loaded_by_name(facts: Facts) -> Iterator[ModuleLine]:
+def module_load_lines(facts: Facts) -> Iterator[ModuleLine]:
     """Yield every line of the files that name modules to be loaded; the first word is the module's name."""
     return _split_module_lines(_read_module_files(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
 

@@ -89,7 +89,7 @@ _KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(
 _POLICY = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
 _NODE_NAME = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
 # The default of a kubelet without that option; kubeadm sets systemd (1.22 and later).
-_DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
+_DEFAULT_CGROUP_DRIVER: Final[CgroupDriver] = "cgroupfs"
 _CPU_MANAGER: Final = "cpu-manager-policy"
 _FLAGS: Final = frozenset(
     {
@@ -155,7 +155,7 @@ def _report_none(facts: Facts) -> Fact[Kubelet | None]:
     return unknown or Known(None, "units")
 
 
-def has_started(facts: Facts, kind: KubeletKind) -> bool:
+def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
     """Return whether the kubelet has run here: kubeadm, k3s and RKE2 write a file for it when the node joins."""
     state = known(facts.file(_CONFIG if kind == "kubelet" else _MARK_FILES[kind]), None)
     return state is not None
@@ -226,7 +226,7 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
             kind,
             _choose_unit(facts, kind),
             socket_path(endpoint or _SOCKETS[kind]),
-            _parse_driver(driver) or _DEFAULT_DRIVER,
+            _parse_cgroup_driver(driver) or _DEFAULT_CGROUP_DRIVER,
             node_name=flags.get("hostname-override", ""),
             static_cpus=(flags.get(_CPU_MANAGER) or config.get("cpuManagerPolicy")) == "static",
             labels=flags.get("node-labels", ""),
@@ -290,7 +290,7 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     probe = f"file:{crictl if noted else config}"
     unit = _choose_unit(facts, kind)
     words = _unit_command(facts, unit)
-    name = parse_flags(words).get("node-name") or settings.get("node-name") or _name_in_environment(facts, unit)
+    name = parse_flags(words).get("node-name") or settings.get("node-name") or _node_name_in_environment(facts, unit)
     static = _find_cpu_policy([_read_text(facts, path) or "" for path in files], words) == "static"
     return Known(Kubelet(kind, unit, socket_path(endpoint), None, data.rstrip("/"), name, static_cpus=static), probe)
 
@@ -305,7 +305,7 @@ def _unit_command(facts: Facts, unit: str) -> Sequence[str]:
     return command.argv if command else ()
 
 
-def _name_in_environment(facts: Facts, unit: str) -> str:
+def _node_name_in_environment(facts: Facts, unit: str) -> str:
     """Return K3S_NODE_NAME, which k3s uses if neither a flag nor its configuration names the node."""
     place = _K3S_ENVIRONMENTS.get(unit)
     state = known(facts.file(place), None) if place else None
@@ -328,7 +328,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     words = shlex.split(_read_text(facts, _MICROK8S) or "", comments=True)
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
-    driver = _parse_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
+    driver = _parse_cgroup_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_CGROUP_DRIVER)
     default = Kubelet(
         kind,
         _choose_unit(facts, kind),
@@ -356,7 +356,7 @@ _READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet
 }
 
 
-def _parse_driver(word: str | None) -> CgroupDriver | None:
+def _parse_cgroup_driver(word: str | None) -> CgroupDriver | None:
     if word and word not in _CGROUP_DRIVERS:
         raise ValueError(f"{word!r} is not a cgroup driver of the kubelet")
     return _CGROUP_DRIVERS[word] if word else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.patterns import Pattern, parse_int
 
 _UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -28,7 +28,7 @@ class GpuLayout:
     mig_caps: frozenset[int] = frozenset()
 
 
-def read_layout(gpus: Iterable[Found], instances: Iterable[Found]) -> GpuLayout:
+def read_layout(gpus: Iterable[GlobMatch], instances: Iterable[GlobMatch]) -> GpuLayout:
     """Read ``/proc/driver/nvidia/gpus/*/information`` and ``capabilities/gpu*/mig/gi*/**/access``.
 
     Raises:
@@ -44,7 +44,7 @@ def read_layout(gpus: Iterable[Found], instances: Iterable[Found]) -> GpuLayout:
     )
 
 
-def _find_mig_caps(instances: list[Found]) -> Iterator[int]:
+def _find_mig_caps(instances: list[GlobMatch]) -> Iterator[int]:
     """Yield the capabilities of compute instances and their GPU instances; empty GPU instances are unusable."""
     parts = [(found, match) for found in instances if (match := _INSTANCE.search(found.path))]
     holding = {match[1] for _, match in parts if match[2]}
@@ -53,7 +53,7 @@ def _find_mig_caps(instances: list[Found]) -> Iterator[int]:
     )
 
 
-def _parse_information(found: Found) -> dict[str, str]:
+def _parse_information(found: GlobMatch) -> dict[str, str]:
     if found.data is None:
         raise ValueError(f"{found.path} could not be read")
     lines = (line.partition(":") for line in found.data.decode("utf-8", "replace").splitlines())

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from gpunode.facts.evidence import Evidence, Found
+from gpunode.facts.evidence import Evidence, GlobMatch
 from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, Provider, Unknown
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import explain_missing
@@ -74,7 +74,7 @@ _MODALIAS = Pattern(
 )
 
 
-def read_sysfs_devices(modaliases: Iterable[Found], drivers: Iterable[Found]) -> tuple[PciDevice, ...]:
+def read_sysfs_devices(modaliases: Iterable[GlobMatch], drivers: Iterable[GlobMatch]) -> tuple[PciDevice, ...]:
     """Return the devices by address; names are not in sysfs.
 
     Raises:
@@ -88,7 +88,7 @@ def _address_of(path: str) -> str:
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def _make_sysfs_device(found: Found, driver: str | None) -> PciDevice:
+def _make_sysfs_device(found: GlobMatch, driver: str | None) -> PciDevice:
     address, alias = _address_of(found.path), (found.data or b"").decode("ascii", "replace")
     match = _MODALIAS.fullmatch(alias)
     if match is None or not _ADDRESS.fullmatch(address):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
+from gpunode.change import FileState, MigLayout, PackageState, ServiceState, UnknownContent
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.evidence import NOT_CAPTURED
@@ -43,7 +43,7 @@ class Unknown:
 class Promised(Unknown):
     """A planned file whose bytes do not exist yet: ``holds`` compares the promise instead."""
 
-    after: Unsettled
+    after: UnknownContent
 
 
 Fact: TypeAlias = Known[T] | Unknown
@@ -92,7 +92,7 @@ def known(fact: Known[T] | Unknown, default: T) -> T:
     return default if isinstance(fact, Unknown) else fact.value
 
 
-def holds(fact: Known[FileState | None] | Unknown, after: FileState | Unsettled | None) -> bool:
+def holds(fact: Known[FileState | None] | Unknown, after: FileState | UnknownContent | None) -> bool:
     """Return True if the file matches ``after``, now or by an earlier planned change.
 
     A known file never matches an unsettled ``after``: the planner of the key compares fingerprints instead.
@@ -143,7 +143,7 @@ class Platform:
     detail: str = ""
 
     @property
-    def owns_kernel(self) -> bool:
+    def can_install_kernel_driver(self) -> bool:
         """True if a kernel driver can be installed from here."""
         return self.kind in {"bare-metal", "vm", "image"}
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.facts import kernels
-from gpunode.facts.evidence import Capture, Evidence, Found, Probe
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe
 from gpunode.facts.machine import parse_distro
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
 from gpunode.facts.patterns import Pattern
@@ -49,29 +49,29 @@ _PEM: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
 _FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
-def probe_module_key(evidence: Evidence, ask: Callable[[Probe], Capture]) -> None:
-    """Have ``ask`` read everything that ``derive_module_key`` needs.
+def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) -> None:
+    """Have ``run_probe`` read everything that ``derive_module_key`` needs.
 
     Args:
-        evidence: of the usual probes; ``ask`` adds to it.
-        ask: runs a probe and keeps its answer.
+        evidence: of the usual probes; ``run_probe`` adds to it.
+        run_probe: runs a probe and keeps its answer.
     """
-    ask(Probe(f"file:{CONFIG}", path=CONFIG, content_kind="log"))
-    ask(Probe(_CONFIG_FOLDER, glob=f"{CONFIG}.d/*.conf", content_kind="log"))
+    run_probe(Probe(f"file:{CONFIG}", path=CONFIG, content_kind="log"))
+    run_probe(Probe(_CONFIG_FOLDER, glob=f"{CONFIG}.d/*.conf", content_kind="log"))
     key, certificate = find_key_files(evidence)
     if not key.startswith(HARDWARE_KEY):
         # Nothing of a private key is read: whatever is longer than nothing is left out.
-        ask(Probe(_KEY, glob=key, limit_bytes=0, content_kind="table"))
-    ask(Probe(_CERTIFICATE, path=certificate, content_kind="table"))
+        run_probe(Probe(_KEY, glob=key, limit_bytes=0, content_kind="table"))
+    run_probe(Probe(_CERTIFICATE, path=certificate, content_kind="table"))
     for name, pattern in _ENROLLED.items():
-        ask(Probe(name, glob=pattern, content_kind="table"))
-    ask(Probe(_NEW, path=f"{_EFIVARS}/MokNew-{_SHIM}", content_kind="table"))
-    ask(Probe(_TIMEOUT, path=f"{_EFIVARS}/MokTimeout-{_SHIM}", content_kind="table"))
+        run_probe(Probe(name, glob=pattern, content_kind="table"))
+    run_probe(Probe(_NEW, path=f"{_EFIVARS}/MokNew-{_SHIM}", content_kind="table"))
+    run_probe(Probe(_TIMEOUT, path=f"{_EFIVARS}/MokTimeout-{_SHIM}", content_kind="table"))
     for kernel, path in _built_modules(evidence):
-        ask(Probe(f"{_SIGNATURE}{kernel}", argv=("modinfo", path), content_kind="table"))
+        run_probe(Probe(f"{_SIGNATURE}{kernel}", argv=("modinfo", path), content_kind="table"))
 
 
-def _find_matches(evidence: Evidence, key: str) -> tuple[Found, ...]:
+def _find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
     """Return the matches of a glob; none where it could not be read."""
     return known(derive_fact(key, lambda: EvidenceReader(evidence).found(key)), ())
 
@@ -149,13 +149,13 @@ def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]
 
 def read_serial(der: bytes) -> int:
     """Return a certificate's serial number; 0 for what is no certificate. Source: RFC 5280, 4.1."""
-    inner = _open_value(_open_value(der, 0x30), 0x30)
+    inner = _read_der_content(_read_der_content(der, 0x30), 0x30)
     if inner[:1] == b"\xa0":  # the version comes first, except in a certificate of version 1
         inner = inner[2 + inner[1] :]
-    return int.from_bytes(_open_value(inner, 0x02), "big")
+    return int.from_bytes(_read_der_content(inner, 0x02), "big")
 
 
-def _open_value(der: bytes, tag: int) -> bytes:
+def _read_der_content(der: bytes, tag: int) -> bytes:
     """Return the content of the first value; empty where it is of another tag."""
     if len(der) < 2 or der[0] != tag:
         return b""

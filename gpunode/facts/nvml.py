@@ -39,7 +39,7 @@ class _NvmlError:
 
 
 @dataclass(frozen=True, slots=True)
-class NvmlUnread(_NvmlError):
+class UnreadNvmlValue(_NvmlError):
     """A value that NVML did not return, with its error."""
 
     @property
@@ -49,7 +49,7 @@ class NvmlUnread(_NvmlError):
 
 
 # What a child of an older gpunode did not ask for.
-NOT_ASKED = NvmlUnread(13, "FunctionNotFound")
+NOT_QUERIED = UnreadNvmlValue(13, "FunctionNotFound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +69,31 @@ class Gpu:
     """
 
     index: int
-    name: str | NvmlUnread
-    uuid: str | NvmlUnread
-    pci: str | NvmlUnread
-    memory_mib: int | NvmlUnread
-    persistence: bool | NvmlUnread
-    ecc: bool | NvmlUnread
-    ecc_pending: bool | NvmlUnread
-    compute_capability: str | NvmlUnread
-    mig: bool | NvmlUnread
-    mig_pending: bool | NvmlUnread
-    instances: tuple[MigInstance, ...] | NvmlUnread = ()
+    name: str | UnreadNvmlValue
+    uuid: str | UnreadNvmlValue
+    pci: str | UnreadNvmlValue
+    memory_mib: int | UnreadNvmlValue
+    persistence: bool | UnreadNvmlValue
+    ecc: bool | UnreadNvmlValue
+    ecc_pending: bool | UnreadNvmlValue
+    compute_capability: str | UnreadNvmlValue
+    mig: bool | UnreadNvmlValue
+    mig_pending: bool | UnreadNvmlValue
+    instances: tuple[MigInstance, ...] | UnreadNvmlValue = ()
     clients: tuple[int, ...] = ()
-    fabric: str | NvmlUnread = NOT_ASKED
-    failure: NvmlUnread | None = None
+    fabric: str | UnreadNvmlValue = NOT_QUERIED
+    failure: UnreadNvmlValue | None = None
 
     @property
-    def faults(self) -> tuple[tuple[str, NvmlUnread], ...]:
+    def faults(self) -> tuple[tuple[str, UnreadNvmlValue], ...]:
         """Expected values that are missing, by name; one row if the GPU does not answer at all."""
         if self.failure is not None:
             return (("gpu", self.failure),)
-        found = ((key, getattr(self, key)) for key in READINGS)
-        return tuple((key, value) for key, value in found if isinstance(value, NvmlUnread) and value.supported)
+        found = ((key, getattr(self, key)) for key in VALUE_TYPES)
+        return tuple((key, value) for key, value in found if isinstance(value, UnreadNvmlValue) and value.supported)
 
 
-READINGS: Mapping[str, type] = {
+VALUE_TYPES: Mapping[str, type] = {
     "name": str,
     "uuid": str,
     "pci": str,
@@ -118,9 +118,9 @@ class NvmlInventory:
         libcuda_error: why the dynamic loader cannot load libcuda.so.1; empty where it can, or was not asked.
     """
 
-    driver: str | NvmlUnread
-    cuda: str | NvmlUnread
-    nvml: str | NvmlUnread
+    driver: str | UnreadNvmlValue
+    cuda: str | UnreadNvmlValue
+    nvml: str | UnreadNvmlValue
     gpus: tuple[Gpu, ...]
     library: str = ""
     libcuda_error: str = ""
@@ -208,9 +208,9 @@ def _parse_inventory(answer: Mapping[str, object]) -> NvmlInventory:
     if not isinstance(gpus, list):
         raise ValueError("`gpus` is not a list")
     return NvmlInventory(
-        driver=_parse_reading(str, answer, "driver"),
-        cuda=_parse_reading(str, answer, "cuda"),
-        nvml=_parse_reading(str, answer, "nvml"),
+        driver=_parse_typed_value(str, answer, "driver"),
+        cuda=_parse_typed_value(str, answer, "cuda"),
+        nvml=_parse_typed_value(str, answer, "nvml"),
         gpus=tuple(_parse_gpu(row) for row in gpus),
         library=_optional_text(answer, "library"),
         libcuda_error=_optional_text(answer, "libcuda_error"),
@@ -228,20 +228,20 @@ def _parse_gpu(row: object) -> Gpu:
         raise ValueError("a GPU is not an object")
     index = require_typed(int, row, "index")
     if "error" in row:
-        failure = _parse_unread(row)
-        unread: dict[str, Any] = dict.fromkeys(READINGS, failure)
+        failure = _parse_unread_value(row)
+        unread: dict[str, Any] = dict.fromkeys(VALUE_TYPES, failure)
         return Gpu(index, **unread, failure=failure)
-    values: dict[str, Any] = {key: _parse_reading(kind, row, key) for key, kind in READINGS.items()}
-    fabric = _parse_reading(str, row, "fabric") if "fabric" in row else NOT_ASKED
+    values: dict[str, Any] = {key: _parse_typed_value(kind, row, key) for key, kind in VALUE_TYPES.items()}
+    fabric = _parse_typed_value(str, row, "fabric") if "fabric" in row else NOT_QUERIED
     instances = _parse_instances(row, values["mig"])
     return Gpu(index, **values, instances=instances, clients=_parse_clients(row), fabric=fabric)
 
 
-def _parse_instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | NvmlUnread:
+def _parse_instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | UnreadNvmlValue:
     """Parse the MIG instances, which answers of older gpunode versions lack."""
     value = row.get("instances", [] if mig is not True else {"code": 13, "error": "FunctionNotFound"})
     if isinstance(value, dict):
-        return _parse_unread(value)
+        return _parse_unread_value(value)
     if not isinstance(value, list):
         raise ValueError("`instances` is not a list")
     return tuple(parse_instance(one) for one in value)
@@ -280,13 +280,13 @@ def require_typed(kind: type[T], row: Mapping[str, object], key: str) -> T:
     return value
 
 
-def _parse_reading(kind: type[T], row: Mapping[str, object], key: str) -> T | NvmlUnread:
+def _parse_typed_value(kind: type[T], row: Mapping[str, object], key: str) -> T | UnreadNvmlValue:
     value = row.get(key)
-    return _parse_unread(value) if isinstance(value, dict) else require_typed(kind, row, key)
+    return _parse_unread_value(value) if isinstance(value, dict) else require_typed(kind, row, key)
 
 
-def _parse_unread(value: Mapping[str, object]) -> NvmlUnread:
-    return NvmlUnread(code=require_typed(int, value, "code"), name=require_typed(str, value, "error"))
+def _parse_unread_value(value: Mapping[str, object]) -> UnreadNvmlValue:
+    return UnreadNvmlValue(code=require_typed(int, value, "code"), name=require_typed(str, value, "error"))
 
 
 def describe_hang(what: str, error: str) -> str:
@@ -347,10 +347,10 @@ def list_mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
 def _make_mig_gpu(gpu: Gpu) -> MigGpu:
     if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _UUID.fullmatch(gpu.uuid):
         raise ValueError(f"GPU {gpu.index} does not report its UUID and its address")
-    if isinstance(gpu.mig, NvmlUnread) and not gpu.mig.supported:
+    if isinstance(gpu.mig, UnreadNvmlValue) and not gpu.mig.supported:
         return MigGpu(gpu.index, gpu.uuid, gpu.pci, None)
     for reading in (gpu.mig, gpu.mig_pending, gpu.instances):
-        if isinstance(reading, NvmlUnread):
+        if isinstance(reading, UnreadNvmlValue):
             raise ValueError(f"GPU {gpu.index} does not report its MIG layout: {reading.meaning}")
     assert isinstance(gpu.mig, bool)
     assert isinstance(gpu.mig_pending, bool)

@@ -25,7 +25,7 @@ from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import TABLES, Kind, identify_by_content, identify_source
+from gpunode.facts.sources import TABLES, SourceKind, identify_by_content, identify_source
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ _MAX_PARAGRAPHS: Final = 300
 # ---- the same command again
 
 # A log has its later lines beside the earlier ones, and a program that failed once may fail again.
-_KEEP_EVERY_ANSWER: Final[frozenset[Kind]] = frozenset(
+_KEEP_EVERY_ANSWER: Final[frozenset[SourceKind]] = frozenset(
     {"kernel-log", "journal", "unit-log", "kubernetes-log", "audit", "make-log", "application", "text"}
 )
 _FAILED_COMMAND: Final = Pattern(r"[Pp]ermission denied|not permitted|command not found|[Aa]ccess denied|must be root")

@@ -41,7 +41,7 @@ DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 _WRAPPER_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
-TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
+TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
 SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
@@ -64,7 +64,7 @@ STEP_FILES: Final = (
 FILES: Final = (
     *STEP_FILES,
     RESUME_UNIT,
-    TOOLKIT_LIST,
+    TOOLKIT_FILE_LIST,
     LOADER_FILE,
     *(path for system in SYSTEMS for path in system.files),
     *kernels.MODULE_LISTS,

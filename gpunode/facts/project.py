@@ -24,7 +24,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
-    ordered,
+    sort_changes,
 )
 from gpunode.facts.model import (
     Fact,
@@ -59,7 +59,7 @@ _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL
 
 def project_changes(facts: Facts, changes: Iterable[Change]) -> Facts:
     """Return the facts expected after ``changes``, in the order in which a stage applies them."""
-    for change in ordered(changes):
+    for change in sort_changes(changes):
         facts = _apply_change(facts, change)
     return facts
 
@@ -131,7 +131,7 @@ def _without_path(times: Mapping[str, float], path: str) -> Mapping[str, float]:
 
 def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
     try:
-        entries = system(facts).sources_in(path, after.content.decode("utf-8", "replace") if after else "")
+        entries = system(facts).parse_source_list(path, after.content.decode("utf-8", "replace") if after else "")
     except ValueError as error:
         return Unknown(str(error), PLAN)
     if entries is None:
@@ -145,8 +145,8 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         rest.pop(change.id, None)
         return rest if change.after is None else {**rest, change.id: _project_package(change.before, change.after)}
 
-    kernel = system(facts).headers_of(change.id)
-    if prebuilt := system(facts).prebuilt_module_of(change.id):
+    kernel = system(facts).kernel_of_headers(change.id)
+    if prebuilt := system(facts).parse_prebuilt_name(change.id):
         facts = _with_prebuilt_module(facts, *prebuilt, present=change.after is not None)
     facts = replace(
         facts,

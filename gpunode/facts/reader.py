@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, decode_found
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
 from gpunode.facts.model import NOT_INSTALLED, Fact, Known, Unknown
 
 T = TypeVar("T")
@@ -49,13 +49,13 @@ class EvidenceReader:
             raise EvidenceMissing(key, explain_missing(self.capture(key)))
         return data.decode("utf-8", "replace")
 
-    def optional(self, key: str) -> str:
+    def text_or_empty(self, key: str) -> str:
         """Return the content as text; empty if the file does not exist."""
         return (self.data(key) or b"").decode("utf-8", "replace")
 
-    def found(self, key: str) -> tuple[Found, ...]:
+    def found(self, key: str) -> tuple[GlobMatch, ...]:
         """Return the matches of a glob."""
-        return decode_found(self.data(key) or b"")
+        return decode_matches(self.data(key) or b"")
 
 
 def explain_missing(capture: Capture) -> str:

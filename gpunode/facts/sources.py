@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
 
-Kind: TypeAlias = Literal[
+SourceKind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log
     "journal",  # journalctl of everything, syslog
     "unit-log",  # journalctl -u UNIT; subject: the unit
@@ -91,7 +91,7 @@ class Source:
         is_count: whether the text is the number of the lines, and not the lines.
     """
 
-    kind: Kind
+    kind: SourceKind
     subject: str = ""
     words: tuple[str, ...] = ()
     where: Where = "host"
@@ -100,7 +100,7 @@ class Source:
     is_mixed: bool = False
     is_count: bool = False
 
-    def lets_through(self, line: str) -> bool:
+    def may_contain(self, line: str) -> bool:
         """Return True if ``line``, had it been in the full output, would be in the text.
 
         An invalid or dangerously slow pattern is searched for literally.
@@ -151,7 +151,7 @@ class _KindRow:
     """
 
     def __init__(
-        self, kind: Kind, command: str = "", path: str = "", looks: str = "", label: str = "", subject: str = ""
+        self, kind: SourceKind, command: str = "", path: str = "", looks: str = "", label: str = "", subject: str = ""
     ) -> None:
         self.kind, self.subject = kind, subject
         self.command = Pattern(rf"(?:{command})(?!\S)") if command else None
@@ -388,16 +388,16 @@ _BLANK: Final = "\uf8ff"
 
 def identify_source(source: str, text: str = "") -> Source:
     """Identify ``text`` by its ``source``, else by its content; of several commands, return the first."""
-    return identify_sources(source, text)[0]
+    return identify_described_sources(source, text)[0]
 
 
-def identify_sources(source: str, text: str = "") -> tuple[Source, ...]:
-    """Identify the part of ``text`` of each command in ``source``; return at least one."""
-    found, where, is_part = _parse_description(source[:_MAX_SOURCE].strip())
+def identify_described_sources(description: str, text: str = "") -> tuple[Source, ...]:
+    """Identify the part of ``text`` of each command in ``description``; return at least one."""
+    found, where, is_part = _parse_description(description[:_MAX_SOURCE].strip())
     if not found or found[0].kind == "text":
         found = (
             _as_tuple(identify_by_content(text))
-            or _as_tuple(_source_of_label(source[:_MAX_SOURCE]))
+            or _as_tuple(_source_of_label(description[:_MAX_SOURCE]))
             or found
             or (Source("text"),)
         )
@@ -410,16 +410,16 @@ def identify_by_content(text: str) -> Source | None:
     head = text[:20_000]
     for row in _ROWS if head else ():
         match = row.looks.search(head) if row.looks else None
-        if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _ABOVE_TABLE):
+        if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _MAX_LINES_ABOVE_TABLE):
             return _make_source(row, match)
     return None
 
 
-TABLES: Final[frozenset[Kind]] = frozenset(
+TABLES: Final[frozenset[SourceKind]] = frozenset(
     {"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil", "file"}
 )
 """No message stands in these, so a text with more above it than a title is none of them."""
-_ABOVE_TABLE: Final = 2
+_MAX_LINES_ABOVE_TABLE: Final = 2
 
 
 @lru_cache(maxsize=1024)
@@ -457,7 +457,7 @@ def _source_of_label(source: str) -> Source | None:
 
 def _file_source(path: str) -> Source:
     row = next((row for row in _ROWS if row.path and row.path.search(path)), None)
-    kind: Kind = row.kind if row else "file"
+    kind: SourceKind = row.kind if row else "file"
     subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
     return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpunode.change import ServiceState
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import Unit
 from gpunode.facts.patterns import Pattern, parse_int
 
@@ -106,22 +106,24 @@ def _parse_timestamp(stamp: str) -> float | None:
 
 
 def read_offline_units(
-    names: Iterable[str], wants: Iterable[Found], etc: Iterable[Found], lib: Iterable[Found]
+    names: Iterable[str], wants: Iterable[GlobMatch], etc: Iterable[GlobMatch], lib: Iterable[GlobMatch]
 ) -> dict[str, Unit]:
     """Read the units in ``names`` and all that have a file, without systemd; none is active."""
-    wanted = {_name_of(found) for found in wants}
-    own = {_name_of(found): found for found in etc}
-    shipped = {_name_of(found) for found in lib}
+    wanted = {_unit_name(found) for found in wants}
+    own = {_unit_name(found): found for found in etc}
+    shipped = {_unit_name(found) for found in lib}
     return {name: _make_offline_unit(name, wanted, own, shipped) for name in dict.fromkeys((*names, *own, *shipped))}
 
 
-def _make_offline_unit(name: str, wanted: Collection[str], own: Mapping[str, Found], shipped: Collection[str]) -> Unit:
+def _make_offline_unit(
+    name: str, wanted: Collection[str], own: Mapping[str, GlobMatch], shipped: Collection[str]
+) -> Unit:
     masked = name in own and own[name].link == "/dev/null"
     exists = name in own or name in shipped
     return Unit(ServiceState(exists and not masked and name in wanted, active=False), exists, None, masked)
 
 
-def _name_of(found: Found) -> str:
+def _unit_name(found: GlobMatch) -> str:
     return found.path.rpartition("/")[2]
 
 
@@ -223,11 +225,11 @@ def _join_lines(data: bytes) -> Iterator[str]:
         yield begun.strip()
 
 
-def _effective_values(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[str, str]]:
+def _effective_values(settings: list[tuple[str, str, str]], name: str) -> list[tuple[str, str]]:
     """Return path and value of each effective line of a key; an empty one resets the list."""
     found: list[tuple[str, str]] = []
     for path, key, value in settings:
-        if key == wanted:
+        if key == name:
             found = [*found, (path, value)] if value else []
     return found
 

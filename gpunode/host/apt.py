@@ -21,16 +21,16 @@ from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
-from gpunode.host.apt_failures import WHAT, FailureKind, classify_failure, explain_failure, find_build_log
-from gpunode.host.locks import ORIGIN_MARK, busy_error, find_first_holder, wait_for, wait_until_free
+from gpunode.host.apt_failures import FAILURE_TEXTS, FailureKind, classify_failure, explain_failure, find_build_log
+from gpunode.host.locks import ORIGIN_VARIABLE, busy_error, find_first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
 from gpunode.packages.deb.output import (
     failed_fetches,
-    incomplete_update,
-    list_prefix,
+    index_file_prefix,
+    is_update_incomplete,
     parse_madison,
     parse_simulation,
 )
@@ -57,7 +57,7 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
-    ORIGIN_MARK[0]: ORIGIN_MARK[1],
+    ORIGIN_VARIABLE[0]: ORIGIN_VARIABLE[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
@@ -119,12 +119,12 @@ def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
 
 _PREFIX = "gpunode-"
 _NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
-_LISTS_ABOVE = "var/lib/apt"
+_LISTS_PARENT = "var/lib/apt"
 
-_Cure = Callable[[FailureKind, FinishedCommand], bool]
+_FailureHandler = Callable[[FailureKind, FinishedCommand], bool]
 
 
-def _cure_nothing(_kind: FailureKind, _finished: FinishedCommand) -> bool:
+def _retry_nothing(_kind: FailureKind, _finished: FinishedCommand) -> bool:
     return False
 
 
@@ -164,11 +164,11 @@ class Apt:
         self._lock_timeout_s = lock_timeout_s
         self._clock = clock
         self._sleep = sleep
-        self._known_places: _AptPaths | None = None
+        self._known_paths: _AptPaths | None = None
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
         """Simulate one transaction of ``changes`` without any lock; return None without apt."""
-        words = self._words(changes)
+        words = self._apt_arguments(changes)
         if not words:
             return Simulation(())
         finished = self._run((*SIMULATE, *words), _QUERY_LIMIT_S)
@@ -190,12 +190,12 @@ class Apt:
             ChangeFailed: if it failed, or a refreshed index makes apt deviate from the plan.
             Busy: if another program held a lock past the timeout.
         """
-        words = self._words(changes)
+        words = self._apt_arguments(changes)
         if words:
             self._install(changes, words)
         if names := tuple(map(str, purged_by_dpkg(changes))):
-            self._command("purge " + " ".join(names), ("dpkg", "--purge", *names))
-        self._mark(changes)
+            self._run_with_retries("purge " + " ".join(names), ("dpkg", "--purge", *names))
+        self._mark_packages(changes)
 
     def download(self, changes: Sequence[PackageChange]) -> None:
         """Download what ``transact`` would install into apt's cache; change nothing else.
@@ -203,13 +203,13 @@ class Apt:
         Raises:
             ChangeFailed: if it failed; Busy: if another program held a lock past the timeout.
         """
-        if words := self._words(changes):
+        if words := self._apt_arguments(changes):
             argv = ("apt-get", *_INSTALL, *_FETCH, "--download-only", "install", *words)
-            self._persist(
+            self._retry_transient(
                 "download the packages",
                 lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
-                self._places.install_locks,
-                _cure_nothing,
+                self._paths.install_locks,
+                _retry_nothing,
             )
 
     def refresh(self, lists: Sequence[str]) -> None:
@@ -221,12 +221,12 @@ class Apt:
             ChangeFailed: if an index could not be fetched; the previous ones stay.
             Busy: if another program held the lock past the timeout.
         """
-        present = [path for path in lists if self._outside(path).exists()]
+        present = [path for path in lists if self._path_on_host(path).exists()]
         if lists and not present:
             return
         # Of other archives, such as a frozen mirror without a valid date, the host's configuration decides.
-        checked = _verification_options(self._uris(present)) if present else ()
-        with self._only(present) as selection, _quarantine_lists(self._places.lists) as set_aside:
+        checked = _verification_options(self._archive_uris(present)) if present else ()
+        with self._restrict_to_lists(present) as selection, _quarantine_lists(self._paths.lists) as set_aside:
             # Set after the first try failed half way: a cache in between may be what is behind the repository.
             uncached: list[str] = []
 
@@ -234,17 +234,17 @@ class Apt:
                 if kind == "mid-sync":
                     uncached[:] = _options("Acquire::http::No-Cache=true")
                     for uri in failed_fetches(_join_output(finished)):
-                        set_aside(list_prefix(uri))
+                        set_aside(index_file_prefix(uri))
                 return False
 
             def attempt() -> FinishedCommand:
                 argv = ("apt-get", *_UPDATE, *checked, *selection, *uncached, "update")
                 finished = self._run(argv, _REFRESH_LIMIT_S, status=True)
                 # An update that left out some index has failed, whatever it says.
-                is_incomplete = finished.ok and incomplete_update(_join_output(finished))
+                is_incomplete = finished.ok and is_update_incomplete(_join_output(finished))
                 return replace(finished, exit_status=100) if is_incomplete else finished
 
-            self._persist("refresh the package index", attempt, self._places.list_locks, cure)
+            self._retry_transient("refresh the package index", attempt, self._paths.list_locks, cure)
 
     def fetch(self, url: str, limit_bytes: int) -> bytes:
         """Fetch ``url`` with apt's downloader: its proxy, its CA, its credentials.
@@ -252,7 +252,7 @@ class Apt:
         Raises:
             ChangeFailed: if it could not be fetched, or is larger than ``limit_bytes``.
         """
-        with self._folder() as folder:
+        with self._temporary_folder() as folder:
             self._give_to_sandbox(folder)
             target = folder / "fetched"
             # For file: it would leave a link, which means something else seen from outside its root.
@@ -266,7 +266,7 @@ class Apt:
                     *_FETCH,
                     *_verification_options((url,)),
                 ),
-                *("download-file", source, self._inside(target)),
+                *("download-file", source, self._path_in_root(target)),
             )
 
             def too_large(_kind: FailureKind, finished: FinishedCommand) -> bool:
@@ -276,7 +276,7 @@ class Apt:
                 target.unlink(missing_ok=True)
                 return False
 
-            self._persist(f"fetch {url}", lambda: self._run(argv, _FETCH_LIMIT_S, status=True), (), too_large)
+            self._retry_transient(f"fetch {url}", lambda: self._run(argv, _FETCH_LIMIT_S, status=True), (), too_large)
             with target.open("rb") as file:
                 content = file.read(limit_bytes + 1)
         if len(content) > limit_bytes:
@@ -285,10 +285,12 @@ class Apt:
 
     # -- a transaction ------------------------------------------------------------------------------------------
 
-    def _words(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
-        return arguments(changes, self._present([change.id for change in changes if not change.is_there_after]))
+    def _apt_arguments(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
+        return arguments(
+            changes, self._find_known_packages([change.id for change in changes if not change.is_there_after])
+        )
 
-    def _present(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
+    def _find_known_packages(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
         """Return the packages known to dpkg; an interrupted run may have removed some."""
         if not packages:
             return frozenset()
@@ -307,16 +309,16 @@ class Apt:
                 return False
             refreshed = True
             self.refresh(())
-            self._check_again(changes)
+            self._refuse_deviation(changes)
             return True
 
         timeout = f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"
         argv = ("apt-get", *_INSTALL, *_PERFORM, *_options(timeout), "install", *words)
         try:
-            self._persist(
+            self._retry_transient(
                 "change the packages",
-                lambda: self._transaction(argv),
-                self._places.install_locks,
+                lambda: self._run_transaction(argv),
+                self._paths.install_locks,
                 cure,
             )
         except GpunodeError as error:
@@ -326,17 +328,17 @@ class Apt:
             # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
             # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
             # Killed, it has not noted either what it installed for others.
-            self._mark_again(changes)
+            self._restore_marks(changes)
             raise
 
     def _wait_for_dpkg(self) -> None:
         with suppress(GpunodeError):
             deadline = self._clock() + self._lock_timeout_s
             wait_until_free(
-                self._places.install_locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep
+                self._paths.install_locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep
             )
 
-    def _check_again(self, changes: Sequence[PackageChange]) -> None:
+    def _refuse_deviation(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
         if simulation is not None and (differences := differences_from_plan(changes, simulation)):
             raise ChangeFailed(
@@ -345,14 +347,14 @@ class Apt:
                 hint="run the same command again: it makes a new plan with the refreshed index",
             )
 
-    def _mark(self, changes: Sequence[PackageChange]) -> None:
+    def _mark_packages(self, changes: Sequence[PackageChange]) -> None:
         """Mark packages as automatic, manual or held; apt itself marked those we named as manual."""
         for verb, names in plan_marks(changes).items():
             if names:
                 argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
-                self._command(f"mark packages ({verb})", argv)
+                self._run_with_retries(f"mark packages ({verb})", argv)
 
-    def _mark_again(self, changes: Sequence[PackageChange]) -> None:
+    def _restore_marks(self, changes: Sequence[PackageChange]) -> None:
         """Restore the marks of what is still installed; ignore errors, so that the original failure is reported."""
         states = {str(change.id): change.before for change in changes if change.before is not None}
         held = [name for name, state in states.items() if state.held]
@@ -361,20 +363,22 @@ class Apt:
             if names:
                 self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
 
-    def _command(self, doing: str, argv: tuple[str, ...]) -> None:
-        locks = self._places.install_locks
-        self._persist(doing, lambda: self._transaction(argv), locks, _cure_nothing)
+    def _run_with_retries(self, action: str, argv: tuple[str, ...]) -> None:
+        locks = self._paths.install_locks
+        self._retry_transient(action, lambda: self._run_transaction(argv), locks, _retry_nothing)
 
     # -- trying, waiting, failing -------------------------------------------------------------------------------
 
-    def _persist(self, doing: str, attempt: Callable[[], FinishedCommand], locks: Sequence[Path], cure: _Cure) -> None:
+    def _retry_transient(
+        self, action: str, attempt: Callable[[], FinishedCommand], locks: Sequence[Path], on_failure: _FailureHandler
+    ) -> None:
         """Run ``attempt`` until it succeeds, retrying transient failures.
 
         Args:
-            doing: the action, for error messages.
+            action: the action, for error messages.
             attempt: called when none of ``locks`` is held.
             locks: those that it takes.
-            cure: called with each failure; if it returns True, the next try follows at once.
+            on_failure: called with each failure; if it returns True, the next try follows at once.
         """
         pauses = iter(_BACKOFF_S)
         deadline = self._clock() + self._lock_timeout_s
@@ -387,64 +391,64 @@ class Apt:
             if kind == "lock" and self._clock() < deadline:
                 self._sleep(1.0)
                 continue
-            if not cure(kind, finished):
+            if not on_failure(kind, finished):
                 pause = next(pauses, None) if kind in _TRANSIENT and not finished.timed_out else None
                 if pause is None:
-                    raise self._error(doing, kind, finished, locks)
-                again = f"{pause:.0f} s, then trying again to {redact(doing)}: {WHAT[kind]}"
+                    raise self._error(action, kind, finished, locks)
+                again = f"{pause:.0f} s, then trying again to {redact(action)}: {FAILURE_TEXTS[kind]}"
                 wait_for(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
-    def _error(self, doing: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[Path]) -> GpunodeError:
+    def _error(self, action: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[Path]) -> GpunodeError:
         if finished.timed_out:
             return ChangeFailed(
-                f"could not {doing}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
+                f"could not {action}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
                 why=finished.last_lines(8),
                 hint="see gpunode's log for what hangs; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
             )
         if kind == "lock" and (found := find_first_holder(locks)):
             return busy_error(found, self._lock_timeout_s)
         said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
-        make_log = self._make_log(_join_output(finished))
-        return explain_failure(redact(doing), said, complained, make_log=make_log, exit_status=finished.exit_status)
+        make_log = self._read_make_log(_join_output(finished))
+        return explain_failure(redact(action), said, complained, make_log=make_log, exit_status=finished.exit_status)
 
-    def _make_log(self, output: str) -> str:
+    def _read_make_log(self, output: str) -> str:
         path = find_build_log(output)
         with suppress(OSError):
             if path:
-                with self._outside(path).open("rb") as file:
+                with self._path_on_host(path).open("rb") as file:
                     return _decode_text(file.read(_LOG_LIMIT))
         return ""
 
-    def _transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
+    def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
         """Run dpkg so that it survives even gpunode's own end."""
-        return self._run(argv, _TRANSACTION_LIMIT_S, status=argv[0] == "apt-get", outlives=True)
+        return self._run(argv, _TRANSACTION_LIMIT_S, status=argv[0] == "apt-get", survives_gpunode=True)
 
     def _run(
-        self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False, outlives: bool = False
+        self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False, survives_gpunode: bool = False
     ) -> FinishedCommand:
         return self._runner.run(
             argv,
             timeout_s=timeout_s,
             env=UNATTENDED,
             limit_bytes=_OUTPUT_LIMIT,
-            status=self._hear if status else None,
-            outlives=outlives,
+            status=self._report_progress if status else None,
+            survives_gpunode=survives_gpunode,
         )
 
-    def _hear(self, line: str) -> None:
+    def _report_progress(self, line: str) -> None:
         if progress := parse_status(line):
             self._on_progress(progress)
 
     # -- places -------------------------------------------------------------------------------------------------
 
     @property
-    def _places(self) -> _AptPaths:
-        if self._known_places is None:
-            self._known_places = self._ask_places()
-        return self._known_places
+    def _paths(self) -> _AptPaths:
+        if self._known_paths is None:
+            self._known_paths = self._query_paths()
+        return self._known_paths
 
-    def _ask_places(self) -> _AptPaths:
+    def _query_paths(self) -> _AptPaths:
         asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
         finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_LIMIT_S)
         if not finished.ok:
@@ -452,44 +456,44 @@ class Apt:
                 "ask apt for its configuration", _decode_text(finished.stdout), _decode_text(finished.stderr)
             )
         said = dict(word.split("=", 1) for word in shlex.split(_decode_text(finished.stdout)) if "=" in word)
-        places = (self._outside(said[key]) for key in "LAS")
+        places = (self._path_on_host(said[key]) for key in "LAS")
         lists, archives, status = places
         return _AptPaths(lists, archives, status.parent, said.get("U", ""))
 
-    def _outside(self, path: str) -> Path:
+    def _path_on_host(self, path: str) -> Path:
         return self._root / path.lstrip("/")
 
-    def _inside(self, path: Path) -> str:
+    def _path_in_root(self, path: Path) -> str:
         return f"/{path.relative_to(self._root)}"
 
     @contextmanager
-    def _folder(self) -> Iterator[Path]:
+    def _temporary_folder(self) -> Iterator[Path]:
         """Yield a private temporary folder that apt sees, too."""
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_temporary_parent(self._root)) as folder:
             yield Path(folder)
 
     @contextmanager
-    def _only(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    def _restrict_to_lists(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield the options that restrict apt to these list files and keep the index of the others."""
         if not lists:
             yield ()
             return
-        with self._folder() as folder:
+        with self._temporary_folder() as folder:
             for path in lists:
                 (folder / Path(path).name).symlink_to(path)
-            selected = f"Dir::Etc::sourceparts={self._inside(folder)}"
+            selected = f"Dir::Etc::sourceparts={self._path_in_root(folder)}"
             yield _options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
 
-    def _uris(self, lists: Sequence[str]) -> Iterator[str]:
+    def _archive_uris(self, lists: Sequence[str]) -> Iterator[str]:
         """Yield the archives that the source lists name."""
         for path in lists:
             with suppress(ValueError):  # apt itself says what is wrong with it
-                text = self._outside(path).read_text("utf-8", "replace")
+                text = self._path_on_host(path).read_text("utf-8", "replace")
                 yield from (source.uri for source in sources.parse(path, text))
 
     def _give_to_sandbox(self, folder: Path) -> None:
         """Let apt's download user enter ``folder``; otherwise apt would download as root."""
-        owner = _find_user_id(self._root / "etc/passwd", self._places.sandbox_user)
+        owner = _find_user_id(self._root / "etc/passwd", self._paths.sandbox_user)
         # Without root there is no sandbox either.
         with suppress(PermissionError):
             if owner is not None:
@@ -499,7 +503,7 @@ class Apt:
 def remove_temporary_folders(root: Path) -> None:
     """Remove the temporary folders that a killed run of this module left."""
     owners = {os.geteuid(), _find_user_id(root / "etc/passwd", "_apt")}
-    for place in (_temporary_parent(root), root / _LISTS_ABOVE):
+    for place in (_temporary_parent(root), root / _LISTS_PARENT):
         for path in place.glob(f"{_PREFIX}*"):
             with suppress(OSError):
                 status = path.lstat()
@@ -538,7 +542,7 @@ def _is_automatic_still(change: PackageChange) -> bool:
     """Return whether a package is to be marked as automatic if a failed transaction left it installed."""
     if not change.is_there_after:
         return _was_auto(change)
-    return not change.is_there_before and change.settled is not None and change.settled.auto
+    return not change.is_there_before and change.known_final_state is not None and change.known_final_state.auto
 
 
 @contextmanager

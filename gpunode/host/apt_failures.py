@@ -139,12 +139,12 @@ def quote_failure(output: str) -> str:
 
 
 def explain_failure(
-    doing: str, stdout: str, stderr: str, *, make_log: str = "", exit_status: int = 100
+    action: str, stdout: str, stderr: str, *, make_log: str = "", exit_status: int = 100
 ) -> GpunodeError:
     """Make the error for a failed run of apt.
 
     Args:
-        doing: the action, as it follows "could not".
+        action: the action, as it follows "could not".
         stdout: what apt printed.
         stderr: its error output.
         make_log: the content of the file that ``find_build_log`` names, where it could be read.
@@ -152,10 +152,10 @@ def explain_failure(
     """
     everything = f"{stdout}\n{stderr}"
     kind = classify_failure(stdout, stderr, exit_status)
-    what = f"could not {doing}: {WHAT[kind]}"
+    what = f"could not {action}: {FAILURE_TEXTS[kind]}"
     match kind:
         case "script" | "dkms":
-            return _package_error(doing, everything, make_log)
+            return _package_error(action, everything, make_log)
         case "unmet" | "held":
             return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT[kind])
         case "lock":
@@ -178,18 +178,18 @@ def _quote_apt(output: str) -> str:
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
 
-def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
+def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     package = next(iter(find_failed_packages(output)), "")
     named = f"package {package}" if package else "a package"
     if log := find_build_log(output):
         error = find_build_error(make_log)
         return ChangeFailed(
-            f"could not {doing}: the kernel module of {named} does not build",
+            f"could not {action}: the kernel module of {named} does not build",
             why=error or quote_failure(output),
             hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
         )
     return ChangeFailed(
-        f"could not {doing}: {named} could not be set up or removed",
+        f"could not {action}: {named} could not be set up or removed",
         why=quote_failure(output),
         hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_REPAIR}",
     )
@@ -197,7 +197,7 @@ def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
 
 _REPAIR = "  dpkg --configure -a\nthen run the same command again"
 
-WHAT: dict[FailureKind, str] = {
+FAILURE_TEXTS: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
     "disk": "the disk is full",
     "dkms": "a kernel module does not build",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, ContentKind, Evidence, Outcome, Ownership, Probe
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, ContentKind, Evidence, Ownership, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def load_capture(path: Path) -> Evidence:
         UsageError: if there is no capture at ``path``.
         Refused: if it is damaged, malicious, or from a newer gpunode.
     """
-    with _explaining_errors(path):
+    with _explain_read_errors(path):
         if path.is_dir():
             return _load_folder(path)
         if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
@@ -188,13 +188,13 @@ def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
         UsageError: if it cannot be read.
         Refused: if it is damaged, malicious, or from a newer gpunode.
     """
-    with _explaining_errors(place):
+    with _explain_read_errors(place):
         packed = _LimitedStream(stream, place, MAX_PACKED, f"is larger than {MAX_PACKED >> 20} MiB")
         return _decode_evidence(_read_archive(packed, place).__getitem__, place)
 
 
 @contextmanager
-def _explaining_errors(place: Place) -> Iterator[None]:
+def _explain_read_errors(place: Place) -> Iterator[None]:
     """Turn errors about a capture into messages that name it."""
     try:
         yield
@@ -250,28 +250,28 @@ class _LimitedStream:
     stream: ByteSource
     path: Place
     left: int
-    too_much: str
+    limit_message: str
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(min(size, self.left + 1))
         self.left -= len(data)
         if self.left < 0:
-            raise _harmful_error(self.path, "the archive", self.too_much)
+            raise _harmful_error(self.path, "the archive", self.limit_message)
         return data
 
 
 def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     # Headers, padding and the end of the archive come on top of what the members hold.
-    most, too_much = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
+    most, limit_message = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
     unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
-    metered = _LimitedStream(unpacked, path, most, too_much)
+    metered = _LimitedStream(unpacked, path, most, limit_message)
     members: dict[str, bytes] = {}
     seen: set[str] = set()
     with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
             _check_member(member, path, seen)
-            seen.add(_plain_name(member.name))
+            seen.add(_normalize_member_name(member.name))
             if member.isreg():
                 content = archive.extractfile(member)
                 members[member.name] = content.read() if content else b""
@@ -284,7 +284,7 @@ def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful_error(path, name, "its name points outside of the capture")
-    if member.isreg() and _plain_name(name) in seen:
+    if member.isreg() and _normalize_member_name(name) in seen:
         raise _harmful_error(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _harmful_error(path, name, "is a link or a device, not a file")
@@ -294,14 +294,14 @@ def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
         raise _harmful_error(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
 
 
-def _plain_name(name: str) -> str:
+def _normalize_member_name(name: str) -> str:
     """Normalize a member's name: ``./a//b`` and ``a/b`` are the same."""
     return "/".join(part for part in name.split("/") if part not in {"", "."})
 
 
 def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Name the members relative to the capture's folder, which people pack as ``./`` or with its name."""
-    plain = {_plain_name(name): data for name, data in members.items()}
+    plain = {_normalize_member_name(name): data for name, data in members.items()}
     indexes = sorted((name for name in plain if f"/{name}".endswith(f"/{INDEX}")), key=lambda name: name.count("/"))
     if not indexes:
         raise ValueError(f"no {INDEX} in it")
@@ -316,14 +316,14 @@ def _load_folder(path: Path) -> Evidence:
 
     def read(name: str) -> bytes:
         nonlocal left
-        data = _read_plain(path, name, left)
+        data = _read_regular_file(path, name, left)
         left -= len(data)
         return data
 
     return _decode_evidence(read, path)
 
 
-def _read_plain(folder: Path, name: str, limit: int) -> bytes:
+def _read_regular_file(folder: Path, name: str, limit: int) -> bytes:
     if (folder / "data").is_symlink():
         raise _harmful_error(folder, "data", "is a link, not a folder")
     try:
@@ -376,7 +376,7 @@ def _convert_schema_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
     name, status = row.get("file"), row.get("exit_status")
     outcome: Any = row.get("outcome")
-    if outcome not in get_args(Outcome):
+    if outcome not in get_args(ProbeOutcome):
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
     if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
         raise ValueError("source or error is not text")

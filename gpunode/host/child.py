@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _ISOLATED = ("-I", "-S")
 
 
-def child_command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
+def child_command(module: str, packages: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the command that runs ``module.main()`` with this same gpunode.
 
-    The folders (or the zipapp) of gpunode and ``needs`` are passed on, so it works from an installed environment, a
+    The folders (or the zipapp) of gpunode and ``packages`` are passed on, so it works from an installed environment, a
     source tree on PYTHONPATH and a zipapp.
     """
-    places = dict.fromkeys(_find_path_entry(name) for name in ("gpunode", *needs))
+    places = dict.fromkeys(_find_path_entry(name) for name in ("gpunode", *packages))
     code = f"import sys; sys.path[:0] = sys.argv[1:]; from {module} import main; main()"
     return (sys.executable, *_ISOLATED, "-c", code, *(place for place in places if place))
 
@@ -43,7 +43,7 @@ def _find_path_entry(name: str) -> str:
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
 
 
-def print_answer(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
+def print_answer(make_answer: Callable[[], Mapping[str, object]]) -> NoReturn:
     """Write one JSON object to standard output and exit with status 0.
 
     A driver library that prints does so on standard error meanwhile, and its exit handlers, which can block as any
@@ -52,5 +52,5 @@ def print_answer(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "wb") as file:
-        file.write(json.dumps(ask(), ensure_ascii=True).encode() + b"\n")
+        file.write(json.dumps(make_answer(), ensure_ascii=True).encode() + b"\n")
     os._exit(0)

@@ -21,7 +21,7 @@ from gpunode.host.kubectl import (
     explain_failure,
     failed_groups,
     find_program,
-    is_about_objects,
+    is_object_rejection,
     parse_version,
     refuse_old,
     split_errors,
@@ -340,7 +340,7 @@ class Cluster:
 
     def _parse_result(self, done: FinishedCommand) -> DryRunResult:
         messages = () if done.ok else tuple(split_errors(done.stderr.decode("utf-8", "replace").strip()))
-        if not done.ok and not (messages and is_about_objects(done)):
+        if not done.ok and not (messages and is_object_rejection(done)):
             raise self._error_from(done)
         return DryRunResult(_flatten_documents(done.stdout), messages)
 

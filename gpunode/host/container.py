@@ -153,7 +153,7 @@ def _descriptor(media_type: str, data: bytes) -> dict[str, object]:
     return {"mediaType": media_type, "digest": _digest_of(data), "size": len(data)}
 
 
-QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+UUID_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 # `utility` is what brings nvidia-smi and NVML into a container (NVIDIA container toolkit, driver capabilities).
 _ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
 _PROGRAMS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
@@ -172,7 +172,7 @@ class ContainerCommands:
 
     Attributes:
         load: takes the image from standard input.
-        rescue: removes a container whose run did not end well.
+        force_remove: removes a container whose run did not end well.
         remove: removes all the rest.
     """
 
@@ -180,7 +180,7 @@ class ContainerCommands:
     reference: str
     load: Argv
     run: Argv
-    rescue: tuple[Argv, ...]
+    force_remove: tuple[Argv, ...]
     remove: tuple[Argv, ...]
 
 
@@ -201,9 +201,9 @@ def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-
         load=(*ctr, "images", "import", "-"),
         run=(
             *(*ctr, "run", "--rm", "--runtime", "io.containerd.runc.v2", "--runc-binary", binary),
-            *(*environment, reference, name, *QUERY),
+            *(*environment, reference, name, *UUID_QUERY),
         ),
-        rescue=(
+        force_remove=(
             (*ctr, "tasks", "kill", "--signal", "SIGKILL", name),
             (*ctr, "tasks", "delete", "--force", name),
             (*ctr, "containers", "rm", name),
@@ -234,8 +234,8 @@ def _engine_commands(program: str, token: str, *options: str) -> ContainerComman
         runtime=program,
         reference=reference,
         load=(program, "load", "--quiet"),
-        run=(program, "run", "--rm", "--name", name, "--network", "none", *options, reference, *QUERY),
-        rescue=((program, "rm", "--force", "--volumes", name),),
+        run=(program, "run", "--rm", "--name", name, "--network", "none", *options, reference, *UUID_QUERY),
+        force_remove=((program, "rm", "--force", "--volumes", name),),
         remove=((program, "image", "rm", "--force", reference),),
     )
 
@@ -288,18 +288,21 @@ def check_container(
     runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = TIMEOUT_S
 ) -> ContainerCheck:
     """Run a container, compare its GPUs with ``expected``, and remove everything."""
-    wanted = frozenset(expected)
+    expected = frozenset(expected)
     program = next((path for path in _PROGRAMS if Path(path).exists()), None)
     if program is None:
-        return _failed_check(commands, wanted, "nvidia-smi is not installed on the host, so no runtime can mount it")
+        return _failed_check(commands, expected, "nvidia-smi is not installed on the host, so no runtime can mount it")
     try:
-        archive = build_image(read_libraries(runner, program), os.uname().machine, commands.reference, QUERY)
+        archive = build_image(read_libraries(runner, program), os.uname().machine, commands.reference, UUID_QUERY)
     except (ValueError, OSError) as error:
-        return _failed_check(commands, wanted, f"cannot build an image from this host's files: {error}")
+        return _failed_check(commands, expected, f"cannot build an image from this host's files: {error}")
     loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
         return _failed_check(
-            commands, wanted, _quote_output("the image could not be imported", loaded), _remove_image(runner, commands)
+            commands,
+            expected,
+            _quote_output("the image could not be imported", loaded),
+            _remove_image(runner, commands),
         )
     try:
         ran = runner.run(commands.run, timeout_s=timeout_s)
@@ -307,7 +310,7 @@ def check_container(
         _remove_container(runner, commands)
         raise
     return _judge_run(
-        commands, wanted, ran, _remove_image(runner, commands) if ran.ok else _remove_container(runner, commands)
+        commands, expected, ran, _remove_image(runner, commands) if ran.ok else _remove_container(runner, commands)
     )
 
 
@@ -333,17 +336,17 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
 
 
 def _failed_check(
-    commands: ContainerCommands, wanted: frozenset[str], why: str, leftovers: tuple[str, ...] = ()
+    commands: ContainerCommands, expected: frozenset[str], why: str, leftovers: tuple[str, ...] = ()
 ) -> ContainerCheck:
-    return ContainerCheck(commands.runtime, wanted, failure=why, leftovers=leftovers)
+    return ContainerCheck(commands.runtime, expected, failure=why, leftovers=leftovers)
 
 
 def _judge_run(
-    commands: ContainerCommands, wanted: frozenset[str], ran: FinishedCommand, leftovers: tuple[str, ...]
+    commands: ContainerCommands, expected: frozenset[str], finished: FinishedCommand, leftovers: tuple[str, ...]
 ) -> ContainerCheck:
-    if not ran.ok:
-        return _failed_check(commands, wanted, _quote_output("the container did not run", ran), leftovers)
-    return ContainerCheck(commands.runtime, wanted, seen=parse_uuids(ran.stdout), leftovers=leftovers)
+    if not finished.ok:
+        return _failed_check(commands, expected, _quote_output("the container did not run", finished), leftovers)
+    return ContainerCheck(commands.runtime, expected, seen=parse_uuids(finished.stdout), leftovers=leftovers)
 
 
 def _quote_output(what: str, finished: FinishedCommand) -> str:
@@ -353,7 +356,7 @@ def _quote_output(what: str, finished: FinishedCommand) -> str:
 
 def _remove_container(runner: Runner, commands: ContainerCommands) -> tuple[str, ...]:
     """Remove the container, which may not exist, then the rest; report only failures of the latter."""
-    for argv in commands.rescue:
+    for argv in commands.force_remove:
         runner.run(argv, timeout_s=_REMOVE_TIMEOUT_S)
     return _remove_image(runner, commands)
 

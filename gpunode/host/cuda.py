@@ -134,14 +134,16 @@ class _Driver:
         code = int(function(*arguments))
         if code:
             said = log.value.decode("utf-8", "replace").strip() if log is not None else ""
-            text = self._string("cuGetErrorString", code)
-            raise _CallError(name, code, self._string("cuGetErrorName", code), f"{text}: {said}" if said else text)
+            text = self._error_string("cuGetErrorString", code)
+            raise _CallError(
+                name, code, self._error_string("cuGetErrorName", code), f"{text}: {said}" if said else text
+            )
 
     def has(self, name: str) -> bool:
         """Return whether this driver has the function ``name``."""
         return hasattr(self._library, name)
 
-    def _string(self, function: str, code: int) -> str:
+    def _error_string(self, function: str, code: int) -> str:
         text = ctypes.c_char_p()
         # It fails for a code that it does not know, and then leaves the pointer null.
         self._library[function](ctypes.c_int(code), ctypes.byref(text))
@@ -169,12 +171,12 @@ def _test_gpu(
         row["name"], row["uuid"] = _gpu_name(driver, device), _gpu_uuid(driver, device)
         sums = _add_vectors(driver, device, a, b)
     except _CallError as error:
-        return {**row, "error": _first_error(error).row}
+        return {**row, "error": _original_error(error).row}
     wrong = 0 if sums.tobytes() == expected.tobytes() else sum(x != y for x, y in zip(sums, expected, strict=True))
     return {**row, "passed": wrong == 0, "elements": len(sums), "mismatches": wrong, "error": None}
 
 
-def _first_error(error: _CallError) -> _CallError:
+def _original_error(error: _CallError) -> _CallError:
     """Return the original failure: once a GPU has failed, freeing memory on it fails, too."""
     while isinstance(error.__context__, _CallError):
         error = error.__context__
@@ -215,22 +217,22 @@ def _add_vectors(driver: _Driver, device: ctypes.c_int, a: array[float], b: arra
     return sums
 
 
-def _compile_kernel(driver: _Driver, owned: ExitStack) -> ctypes.c_void_p:
+def _compile_kernel(driver: _Driver, cleanup: ExitStack) -> ctypes.c_void_p:
     log = ctypes.create_string_buffer(8192)
     # CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 (cuda.h, CUjit_option).
     options = (ctypes.c_int * 2)(5, 6)
     values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     driver("cuModuleLoadDataEx", ctypes.byref(module), ctypes.c_char_p(PTX), ctypes.c_uint(2), options, values, log=log)
-    owned.callback(driver, "cuModuleUnload", module)
+    cleanup.callback(driver, "cuModuleUnload", module)
     driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"vector_add"))
     return function
 
 
-def _allocate_memory(driver: _Driver, owned: ExitStack, size: int) -> ctypes.c_uint64:
+def _allocate_memory(driver: _Driver, cleanup: ExitStack, size: int) -> ctypes.c_uint64:
     pointer = ctypes.c_uint64()
     driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
-    owned.callback(driver, "cuMemFree_v2", pointer)
+    cleanup.callback(driver, "cuMemFree_v2", pointer)
     return pointer
 
 

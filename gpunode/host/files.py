@@ -25,10 +25,10 @@ from gpunode.facts.evidence import Capture, Ownership
 from gpunode.host.places import (
     ABSENT,
     ForeignLinkError,
-    OpenPlace,
+    OpenedPath,
     list_names,
     missing_folders,
-    open_place,
+    open_path,
     remove_folders,
     sync_folder,
 )
@@ -55,8 +55,8 @@ def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Ca
         root: the node's root.
     """
     try:
-        with open_place(path, root) as place:
-            return _read_place(place, limit, path)
+        with open_path(path, root) as place:
+            return _read_opened_path(place, limit, path)
     except OSError as error:
         return capture_error(path, error)
 
@@ -70,7 +70,7 @@ def capture_error(source: str, error: OSError) -> Capture:
     return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
-def _read_place(place: OpenPlace, limit: int, source: str) -> Capture:
+def _read_opened_path(place: OpenedPath, limit: int, source: str) -> Capture:
     # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
     status = os.lstat(place.name, dir_fd=place.folder)
     if not stat.S_ISREG(status.st_mode):
@@ -127,8 +127,8 @@ def read_attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], .
     Raises:
         OSError: if there is no such file, or they cannot be read.
     """
-    with open_place(path, root) as place:
-        return _attributes_in(place.folder, place.name)
+    with open_path(path, root) as place:
+        return _read_attributes(place.folder, place.name)
 
 
 PreReplaceCheck: TypeAlias = Callable[[FileState | None], None]
@@ -156,24 +156,24 @@ def replace_file(path: str, state: FileState, *, root: str = "/", precheck: PreR
         ChangeFailed: if it could not be written; nothing has changed.
     """
     try:
-        with open_place(path, root, make=True) as place:
-            _replace_place(place, path, state, precheck)
+        with open_path(path, root, make=True) as place:
+            _replace_opened_path(place, path, state, precheck)
     except OSError as error:
         raise _write_error(path, "written", error) from error
 
 
-def _replace_place(place: OpenPlace, path: str, state: FileState, precheck: PreReplaceCheck) -> None:
+def _replace_opened_path(place: OpenedPath, path: str, state: FileState, precheck: PreReplaceCheck) -> None:
     former = _replaceable_status(place, path)
     _remove_temporary_files(place.folder)
     with _temporary_file(place.folder) as (name, fd):
         _write_metadata_and_content(fd, path, state, place if former else None)
-        precheck(_state_of_place(place, path))
+        precheck(_read_opened_state(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
     _sync_parent(place, f"{path} was replaced, but a power cut may bring the old one back", new=former is None)
 
 
-def _sync_parent(place: OpenPlace, otherwise: str, *, new: bool = False) -> None:
+def _sync_parent(place: OpenedPath, otherwise: str, *, new: bool = False) -> None:
     try:
         for folder in reversed(place.folders if new else place.folders[-1:]):
             sync_folder(folder)
@@ -182,23 +182,23 @@ def _sync_parent(place: OpenPlace, otherwise: str, *, new: bool = False) -> None
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
 
 
-def _state_of_place(place: OpenPlace, path: str) -> FileState | None:
+def _read_opened_state(place: OpenedPath, path: str) -> FileState | None:
     """Return the current state; of an overlong file its beginning, which matches no expectation."""
     _refuse_unless_file(path, place.status())
     with suppress(FileNotFoundError):
-        capture = _read_place(place, _MAX_FILE_BYTES, path)
+        capture = _read_opened_path(place, _MAX_FILE_BYTES, path)
         if capture.ownership is not None:
             return FileState(capture.data, capture.ownership.mode, capture.ownership.uid, capture.ownership.gid)
     return None
 
 
-def _replaceable_status(place: OpenPlace, path: str) -> os.stat_result | None:
+def _replaceable_status(place: OpenedPath, path: str) -> os.stat_result | None:
     """Return the existing file's status, after checking that it may be replaced."""
     status = place.status()
     _refuse_unless_file(path, status)
-    _refuse_sealed(path, place.folder, place.name if status else None)
+    _refuse_immutable(path, place.folder, place.name if status else None)
     if status is not None:
-        _refuse_other_names(path, status)
+        _refuse_hard_links(path, status)
         _refuse_mount_point(path, place.folder, place.name)
     return status
 
@@ -214,7 +214,7 @@ def refuse_unreplaceable(path: str, *, root: str = "/") -> None:
     with suppress(OSError):
         # Where the first missing folder would be made, it is that which must be allowed.
         nearest = next(iter(missing_folders(path, root=root)), path)
-        with open_place(nearest, root) as place:
+        with open_path(nearest, root) as place:
             _replaceable_status(place, nearest)
             _refuse_read_only(nearest, place.folder)
 
@@ -230,7 +230,7 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
 
 def remove_leftovers(path: str, *, root: str = "/") -> None:
     """Remove temporary files of a killed run beside ``path``, and sync what it wrote."""
-    with suppress(OSError), open_place(path, root) as place:
+    with suppress(OSError), open_path(path, root) as place:
         _remove_temporary_files(place.folder)
         for folder in place.folders:
             sync_folder(folder)
@@ -259,7 +259,7 @@ def _temporary_file(folder: int) -> Iterator[tuple[str, int]]:
             os.unlink(name, dir_fd=folder)
 
 
-def _write_metadata_and_content(fd: int, path: str, state: FileState, former: OpenPlace | None) -> None:
+def _write_metadata_and_content(fd: int, path: str, state: FileState, former: OpenedPath | None) -> None:
     """Write flags, content, owner, attributes and mode, in this order.
 
     btrfs takes the flag C of an empty file alone; a change of owner clears capabilities and set-id bits.
@@ -269,9 +269,9 @@ def _write_metadata_and_content(fd: int, path: str, state: FileState, former: Op
     write_all(fd, state.content)
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
-        _keep_attributes(path, _attributes_in(former.folder, former.name), fd)
+        _restore_attributes(path, _read_attributes(former.folder, former.name), fd)
     elif state.xattrs:
-        _keep_attributes(path, state.xattrs, fd)
+        _restore_attributes(path, state.xattrs, fd)
     os.fchmod(fd, state.mode)
     os.fsync(fd)
 
@@ -290,25 +290,25 @@ def make_parents(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
         ChangeFailed: if one could not be made.
     """
     try:
-        with open_place(path, root, make=True) as place:
+        with open_path(path, root, make=True) as place:
             return place.path, tuple(place.made)
     except OSError as error:
         raise _write_error(path, "prepared", error, "") from error
 
 
-def remove_empty(folders: Sequence[str], *, root: str = "/") -> None:
+def remove_empty_folders(folders: Sequence[str], *, root: str = "/") -> None:
     """Remove those of ``folders``, outermost first, that are empty.
 
     Raises:
         ChangeFailed: if one could not be removed.
     """
     for path in reversed(folders):
-        _remove_empty(path, root)
+        _remove_if_empty(path, root)
 
 
-def _remove_empty(path: str, root: str) -> None:
+def _remove_if_empty(path: str, root: str) -> None:
     try:
-        with open_place(path, root) as place:
+        with open_path(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)
             sync_folder(place.folder)
     except OSError as error:
@@ -329,9 +329,9 @@ def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = _acce
         ChangeFailed: if it could not be removed; nothing has changed.
     """
     try:
-        with open_place(path, root) as place:
+        with open_path(path, root) as place:
             if _replaceable_status(place, path) is not None:
-                precheck(_state_of_place(place, path))
+                precheck(_read_opened_state(place, path))
                 os.unlink(place.name, dir_fd=place.folder)
                 _sync_parent(place, f"{path} was removed, but a power cut may bring it back")
     except OSError as error:
@@ -349,7 +349,7 @@ def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[st
         ChangeFailed: if it could not be written.
     """
     try:
-        with open_place(path, root, make=True) as place:
+        with open_path(path, root, make=True) as place:
             try:
                 with _temporary_file(place.folder) as (name, fd):
                     write_all(fd, content)
@@ -402,7 +402,7 @@ _KEPT_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x
 _LEFT_UNCHANGED = "it was left as it is"
 
 
-def _attributes_in(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
+def _read_attributes(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
     """Return the extended attributes not bound to the current content. Raises OSError."""
     # By way of /proc, since the calls on a name cannot start at an open folder.
     path = f"/proc/self/fd/{folder}/{name}"
@@ -419,7 +419,7 @@ def _list_attributes(path: str) -> list[str]:
         raise
 
 
-def _keep_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
+def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
     """Set the ``wanted`` attributes, and remove an ACL inherited from the folder.
 
     Raises:
@@ -479,7 +479,7 @@ def _read_flags(fd: int) -> int:
         return 0
 
 
-def _refuse_sealed(path: str, folder: int, name: str | None) -> None:
+def _refuse_immutable(path: str, folder: int, name: str | None) -> None:
     """Refuse if the file (None if there is none yet) or its folder is sealed.
 
     In an append-only folder not even a temporary file could be removed again.
@@ -487,12 +487,12 @@ def _refuse_sealed(path: str, folder: int, name: str | None) -> None:
     Raises:
         Refused: if it is immutable, append-only, or sealed by fs-verity.
     """
-    _refuse_flags(path.rpartition("/")[0] or "/", folder, ".")
+    _refuse_immutable_flags(path.rpartition("/")[0] or "/", folder, ".")
     if name is not None:
-        _refuse_flags(path, folder, name)
+        _refuse_immutable_flags(path, folder, name)
 
 
-def _refuse_flags(path: str, folder: int, name: str) -> None:
+def _refuse_immutable_flags(path: str, folder: int, name: str) -> None:
     with _open_for_flags(folder, name) as fd:
         flags = _read_flags(fd)
     for bit, letter, what in ((_IMMUTABLE, "i", "is immutable"), (_APPEND_ONLY, "a", "may only be added to")):
@@ -506,11 +506,11 @@ def _refuse_flags(path: str, folder: int, name: str) -> None:
         raise Refused(
             f"{path} is sealed by fs-verity",
             why=f"the new file would not be sealed, and programs that rely on it would not notice; {_LEFT_UNCHANGED}",
-            hint=f"if it may change, make it an ordinary file, then run the command again:\n{_copy_command(path)}",
+            hint=f"if it may change, make it an ordinary file, then run the command again:\n{_split_off_command(path)}",
         )
 
 
-def _refuse_other_names(path: str, status: os.stat_result) -> None:
+def _refuse_hard_links(path: str, status: os.stat_result) -> None:
     """Refuse if the file has other hard links, which the new one would lose.
 
     Raises:
@@ -521,11 +521,11 @@ def _refuse_other_names(path: str, status: os.stat_result) -> None:
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
             why=f"only this name would get the new content, the others would keep the old; {_LEFT_UNCHANGED}",
             hint=f"list the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
-            f"and to make this one a separate file:\n  {_copy_command(path)}\nthen run the command again",
+            f"and to make this one a separate file:\n  {_split_off_command(path)}\nthen run the command again",
         )
 
 
-def _copy_command(path: str) -> str:
+def _split_off_command(path: str) -> str:
     own = f"{path}.own"
     return f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
 

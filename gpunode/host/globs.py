@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 
-from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.host.files import capture_error, make_ownership, read_file
 from gpunode.host.places import ABSENT, list_names, open_folder, read_link_target, split_path
 
 
 def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
-    """Find the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_found``.
+    """Find the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_matches``.
 
     Without matches the outcome is ok and the data empty. If a folder cannot be listed, the outcome is denied or failed,
     and the data holds the matches found elsewhere.
@@ -26,7 +26,7 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
         root: the node's root.
     """
     problems: list[OSError] = []
-    found = encode_found(iter(_walk_pattern("", split_path(pattern), limit if contents else None, root, problems)))
+    found = encode_matches(iter(_walk_pattern("", split_path(pattern), limit if contents else None, root, problems)))
     if problems:
         worst = capture_error(pattern, problems[0])
         return Capture(pattern, worst.outcome, found, f"{problems[0].filename}: {worst.error}")
@@ -35,7 +35,7 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
 
 def _walk_pattern(
     above: str, todo: list[str], limit: int | None, root: str, problems: list[OSError]
-) -> Iterable[Found]:
+) -> Iterable[GlobMatch]:
     *later, part = todo
     if later and not _is_pattern(part):
         return _walk_pattern(f"{above}/{part}", later, limit, root, problems)
@@ -74,12 +74,12 @@ def _matching_names(folder: int, part: str) -> list[str]:
     return [name for name in list_names(folder) if fnmatch.fnmatchcase(name, part) and hidden == name.startswith(".")]
 
 
-def _make_match(path: str, name: str, folder: int, limit: int | None, root: str) -> Found:
+def _make_match(path: str, name: str, folder: int, limit: int | None, root: str) -> GlobMatch:
     link = read_link_target(name, folder)
     if limit is not None:
         capture = read_file(path, limit, root=root)
         data = capture.data if capture.outcome == "ok" else None
-        return Found(path, link, data, capture.ownership, denied=capture.outcome == "denied")
+        return GlobMatch(path, link, data, capture.ownership, denied=capture.outcome == "denied")
     with suppress(OSError):
-        return Found(path, link, None, None if link else make_ownership(os.lstat(name, dir_fd=folder)))
-    return Found(path, link)
+        return GlobMatch(path, link, None, None if link else make_ownership(os.lstat(name, dir_fd=folder)))
+    return GlobMatch(path, link)

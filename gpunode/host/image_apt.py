@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.change import PackageChange
-from gpunode.facts.evidence import decode_found
+from gpunode.facts.evidence import decode_matches
 from gpunode.host import files, globs
 from gpunode.host.apt import SIMULATE, UNATTENDED
 from gpunode.host.process import Runner
@@ -88,7 +88,7 @@ def _copy_state(root: str, folder: Path, native: str) -> None:
     for pattern in _COPIED_FILES:
         for path in (
             one.path
-            for one in decode_found(globs.find_matches(pattern, _MAX_FILE_BYTES, contents=False, root=root).data)
+            for one in decode_matches(globs.find_matches(pattern, _MAX_FILE_BYTES, contents=False, root=root).data)
         ):
             capture = files.read_file(path, left, root=root)
             left -= len(capture.data)

@@ -311,7 +311,7 @@ def version_skew_warning(client: str, server: str) -> str:
     )
 
 
-def is_about_objects(done: FinishedCommand) -> bool:
+def is_object_rejection(done: FinishedCommand) -> bool:
     """Return whether the API server answered, and rejected some of the objects."""
     output = clean_output(done)
     signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER, _CERTIFICATE)

@@ -29,7 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts import machine
-from gpunode.facts.evidence import Capture, Outcome, Probe
+from gpunode.facts.evidence import Capture, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
@@ -107,7 +107,7 @@ class LocalHost:
         """Return the distribution; see ``port.HostView.read_live_distribution``."""
         return read_live_distribution(self.root)
 
-    def wait_until_alone(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until neither cloud-init nor a package manager is busy; cloud-init may itself have started gpunode.
 
         Raises:
@@ -117,9 +117,9 @@ class LocalHost:
             from gpunode.host.cloud_init import wait_until_done
 
             wait_until_done(self.runner, self._lock_timeout_s, self._on_progress)
-        self.wait_for_others()
+        self.wait_for_package_managers()
 
-    def wait_for_others(self) -> None:
+    def wait_for_package_managers(self) -> None:
         """Wait until no other program changes packages, including one that a killed gpunode left behind.
 
         Raises:
@@ -160,9 +160,9 @@ class LocalHost:
 
         return workloads.find_workloads() if self.root == "/" else Workloads()
 
-    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Check the candidates with the runtime's own parser; see ``runtime.check_candidates``."""
-        return runtime.check_candidates(self.runner, expectation, changes)
+    def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+        """Check the candidates with the runtime's own parser; see ``runtime.check_candidate_files``."""
+        return runtime.check_candidate_files(self.runner, expectation, changes)
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
         """Check the written files with the runtime's own parser; see ``runtime.check_written``."""
@@ -174,7 +174,7 @@ class LocalHost:
         if not (said := runtime.find_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
         unit = runtime_row(expectation.runtime).unit
-        words = self.services.last_words(unit, since)
+        words = self.services.last_log_lines(unit, since)
         raise ChangeFailed(
             f"{unit} did not accept its new configuration",
             why=said + (f"; its last lines:\n{words}" if words else ""),
@@ -185,19 +185,19 @@ class LocalHost:
         """Return the container runtime's configuration; see ``runtime.read_effective``."""
         return runtime.read_effective(self.runner, name)
 
-    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
+    def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
-        from gpunode.host.mok import demand_password  # a node with nothing to do never gets here
+        from gpunode.host.mok import read_chosen_password  # a node with nothing to do never gets here
         from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
 
         refuse_full_boot(changes, self.root)
         refuse_removal_without_room(changes, self.root)
-        self._mok_password = demand_password(changes, self.mok_password_file)
+        self._mok_password = read_chosen_password(changes, self.mok_password_file)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
 
-    def note_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
+    def describe_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
         """Return a sentence for each file of ``changes`` that gpunode writes and whose path has a symbolic link."""
         told: list[str] = []
         written = (change.path for change in FileChange.among(changes) if not change.is_generated)
@@ -212,7 +212,7 @@ class LocalHost:
         if not isinstance(change, FileChange) or change.is_generated:
             return change
         if isinstance(key := change.after, SigningKey):
-            with self._fit_for_packages():
+            with self._prepared_root():
                 data = self.packages.fetch(key.url, _KEY_LIMIT_BYTES)
             change = replace(change, after=FileState(openpgp.keyring(data, key), key.mode))
         try:
@@ -229,7 +229,7 @@ class LocalHost:
         """Apply ``changes`` in order; consecutive package changes are one transaction."""
         for kind, group in groupby(changes, type):
             if kind is PackageChange:
-                with self._fit_for_packages():
+                with self._prepared_root():
                     self.packages.transact(PackageChange.among(group))
             else:
                 for change in group:
@@ -270,7 +270,7 @@ class LocalHost:
             else:
                 files.replace_file(change.path, after, root=self.root, precheck=partial(_refuse_edited_file, change))
         if after is None:
-            files.remove_empty(change.folders, root=self.root)
+            files.remove_empty_folders(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
         if self.root != "/":
@@ -314,10 +314,10 @@ class LocalHost:
         from gpunode.host.package_manager import UNATTENDED
 
         # A repair of packages, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
-        self.wait_for_others()
-        with self._fit_for_packages():
+        self.wait_for_package_managers()
+        with self._prepared_root():
             done = self.runner.run(
-                change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
+                change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, survives_gpunode=True
             )
         if not done.ok:
             raise _command_error(done, f"{change.subject} failed ({change.purpose})")
@@ -329,21 +329,21 @@ class LocalHost:
             same = tuple(group)
             match kind:
                 case "index-refresh":
-                    settled += self._refresh(same)
+                    settled += self._refresh_index(same)
                 case "initramfs":
-                    settled += self._initramfs(same)
+                    settled += self._rebuild_initramfs(same)
                 case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
                     settled += self.services.settle(same)
                 case _:
                     assert_never(kind)
         return tuple(settled)
 
-    def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+    def _refresh_index(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         gone = {one for one in triggers if one.target and self._is_absent(one.target)}
         left = [one for one in triggers if one not in gone]
         started = monotonic()
         if left:
-            with self._fit_for_packages():
+            with self._prepared_root():
                 self.packages.refresh([one.target for one in left if one.target])
         seconds = monotonic() - started
         for one in triggers:
@@ -352,21 +352,21 @@ class LocalHost:
     def _is_absent(self, path: str) -> bool:
         return files.read_file(path, root=self.root).outcome == "absent"
 
-    def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+    def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
-        self.wait_for_others()
+        self.wait_for_package_managers()
         argv = SYSTEMS[0].rebuild_initramfs("all")
         if self.root == "/":
             wait_until_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
-        with self._fit_for_packages():
-            done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
+        with self._prepared_root():
+            done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, survives_gpunode=True)
         if not done.ok and not done.missing:
             raise _command_error(done, "the initramfs could not be rebuilt")
         skipped = f"{argv[0]} is not installed" if done.missing else ""
         yield from (TriggerResult(one, done.seconds, skipped) for one in triggers)
 
     @contextmanager
-    def _fit_for_packages(self) -> Iterator[None]:
+    def _prepared_root(self) -> Iterator[None]:
         from gpunode.host import chroot
 
         with chroot.prepare_root(self.runner):
@@ -378,7 +378,7 @@ _SIGNALLED = 128
 
 
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
-    outcome: Outcome = "ok"
+    outcome: ProbeOutcome = "ok"
     error = finished.stderr.decode("utf-8", "replace")
     if finished.missing:
         return Capture(probe.source, "absent", error=error)
@@ -448,7 +448,7 @@ def read_live_distribution(root: str = "/") -> Distro | None:
 
     for path in machine.PATHS:
         try:
-            with places.open_place(path, root) as place:
+            with places.open_path(path, root) as place:
                 if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
                     continue
                 file = f"/proc/self/fd/{place.folder}/{place.name}"

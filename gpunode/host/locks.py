@@ -21,7 +21,7 @@ _FLOCK = "hhqqi0q"
 _POLL_S = 0.2
 _MAX_COMMAND = 160
 # In the environment of every package manager that gpunode starts, and so in that of all that they start.
-ORIGIN_MARK = ("GPUNODE_STARTED", "1")
+ORIGIN_VARIABLE = ("GPUNODE_STARTED", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolde
         path,
         pid,
         _read_command_line(pid, proc),
-        "=".join(ORIGIN_MARK).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
+        "=".join(ORIGIN_VARIABLE).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
     )
 
 
@@ -139,8 +139,8 @@ def wait_until_free(
 
 
 def wait_while(
-    who: Callable[[], LockHolder | None],
-    say: Callable[[LockHolder], str],
+    get_holder: Callable[[], LockHolder | None],
+    describe: Callable[[LockHolder], str],
     error: Callable[[LockHolder, float], Busy],
     deadline: float,
     on_progress: OnProgress,
@@ -149,11 +149,11 @@ def wait_while(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until ``who`` returns None.
+    """Wait until ``get_holder`` returns None.
 
     Args:
-        who: called repeatedly.
-        say: returns the progress message.
+        get_holder: called repeatedly.
+        describe: returns the progress message.
         error: makes the error raised at ``deadline``, given the seconds waited.
         deadline: on ``clock``.
         on_progress: called with the message.
@@ -162,11 +162,11 @@ def wait_while(
         sleep: waits for some seconds.
     """
     started = clock()
-    while found := who():
+    while found := get_holder():
         now = clock()
         if now >= deadline:
             raise error(found, now - started)
-        detail = f"up to {deadline - started:.0f} s: {say(found)}"
+        detail = f"up to {deadline - started:.0f} s: {describe(found)}"
         on_progress(Progress("wait", 100 * (now - started) / (deadline - started), detail))
         sleep(min(poll_s, deadline - now))
 
@@ -203,15 +203,15 @@ def wait_until_ended(
 
 def wait_for(
     seconds: float,
-    say: Callable[[], str],
+    describe: Callable[[], str],
     on_progress: OnProgress,
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until ``say`` returns an empty reason, or ``seconds`` have passed."""
+    """Wait until ``describe`` returns an empty reason, or ``seconds`` have passed."""
     rounds = math.ceil(seconds / _POLL_S)
     for number in range(rounds):
-        if not (reason := say()):
+        if not (reason := describe()):
             return
         on_progress(Progress("wait", 100 * number / rounds, reason))
         sleep(seconds / rounds)

@@ -22,7 +22,7 @@ _NO_SUCH_PROFILE = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parte
 
 def child_argv() -> tuple[str, ...]:
     """Return the command of the child program."""
-    return child_command("gpunode.host.mig", needs=("pynvml",))
+    return child_command("gpunode.host.mig", packages=("pynvml",))
 
 
 def read_instances(nvml: Any, device: Any) -> list[dict[str, object]]:
@@ -119,9 +119,9 @@ def apply_layout(request: dict[str, Any]) -> dict[str, object]:
         return {"result": "failed", "doing": doing[-1], "code": error.value, "text": str(error)}
 
 
-def _set_layout(nvml: Any, device: Any, now: dict[str, object], after: dict[str, Any], doing: list[str]) -> str:
+def _set_layout(nvml: Any, device: Any, current: dict[str, object], after: dict[str, Any], doing: list[str]) -> str:
     wanted = int(after["enabled"])
-    if now != after and now["enabled"]:
+    if current != after and current["enabled"]:
         doing.append("remove its MIG instances")
         _destroy_instances(nvml, device)
     modes = nvml.nvmlDeviceGetMigMode(device)
@@ -131,7 +131,7 @@ def _set_layout(nvml: Any, device: Any, now: dict[str, object], after: dict[str,
         modes = nvml.nvmlDeviceGetMigMode(device)
     if modes[0] != wanted:
         return "pending"
-    if now != after:
+    if current != after:
         by_name = (
             {_short_profile_name(profile): profile for profile in _gpu_profiles(nvml, device)}
             if after["instances"]

@@ -40,7 +40,9 @@ def apply_mig_change(runner: Runner, change: MigChange) -> None:
 
 def _run_child(runner: Runner, change: MigChange) -> Mapping[str, object]:
     request = {"gpu": change.gpu, "before": _encode_layout(change.before), "after": _encode_layout(change.after)}
-    done = runner.run(mig.child_argv(), timeout_s=mig.TIMEOUT_S, stdin=json.dumps(request).encode(), outlives=True)
+    done = runner.run(
+        mig.child_argv(), timeout_s=mig.TIMEOUT_S, stdin=json.dumps(request).encode(), survives_gpunode=True
+    )
     if done.timed_out:
         return {"text": nvml.describe_hang("a call into the NVIDIA driver", f"no answer within {mig.TIMEOUT_S:g} s")}
     try:

@@ -33,7 +33,7 @@ def is_import(change: Change) -> bool:
     return change.runs("mokutil", "--import")
 
 
-def demand_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
+def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
     """Return the chosen password of an enrolment among ``changes``; empty where there is none, or one is to be made.
 
     Read before anything changes, and once: what a pipe holds is gone then.

@@ -30,7 +30,7 @@ ERROR_PREFIX: Final = "gpunode cannot isolate the command: "
 _NAMESPACES: Final = 0x20000 | 0x20000000 | 0x8000000 | 0x4000000  # CLONE_NEWNS, NEWPID, NEWIPC, NEWUTS
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _REC, _PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
-_OPTIONS: Final = {
+_MOUNT_FLAGS: Final = {
     "ro": _RDONLY,
     "nosuid": _NOSUID,
     "nodev": _NODEV,
@@ -50,8 +50,8 @@ _KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
-_READ_ONLY: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
-_HIDDEN: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+_READ_ONLY_PROC: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_HIDDEN_PROC: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
 # Keys belong to a user id, and no namespace here separates those: root's, such as Kerberos tickets and those of
 # encrypted folders, would be the command's. In a user namespace of its own it would have every capability again.
 # Sources: <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
@@ -191,7 +191,7 @@ def _mounts_below(root: str) -> Iterator[tuple[str, int]]:
         for mark in (b"040", b"011", b"012", b"134"):  # proc(5): as octal numbers, the backslash too
             place = place.replace(b"\\" + mark, bytes((int(mark, 8),)))
         if place == os.fsencode(root) or place.startswith(os.fsencode(f"{root}/")):
-            yield os.fsdecode(place), sum(_OPTIONS.get(word, 0) for word in os.fsdecode(row[5]).split(","))
+            yield os.fsdecode(place), sum(_MOUNT_FLAGS.get(word, 0) for word in os.fsdecode(row[5]).split(","))
 
 
 def _is_folder(path: str) -> bool:
@@ -206,10 +206,10 @@ def _is_folder(path: str) -> bool:
 
 
 def _restrict_proc() -> None:
-    for name in _READ_ONLY:
+    for name in _READ_ONLY_PROC:
         if os.path.lexists(f"proc/{name}"):
             _bind_mount(f"proc/{name}", f"proc/{name}", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
-    for name in _HIDDEN:
+    for name in _HIDDEN_PROC:
         path = f"proc/{name}"
         if os.path.isdir(path):
             _mount_filesystem("tmpfs", path, "tmpfs", _RDONLY | _NOSUID | _NODEV | _NOEXEC)

@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 def child_argv() -> tuple[str, ...]:
     """Return the command of the child program."""
-    return child_command("gpunode.host.nvml", needs=("pynvml",))
+    return child_command("gpunode.host.nvml", packages=("pynvml",))
 
 
 def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:

@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 
 from gpunode.host import places
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Larger than any file that gpunode writes: one that somebody else puts there must not fill the memory.
 _MAX_BYTES = 64 << 20
 ContentWriter: TypeAlias = Callable[[IO[bytes]], object]
@@ -97,7 +97,7 @@ class OutputFolder:
         """Return the names in the inner folder ``name``, sorted; none if it is not there."""
         return places.list_names(self._folders[name]) if self.enter(name) else []
 
-    def is_there(self, path: str) -> bool:
+    def has_entry(self, path: str) -> bool:
         """Return whether there is anything at ``path``."""
         return path.rpartition("/")[2] in self.names(path.rpartition("/")[0])
 
@@ -208,7 +208,7 @@ def write_folder(path: Path, members: Mapping[str, bytes]) -> None:
             try:
                 _write_members(folder, members)
                 os.rename(draft, path.name, src_dir_fd=above, dst_dir_fd=above)
-                _refuse_swapped(path.name, above, folder)
+                _refuse_replaced_folder(path.name, above, folder)
             except BaseException:
                 _remove_members(folder, members)
                 with suppress(OSError):
@@ -260,7 +260,7 @@ def _draft_name(name: str) -> str:
 
 
 def _create_draft(name: str, folder: int, write: ContentWriter, mode: int) -> None:
-    with os.fdopen(os.open(name, _NEW, 0o600, dir_fd=folder), "wb") as file:
+    with os.fdopen(os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=folder), "wb") as file:
         write(file)
         file.flush()
         os.fchmod(file.fileno(), mode)  # whatever the umask: another user's program may read it
@@ -292,16 +292,16 @@ def _claim_folder(name: str, above: int) -> Iterator[int]:
     with _open_new_folder(name, above) as folder:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.list_names(folder):
-            raise _swapped_error()
+            raise _replaced_folder_error()
         yield folder
 
 
-def _refuse_swapped(name: str, above: int, folder: int) -> None:
+def _refuse_replaced_folder(name: str, above: int, folder: int) -> None:
     if not os.path.samestat(os.lstat(name, dir_fd=above), os.fstat(folder)):
-        raise _swapped_error()
+        raise _replaced_folder_error()
 
 
-def _swapped_error() -> OSError:
+def _replaced_folder_error() -> OSError:
     return OSError(errno.EPERM, "somebody with write access to its folder replaced it meanwhile")
 
 

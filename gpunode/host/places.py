@@ -19,7 +19,7 @@ ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 @dataclass(slots=True)
-class OpenPlace:
+class OpenedPath:
     """A resolved path: an open folder and a name in it.
 
     Attributes:
@@ -170,12 +170,12 @@ def split_path(path: str) -> list[str]:
 
 
 @contextmanager
-def open_place(path: str, root: str, *, make: bool = False) -> Iterator[OpenPlace]:
+def open_path(path: str, root: str, *, make: bool = False) -> Iterator[OpenedPath]:
     """Resolve ``path`` inside ``root``; the last component may be missing, and with ``make`` its folders.
 
     On an error, folders that were made are removed again if they are empty.
     """
-    place = OpenPlace([_open_folder(root)])
+    place = OpenedPath([_open_folder(root)])
     try:
         _walk_path(place, path, make=make)
         yield place
@@ -201,7 +201,7 @@ class _OwnerCheck:
     link: str
     owner: int
 
-    def check(self, place: OpenPlace) -> None:
+    def check(self, place: OpenedPath) -> None:
         """Raise unless the target exists and belongs to the owner."""
         is_folder = place.name == "." and not place.is_missing
         status = os.fstat(place.folder) if is_folder else place.status()
@@ -209,7 +209,7 @@ class _OwnerCheck:
             raise ForeignLinkError(self.link, self.owner)
 
 
-def _walk_path(place: OpenPlace, path: str, *, make: bool = False, pretend: bool = False) -> None:
+def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: bool = False) -> None:
     todo: list[str | _OwnerCheck] = [*split_path(path)]
     links = 0
     while todo:
@@ -256,7 +256,7 @@ def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
     Raises:
         OSError: if it is not a folder, or cannot be entered.
     """
-    with open_place(f"{path}/.", root) as place:
+    with open_path(f"{path}/.", root) as place:
         if place.name != ".":
             place.enter(place.name)
         yield place.folder
@@ -275,7 +275,7 @@ def resolve_path(path: str, *, root: str = "/", pretend: bool = False) -> str:
     """
     if pretend:
         return _look_up(path, root).path
-    with open_place(path, root) as place:
+    with open_path(path, root) as place:
         return place.path
 
 
@@ -288,12 +288,13 @@ def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
     return tuple(_look_up(path, root).missing)
 
 
-def _look_up(path: str, root: str) -> OpenPlace:
-    place = OpenPlace([_open_folder(root)])
+def _look_up(path: str, root: str) -> OpenedPath:
+    place = OpenedPath([_open_folder(root)])
     try:
         _walk_path(place, path, pretend=True)
         if path.endswith("/."):
-            place.enter(place.name, pretend=True)
+            last, place.name = place.name, "."
+            place.enter(last, pretend=True)
     finally:
         place.close()
     return place
@@ -302,5 +303,5 @@ def _look_up(path: str, root: str) -> OpenPlace:
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
     """Remove the folders that were created for a file, unless they contain something else."""
     for path in reversed(made):
-        with suppress(OSError), open_place(path, root) as place:
+        with suppress(OSError), open_path(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)

@@ -105,7 +105,7 @@ class HostView(Protocol):
 class Host(HostView, Protocol):
     """A node that can be changed."""
 
-    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
+    def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse if a file among ``changes`` cannot be replaced or removed without loss.
 
         Raises:
@@ -122,7 +122,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+    def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
         """Let the runtime's own parser read its files as ``changes`` would leave them, and compare the result.
 
         Returns:

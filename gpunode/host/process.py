@@ -56,10 +56,10 @@ class OutputStream:
         self.kept += chunk[:room]
         self.dropped += max(0, len(chunk) - room)
         if self._on_line is not None:
-            self._tell(chunk, self._on_line)
+            self._report_lines(chunk, self._on_line)
         return bool(chunk)
 
-    def _tell(self, chunk: bytes, on_line: OnLine) -> None:
+    def _report_lines(self, chunk: bytes, on_line: OnLine) -> None:
         *lines, rest = (self._line + chunk).split(b"\n")
         if not chunk or len(rest) > _MAX_LINE:
             lines, rest = ([*lines, rest] if rest else lines), bytearray()
@@ -72,10 +72,10 @@ class OutputStream:
 class OutputPump:
     """Reader of a running command's streams, which ends the command at its timeout."""
 
-    def __init__(self, process: Any, streams: Sequence[OutputStream], *, hurried: bool = False) -> None:
+    def __init__(self, process: Any, streams: Sequence[OutputStream], *, is_hurried: bool = False) -> None:
         self._process = process
-        self._patience_s = (_READER_PATIENCE_S,) * 2 if hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
-        self._bounded = tuple(streams) if hurried else ()
+        self._patience_s = (_READER_PATIENCE_S,) * 2 if is_hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
+        self._bounded = tuple(streams) if is_hurried else ()
         self._exited_at: float | None = None
         self._selector = selectors.DefaultSelector()
         for stream in streams:
@@ -96,9 +96,9 @@ class OutputPump:
 
     def run(self, deadline: float) -> bool:
         """Read until the command has ended; return False if it was ended at ``deadline``."""
-        if self._until(deadline, _PIPE_PATIENCE_S):
+        if self._pump_until(deadline, _PIPE_PATIENCE_S):
             return True
-        has_said_enough = self._has_said_enough()
+        has_said_enough = self._has_exceeded_limit()
         self._end_group()
         return has_said_enough
 
@@ -111,23 +111,23 @@ class OutputPump:
         """End the whole process group: by SIGTERM, then by SIGKILL."""
         to_end, to_die = self._patience_s
         self._signal_group(signal.SIGTERM)
-        self._until(time.monotonic() + to_end, to_end)
+        self._pump_until(time.monotonic() + to_end, to_end)
         self._signal_group(signal.SIGKILL)
         # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
-        if self._until(time.monotonic() + to_die, _PIPE_PATIENCE_S):
+        if self._pump_until(time.monotonic() + to_die, _PIPE_PATIENCE_S):
             self._process.wait()
 
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _until(self, deadline: float, linger: float) -> bool:
+    def _pump_until(self, deadline: float, linger: float) -> bool:
         """Read until the command has ended and its pipes are closed, or ``linger`` seconds have passed since its end.
 
         Returns:
             True if it has ended; False at ``deadline``, or if it exceeded its output limit.
         """
-        was_enough = self._has_said_enough()
+        was_enough = self._has_exceeded_limit()
         while True:
             now = time.monotonic()
             if self._exited_at is None and self._has_exited():
@@ -138,11 +138,11 @@ class OutputPump:
                 end, ended = self._exited_at + linger, True
                 if not any(key.data is not None for key in self._selector.get_map().values()):
                     return True
-            if now >= end or (not ended and not was_enough and self._has_said_enough()):
+            if now >= end or (not ended and not was_enough and self._has_exceeded_limit()):
                 return ended
             self._read(end - now)
 
-    def _has_said_enough(self) -> bool:
+    def _has_exceeded_limit(self) -> bool:
         return any(stream.dropped for stream in self._bounded)
 
     def _has_exited(self) -> bool:
@@ -241,7 +241,7 @@ class Runner:
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
-        outlives: bool = False,
+        survives_gpunode: bool = False,
         only_reads: bool = False,
     ) -> FinishedCommand:
         """Run a command to its end or, after ``timeout_s``, end its whole process group.
@@ -257,26 +257,26 @@ class Runner:
             limit_bytes: how much of each output stream is kept.
             on_line: called with each line of standard output and standard error as it comes.
             status: called with each line of the status pipe.
-            outlives: if gpunode is killed, it continues undisturbed; others die of SIGPIPE at their next line.
+            survives_gpunode: if gpunode is killed, it continues undisturbed; others die of SIGPIPE at their next line.
             only_reads: after its timeout it gets half a second to end instead of five, and it is ended once it has
                 printed more than ``limit_bytes``.
         """
-        if not self._agreed():
+        if not self._may_run():
             return FinishedCommand(tuple(argv), 127, b"", f"programs of {self.root} are not run".encode(), 0.0, False)
-        with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
-            finished = self._ended(
+        with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=survives_gpunode) as fd:
+            finished = self._run_to_end(
                 argv, fd, _make_environment(env), timeout_s, limit_bytes, on_line, status, only_reads
             )
-        self._note(finished)
+        self._log_command(finished)
         return finished
 
-    def _agreed(self) -> bool:
+    def _may_run(self) -> bool:
         """Return whether programs of the root may be run; ``consent`` raises if the user declines."""
         if self.root != "/" and self.consent is not None:
             self.consent()
         return self.root == "/" or self.consent is not None
 
-    def _ended(
+    def _run_to_end(
         self,
         argv: Sequence[str],
         fd: _Descriptors,
@@ -290,7 +290,7 @@ class Runner:
         """Run the command on the descriptors ``fd``."""
         started, timed_out = time.monotonic(), False
         words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-        whole = words if self.root == "/" else self._isolated(words)
+        whole = words if self.root == "/" else self._isolate(words)
         spawn = only_reads and status is None
         child = _start_process(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status, spawn=spawn)
         fd.close_childs()
@@ -299,14 +299,14 @@ class Runner:
             code, said = child.exit_status, child.why.encode("utf-8", "replace")
         else:
             streams = [out, err] if status is None else [out, err, OutputStream(fd.status, 0, status)]
-            with OutputPump(child, streams, hurried=only_reads) as pump:
+            with OutputPump(child, streams, is_hurried=only_reads) as pump:
                 timed_out = not pump.run(started + timeout_s)
                 code = 124 if timed_out else pump.exit_status()
             said = bytes(err.kept)
         took, dropped = time.monotonic() - started, out.dropped + err.dropped
         return FinishedCommand(words, code, bytes(out.kept), said, took, timed_out, dropped)
 
-    def _note(self, finished: FinishedCommand) -> None:
+    def _log_command(self, finished: FinishedCommand) -> None:
         """Log the command.
 
         Raises:
@@ -317,7 +317,7 @@ class Runner:
         if self.root != "/":
             self._refuse_unisolated(finished)
 
-    def _isolated(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+    def _isolate(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         from gpunode.host import namespaces
 
         return namespaces.isolated_command(self.root, argv, policy=self.places.policy, resolver=self.places.resolver)
@@ -366,15 +366,15 @@ class _Descriptors:
     def __init__(self, stdin: bytes, *, with_status: bool, relayed: bool) -> None:
         self._open: set[int] = set()
         self._relays: list[Any] = []
-        self.stdin = self._input(stdin)
-        channel = self._relayed if relayed else self._pipe
+        self.stdin = self._open_stdin(stdin)
+        channel = self._relayed_pipe if relayed else self._pipe
         self.out, self.child_out = channel()
         self.err, self.child_err = channel()
         self.status, self.child_status = channel() if with_status else (-1, -1)
         if with_status:
             os.set_inheritable(self.child_status, True)
 
-    def _input(self, data: bytes) -> int:
+    def _open_stdin(self, data: bytes) -> int:
         """Make standard input a file in memory: unlike a pipe it needs no writer, so nothing can deadlock."""
         fd = os.memfd_create("stdin") if data else os.open(os.devnull, os.O_RDONLY)
         self._open.add(fd)
@@ -391,7 +391,7 @@ class _Descriptors:
         self._open |= {ours, childs}
         return ours, childs
 
-    def _relayed(self) -> tuple[int, int]:
+    def _relayed_pipe(self) -> tuple[int, int]:
         """Make a pipe with a relay process that keeps reading after our end is gone."""
         (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
         self._open |= {relays, childs}

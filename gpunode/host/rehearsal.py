@@ -45,7 +45,7 @@ class RehearsalHost:
         del changes
         return None
 
-    def refuse_irreplaceable(self, changes: Sequence[Change], /) -> None:
+    def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Accept everything: files in a dictionary have no links, flags or mounts."""
 
     def complete_change(self, change: Change, /) -> Change:
@@ -54,7 +54,7 @@ class RehearsalHost:
             return replace(change, after=FileState(f"({change.after.what})\n".encode(), change.after.mode))
         return change
 
-    def check_candidates(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+    def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
         """Check the candidates with gpunode's own parser, since there is no runtime."""
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})

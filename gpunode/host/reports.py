@@ -19,7 +19,7 @@ from typing import Final
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
-from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
+from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
 from gpunode.host.capture import INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
 
 MAX_TEXT: Final = 64 << 20
@@ -260,7 +260,7 @@ def _parse_bytes(data: bytes, place: str) -> Evidence:
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_HINT)
     found = _parse_text(text, place)
-    return {**found, CUT_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
+    return {**found, TRUNCATION_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
 
 
 def _parse_text(text: str, place: str) -> Evidence:

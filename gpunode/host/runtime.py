@@ -18,7 +18,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, runtime
-from gpunode.runtimes.found import by_looking, contents
+from gpunode.runtimes.found import contents, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
 
 _TIMEOUT_S = 30.0
@@ -28,7 +28,7 @@ _BUILT_IN_DEFAULT = "runc"
 _NO_VALIDATE = b"unknown flag: --validate"
 
 
-def check_candidates(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     """Check the candidates in ``changes`` against ``expectation``; return a description of the check.
 
     Each candidate is a temporary root-only file beside the real one.
@@ -55,7 +55,7 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
 
     look = partial(_run_probe, runner)
     desired = DesiredConfig(config=expectation.path)
-    present = contents(by_looking(look, runtime("containerd"), desired))
+    present = contents(probe_states(look, runtime("containerd"), desired))
     after = _apply_to_files(present, changes)
     new = {change.path for change in changes if change.before is None}
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
     desired = DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_run_probe, runner), runtime("docker"), desired))
+    present = contents(probe_states(partial(_run_probe, runner), runtime("docker"), desired))
     _refuse_differences(expectation, docker.inspect(_apply_to_files(present, changes), desired), change.path)
     # With its own flags, for it starts with no directive that stands in both places.
     validate = partial(_run_on_candidate, runner, change.path)
@@ -117,8 +117,8 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     if validated.missing:
         return f"not checked: {_explain_missing_program(runner, 'dockerd')}"
     if _NO_VALIDATE in validated.stderr:
-        if docker.is_marked(content):
-            raise docker.no_mark(change.path)
+        if docker.has_byte_order_mark(content):
+            raise docker.bom_refusal(change.path)
         return "checked: it has the intended settings (this dockerd has no --validate)"
     if validated.ok:
         return "checked: `dockerd --validate` accepts it"
@@ -164,8 +164,8 @@ def _explain_missing_program(runner: Runner, program: str) -> str:
     )
 
 
-def _refuse_differences(expectation: RuntimeExpectation, configured: ObservedConfig, path: str) -> None:
-    if wrong := list_differences(expectation, configured):
+def _refuse_differences(expectation: RuntimeExpectation, observed: ObservedConfig, path: str) -> None:
+    if wrong := list_differences(expectation, observed):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as intended",
             why="\n".join(wrong) + "\nnothing was changed",
@@ -173,14 +173,14 @@ def _refuse_differences(expectation: RuntimeExpectation, configured: ObservedCon
         )
 
 
-def list_differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> list[str]:
+def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) -> list[str]:
     """Return the differences between a runtime's configuration and the intended one, a line each."""
     wrong = [
-        f"handler {name}: expected {binary}, it reads {configured.handlers.get(name) or 'none'}"
+        f"handler {name}: expected {binary}, it reads {observed.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
-        if configured.handlers.get(name) != binary
+        if observed.handlers.get(name) != binary
     ]
-    default = configured.default or _BUILT_IN_DEFAULT
+    default = observed.default or _BUILT_IN_DEFAULT
     if expectation.default not in {None, default}:
         wrong.append(f"default runtime: expected {expectation.default}, it reads {default}")
     return wrong
@@ -196,7 +196,7 @@ def _rejected_error(program: str, path: str, said: str) -> Refused:
 
 def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime("crio"), DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_run_probe, runner), row, desired))
+    present = contents(probe_states(partial(_run_probe, runner), row, desired))
     after = _apply_to_files(present, changes)
     named = changes[0].path
     _refuse_differences(expectation, row.inspect(after, desired), named)
@@ -224,7 +224,7 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
         # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
         place = Path(runner.root + files.make_parents("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
-        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, desired))}
+        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.files_in_order(present, desired))}
         staged[desired.config] = f"{folder}/crio.conf"
         Path(folder, "crio.conf.d").mkdir()
         for path, name in staged.items():
@@ -241,7 +241,7 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
 
 def _check_own_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_run_probe, runner), row, desired))
+    present = contents(probe_states(partial(_run_probe, runner), row, desired))
     _refuse_differences(expectation, row.inspect(_apply_to_files(present, changes), desired), changes[0].path)
     return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
@@ -320,7 +320,9 @@ def read_effective(runner: Runner, name: str) -> ObservedConfig | None:
         case "podman info":
             return _effective_podman(runner)
         case "files":
-            return row.inspect(contents(by_looking(partial(_run_probe, runner), row, DesiredConfig())), DesiredConfig())
+            return row.inspect(
+                contents(probe_states(partial(_run_probe, runner), row, DesiredConfig())), DesiredConfig()
+            )
 
 
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
@@ -328,8 +330,8 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
     usual = runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_files.unit_patterns(found))
-    row = usual.located(
-        usual, contents(by_looking(partial(_run_probe, runner), unit, DesiredConfig())), DesiredConfig()
+    row = usual.locate_row(
+        usual, contents(probe_states(partial(_run_probe, runner), unit, DesiredConfig())), DesiredConfig()
     )
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"
@@ -385,8 +387,8 @@ def _effective_podman(runner: Runner) -> ObservedConfig | None:
     return ObservedConfig({name: path}, name, cdi=True)
 
 
-def _no_answer_error(name: str, told: FinishedCommand) -> ChangeFailed | Undetermined:
-    said = told.last_lines(6)
+def _no_answer_error(name: str, finished: FinishedCommand) -> ChangeFailed | Undetermined:
+    said = finished.last_lines(6)
     if "permission denied" in said.lower():
         return Undetermined(
             f"cannot tell how {name} is configured",
@@ -395,6 +397,6 @@ def _no_answer_error(name: str, told: FinishedCommand) -> ChangeFailed | Undeter
         )
     return ChangeFailed(
         f"cannot read how {name} is configured",
-        why=said or f"{told.argv[0]} exited with {told.exit_status}",
+        why=said or f"{finished.argv[0]} exited with {finished.exit_status}",
         hint=f"systemctl status {name}",
     )

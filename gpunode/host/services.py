@@ -70,7 +70,7 @@ class Services:
                 self._forget_failures(change.unit)
             done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
             if not done.ok:
-                raise self._failed(change.unit, f"did not {verb}", _explain_failure(done), since)
+                raise self._make_failure(change.unit, f"did not {verb}", _explain_failure(done), since)
 
     def settle(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         """Run each trigger; without a running systemd, skip it.
@@ -78,9 +78,9 @@ class Services:
         Raises:
             ChangeFailed: if a unit rejected it, or is not up afterwards; its last log lines are in ``why``.
         """
-        yield from (self._settled(trigger) for trigger in triggers)
+        yield from (self._run_trigger(trigger) for trigger in triggers)
 
-    def _settled(self, trigger: Trigger) -> TriggerResult:
+    def _run_trigger(self, trigger: Trigger) -> TriggerResult:
         if trigger.kind == "cdi":
             return self._refresh_cdi_if_needed(trigger)
         if not self.running:
@@ -98,22 +98,22 @@ class Services:
                 raise AssertionError(f"{trigger} is not for systemd")
 
     def _restart(self, trigger: Trigger) -> TriggerResult:
-        unit, before = trigger.target, self._show(trigger.target)
+        unit, before = trigger.target, self._read_properties(trigger.target)
         if why := _explain_not_running(unit, before):
             return TriggerResult(trigger, 0.0, why)
         self._forget_failures(unit)
         since, started = time.time(), time.monotonic()
         done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(unit, "did not start again", _explain_failure(done), since)
+            raise self._make_failure(unit, "did not start again", _explain_failure(done), since)
         self._await_socket(unit, since)
         down = time.monotonic() - started
-        self._watch(unit, since, self.settle_s)
+        self._require_stable(unit, since, self.settle_s)
         return TriggerResult(trigger, down, had_failed=has_unit_failed(before))
 
     def _start(self, trigger: Trigger) -> TriggerResult:
         """Start a service that let go of the GPUs, unless no driver that it can work with is loaded."""
-        unit, shown = trigger.target, self._show(trigger.target)
+        unit, shown = trigger.target, self._read_properties(trigger.target)
         if shown.get("LoadState") != "loaded":
             return TriggerResult(trigger, 0.0, f"{unit} is {shown.get('LoadState') or 'unknown'} here")
         if shown.get("ActiveState") == "active":
@@ -126,8 +126,8 @@ class Services:
         since, started = time.time(), time.monotonic()
         done = self._systemctl("start", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(unit, "did not start again", _explain_failure(done), since)
-        self._watch(unit, since, min(1.0, self.settle_s))
+            raise self._make_failure(unit, "did not start again", _explain_failure(done), since)
+        self._require_stable(unit, since, min(1.0, self.settle_s))
         return TriggerResult(trigger, time.monotonic() - started)
 
     def _explain_unfit_driver(self) -> str:
@@ -146,7 +146,7 @@ class Services:
         self._systemctl("reset-failed", unit)
 
     def _reload(self, trigger: Trigger) -> TriggerResult:
-        unit, before = trigger.target, self._at_rest(trigger.target)
+        unit, before = trigger.target, self._wait_until_settled(trigger.target)
         if why := _explain_not_running(unit, before):
             return TriggerResult(trigger, 0.0, why)
         if has_unit_failed(before):
@@ -157,9 +157,9 @@ class Services:
         else:
             done = self._systemctl("kill", "--kill-who=main", "--signal=HUP", unit)
         if not done.ok:
-            raise self._failed(unit, "did not reload its configuration", _explain_failure(done), since)
-        self._watch(unit, since, min(1.0, self.settle_s))
-        if line := self._rejection(unit, since):
+            raise self._make_failure(unit, "did not reload its configuration", _explain_failure(done), since)
+        self._require_stable(unit, since, min(1.0, self.settle_s))
+        if line := self._find_rejection(unit, since):
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
                 why=f"{unit} keeps running with the former one, and would not start with the new one; its log:\n{line}",
@@ -167,7 +167,7 @@ class Services:
             )
         return TriggerResult(trigger, time.monotonic() - started)
 
-    def _rejection(self, unit: str, since: float) -> str:
+    def _find_rejection(self, unit: str, since: float) -> str:
         """Return the log line in which dockerd rejects its file after a reload; empty if there is none.
 
         Only its log shows this: the signal always succeeds. No other daemon is reloaded.
@@ -193,7 +193,7 @@ class Services:
         if self._runner.root != "/":
             return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
-        if not self._cdi_unit_runs():
+        if not self._run_cdi_unit():
             done = self._runner.run(
                 ("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"), timeout_s=_START_TIMEOUT_S
             )
@@ -207,20 +207,20 @@ class Services:
             raise _missing_specification_error(listed.last_lines(6))
         return TriggerResult(trigger, time.monotonic() - started)
 
-    def _cdi_unit_runs(self) -> bool:
+    def _run_cdi_unit(self) -> bool:
         """Start the toolkit's unit; return whether it exists and ran, since its conditions may not be met.
 
         That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
         """
-        if not self.running or self._show(_CDI_UNIT).get("LoadState") != "loaded":
+        if not self.running or self._read_properties(_CDI_UNIT).get("LoadState") != "loaded":
             return False
         since = time.time()
         # It is started by every change of the driver's files, so its start limit is often used up.
         self._systemctl("reset-failed", _CDI_UNIT)
         done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _explain_failure(done), since)
-        now = self._show(_CDI_UNIT)
+            raise self._make_failure(_CDI_UNIT, "could not write the CDI specification", _explain_failure(done), since)
+        now = self._read_properties(_CDI_UNIT)
         return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
     def _reload_systemd(self, trigger: Trigger) -> TriggerResult:
@@ -233,29 +233,29 @@ class Services:
             )
         return TriggerResult(trigger, done.seconds)
 
-    def _at_rest(self, unit: str) -> Mapping[str, str]:
+    def _wait_until_settled(self, unit: str) -> Mapping[str, str]:
         """Wait until the unit is at rest, as a reload needs; return its properties, even after a timeout."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        shown = self._show(unit)
+        shown = self._read_properties(unit)
         while shown.get("ActiveState") in _TRANSITIONAL and not has_unit_failed(shown) and time.monotonic() < deadline:
             time.sleep(0.2)
-            shown = self._show(unit)
+            shown = self._read_properties(unit)
         return shown
 
-    def _watch(self, unit: str, since: float, seconds: float) -> None:
+    def _require_stable(self, unit: str, since: float, seconds: float) -> None:
         """Check that the unit stays active with the same process for ``seconds``."""
-        first, deadline = self._show(unit), time.monotonic() + seconds
+        first, deadline = self._read_properties(unit), time.monotonic() + seconds
         now = first
         while True:
             if now.get("ActiveState") != "active":
                 state = f"{now.get('ActiveState')} ({now.get('SubState')}, {now.get('Result')})"
-                raise self._failed(unit, "did not stay up", f"it started and is now {state}", since)
+                raise self._make_failure(unit, "did not stay up", f"it started and is now {state}", since)
             if (now.get("MainPID"), now.get("NRestarts")) != (first.get("MainPID"), first.get("NRestarts")):
-                raise self._failed(unit, "did not stay up", "systemd had to start it again", since)
+                raise self._make_failure(unit, "did not stay up", "systemd had to start it again", since)
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
-            now = self._show(unit)
+            now = self._read_properties(unit)
 
     def _await_socket(self, unit: str, since: float) -> None:
         """Wait until the unit's socket answers, if it is at the runtime's default path."""
@@ -264,23 +264,23 @@ class Services:
         while Path(path).is_socket() and not _is_socket_answering(path):
             if time.monotonic() >= deadline:
                 reason = f"{path} does not answer after {_SOCKET_TIMEOUT_S:.0f} s"
-                raise self._failed(unit, "did not start again", reason, since)
+                raise self._make_failure(unit, "did not start again", reason, since)
             time.sleep(0.1)
 
-    def _show(self, unit: str) -> Mapping[str, str]:
+    def _read_properties(self, unit: str) -> Mapping[str, str]:
         shown = self._systemctl("show", f"--property={_PROPERTIES}", unit)
         lines = shown.stdout.decode("utf-8", "replace").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
-    def _failed(self, unit: str, what: str, reason: str, since: float) -> ChangeFailed:
-        words = self.last_words(unit, since)
+    def _make_failure(self, unit: str, what: str, reason: str, since: float) -> ChangeFailed:
+        words = self.last_log_lines(unit, since)
         return ChangeFailed(
             f"{unit} {what}",
             why=f"{unit}: {reason}" + (f"; its last lines:\n{words}" if words else ""),
             hint=f"systemctl status {unit}\njournalctl -u {unit} -n 50",
         )
 
-    def last_words(self, unit: str, since: float) -> str:
+    def last_log_lines(self, unit: str, since: float) -> str:
         """Return what the unit logged since then, or its systemctl status without a journal."""
         # Beside --since, -n takes the first lines, not the last; newest first it takes the last (systemd 252).
         told = self._log_since(unit, since, "-r", "-n", "20")

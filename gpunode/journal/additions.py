@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import (
-    OF_PACKAGES,
+    PACKAGE_FILE_STEPS,
     FileChange,
     FileState,
     ModuleChange,
     PackageChange,
     ServiceChange,
-    Unsettled,
+    UnknownContent,
 )
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
 
 # The verbs whose runs add something to a node.
-_ADDING: frozenset[Verb] = frozenset({"setup", "configure"})
+_ADDING_VERBS: frozenset[Verb] = frozenset({"setup", "configure"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     takes a handler out, is the user's own, and no addition.
     """
     records = [(run, one) for run in runs for one in run.change_records if one.outcome != "failed"]
-    made = [(run, one.change) for run, one in records if one.intent.step not in OF_PACKAGES]
+    made = [(run, one.change) for run, one in records if one.intent.step not in PACKAGE_FILE_STEPS]
     changed = [change for change in FileChange.among(change for _, change in made) if not change.is_generated]
     found = {change.path: _object_name(change.before) for change in reversed(changed)}
     services = ServiceChange.among(change for _, change in made)
     was_enabled = {change.unit: change.before.enabled for change in reversed(services)}
-    added = [change for run, change in made if run.verb in _ADDING]
+    added = [change for run, change in made if run.verb in _ADDING_VERBS]
     files = FileChange.among(added)
     written: dict[str, dict[str, str | None]] = {}
     for file in files:
@@ -82,6 +82,6 @@ def _add_written(written: dict[str, str | None], found: str | None, before: str 
         written.setdefault(after, written.get(before, before) if before else None)
 
 
-def _object_name(state: FileState | Unsettled | None) -> str | None:
+def _object_name(state: FileState | UnknownContent | None) -> str | None:
     """Return the name of the object that holds the content of ``state``; None for no known content."""
     return state.content.decode() if isinstance(state, FileState) else None

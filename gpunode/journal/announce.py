@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final
 
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
-from gpunode.journal.run import Announce
 from gpunode.redaction.secrets import redact_text as redact
 
-Send: TypeAlias = Callable[[Mapping[str, str]], None]
-
 # For ever: they are how such messages are searched for. `journalctl MESSAGE_ID=…`
-BEGUN: Final = "26954dfd1c66499ab132039003990614"
-MADE: Final = "7b4a7b8bddf047d78c789d7233a47551"
-FAILED: Final = "058aa45087c940af94da0361f545f210"
-ENDED: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
+RUN_BEGUN_ID: Final = "26954dfd1c66499ab132039003990614"
+CHANGE_MADE_ID: Final = "7b4a7b8bddf047d78c789d7233a47551"
+CHANGE_FAILED_ID: Final = "058aa45087c940af94da0361f545f210"
+RUN_ENDED_ID: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
 # Of syslog(3).
 _ERROR, _WARNING, _NOTICE, _INFO = "3", "4", "5", "6"
 _PRIORITY: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interrupted": _WARNING, "failed": _ERROR}
 
 
 # Run, step and archive are the same in hundreds of messages.
-_redacted = lru_cache(maxsize=64)(redact)
-
-
-def announcer(send: Send) -> Announce:
-    """Return a listener that announces each entry with ``send``."""
-
-    def announce(entries: Sequence[Entry], entry: Entry) -> None:
-        if found := message_fields(entries, entry):
-            send(found)
-
-    return announce
+_redact_cached = lru_cache(maxsize=64)(redact)
 
 
 def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
@@ -50,25 +37,25 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
         case Begin():
             about = _begin_fields(entry)
         case Done(seq=seq):
-            about = _change_fields(_intent(entries, seq), MADE, _INFO)
+            about = _change_fields(_find_intent(entries, seq), CHANGE_MADE_ID, _INFO)
         case Failed(seq=seq, error=error):
-            about = _change_fields(_intent(entries, seq), FAILED, _ERROR, error)
+            about = _change_fields(_find_intent(entries, seq), CHANGE_FAILED_ID, _ERROR, error)
         case Commit():
             about = _end_fields(begin, entry)
         case _:
             return {}
     own = {"SYSLOG_IDENTIFIER": "gpunode", "GPUNODE_RUN": begin.run, "GPUNODE_VERB": begin.verb}
-    return {name: _redacted(value) for name, value in {**about, **own}.items() if value}
+    return {name: _redact_cached(value) for name, value in {**about, **own}.items() if value}
 
 
-def _intent(entries: Sequence[Entry], seq: int) -> Intent:
+def _find_intent(entries: Sequence[Entry], seq: int) -> Intent:
     return next(entry for entry in entries if isinstance(entry, Intent) and entry.seq == seq)
 
 
 def _begin_fields(begin: Begin) -> dict[str, str]:
     return {
         "MESSAGE": f"{begin.title} begins, for {begin.user}",
-        "MESSAGE_ID": BEGUN,
+        "MESSAGE_ID": RUN_BEGUN_ID,
         "PRIORITY": _NOTICE,
         "GPUNODE_UNDOES": begin.undoes,
         "GPUNODE_VERSION": begin.version,
@@ -85,7 +72,7 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     reason = f": {commit.reason}" if commit.reason else ""
     return {
         "MESSAGE": f"{begin.title} ended: {commit.result}{reason}",
-        "MESSAGE_ID": ENDED,
+        "MESSAGE_ID": RUN_ENDED_ID,
         "PRIORITY": _PRIORITY[commit.result],
         "GPUNODE_RESULT": commit.result,
         "GPUNODE_REASON": commit.reason,
@@ -96,7 +83,7 @@ def _change_fields(intent: Intent, message_id: str, priority: str, error: str = 
     change, word = intent.change, intent.change.participle
     before, after = change.states
     return {
-        "MESSAGE": f"{change.subject}: {f'could not be {word}: {error}' if message_id == FAILED else word}",
+        "MESSAGE": f"{change.subject}: {f'could not be {word}: {error}' if message_id == CHANGE_FAILED_ID else word}",
         "MESSAGE_ID": message_id,
         "PRIORITY": priority,
         "GPUNODE_ERROR": error,

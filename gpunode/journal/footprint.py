@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 from gpunode.change import (
     CONFFILES,
-    OF_PACKAGES,
     OVERWRITTEN,
+    PACKAGE_FILE_STEPS,
     Change,
     CommandChange,
     FileChange,
@@ -20,27 +20,27 @@ from gpunode.change import (
     MigChange,
     PackageChange,
     ServiceChange,
-    Unsettled,
+    UnknownContent,
 )
-from gpunode.journal.history import RunRecord, find_standing_undos
+from gpunode.journal.history import RunRecord, find_effective_undos
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 
-_BACKUPS = frozenset({CONFFILES, OVERWRITTEN})
+_BACKUP_STEPS = frozenset({CONFFILES, OVERWRITTEN})
 
 FoundT = TypeVar("FoundT")
 StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeSpan(Generic[StatefulT]):
+class NetChange(Generic[StatefulT]):
     """Changes of one thing that count as one: from the state before the first to the state after the last.
 
     Attributes:
         stage: of the first of them, like ``step``.
         is_known: False if the last one may not have been made.
         folders: those that were made for a file.
-        passed: the states between, in which the thing may be where that is so; a file's with its digest as content.
+        intermediate_states: those between, in which the thing may be where that is so; a file's by its digest.
     """
 
     stage: str
@@ -48,12 +48,12 @@ class ChangeSpan(Generic[StatefulT]):
     change: StatefulT
     is_known: bool = True
     folders: tuple[str, ...] = ()
-    passed: frozenset[object] = frozenset()
+    intermediate_states: frozenset[object] = frozenset()
 
     def left(self, state: object) -> bool:
         """Return whether the runs left the thing in ``state``, wholly or half way."""
         name = state.with_digest() if isinstance(state, FileState) else state
-        return state == self.change.after or name in self.passed
+        return state == self.change.after or name in self.intermediate_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class FileTrail:
         left: the sha256 of the file as gpunode left it; empty where it left none.
     """
 
-    spans: tuple[ChangeSpan[FileChange], ...]
+    spans: tuple[NetChange[FileChange], ...]
     forgotten: bool = False
     left: str = ""
 
@@ -83,10 +83,10 @@ class Footprint:
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
-    packages: Mapping[PackageId, ChangeSpan[PackageChange]] = field(default_factory=dict)
-    units: Mapping[str, ChangeSpan[ServiceChange]] = field(default_factory=dict)
-    layouts: Mapping[str, ChangeSpan[MigChange]] = field(default_factory=dict)
-    conffiles: tuple[ChangeSpan[FileChange], ...] = ()
+    packages: Mapping[PackageId, NetChange[PackageChange]] = field(default_factory=dict)
+    units: Mapping[str, NetChange[ServiceChange]] = field(default_factory=dict)
+    layouts: Mapping[str, NetChange[MigChange]] = field(default_factory=dict)
+    conffiles: tuple[NetChange[FileChange], ...] = ()
     commands: tuple[CommandChange, ...] = ()
 
     @property
@@ -118,21 +118,21 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
     was to remove is still gpunode's: readers of the footprint compare it with the node.
     """
-    undos, withdrawals = {undo.run for undo in find_standing_undos(runs)}, _find_withdrawals(runs)
+    undos, withdrawals = {undo.run for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
     changes = [
-        _Made(
+        _MadeChange(
             one.intent,
             is_undo=run.run in undos,
             is_removal=run.run in undos and run.verb == "remove",
-            is_withdrawal=run.run in withdrawals,
+            is_handler_removal=run.run in withdrawals,
             is_known=one.outcome == "done",
         )
         for run in runs
         for one in run.change_records
         # A package's own configuration files go and come with it.
-        if one.outcome != "failed" and one.intent.step not in OF_PACKAGES
+        if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEPS
     ]
-    return _join_with_files(changes, _trails(changes))
+    return _join_with_files(changes, _build_trails(changes))
 
 
 def footprint_of_run(run: RunRecord) -> Footprint:
@@ -144,39 +144,43 @@ def footprint_of_run(run: RunRecord) -> Footprint:
     """
     known = run.change_records
     changes = [
-        _Made(one.intent, is_known=one.outcome == "done", is_run_alone=True)
+        _MadeChange(one.intent, is_known=one.outcome == "done", is_run_alone=True)
         for one in known
-        if one.intent.step not in _BACKUPS and one.may_be_made
+        if one.intent.step not in _BACKUP_STEPS and one.may_have_been_made
     ]
-    found = _join_with_files(changes, {one.change.path: _trail((one,)) for one in _join_all(changes, FileChange)})
+    found = _join_with_files(
+        changes, {one.change.path: _make_trail((one,)) for one in _join_by_subject(changes, FileChange)}
+    )
     # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    backups = _of_kind((_Made(one.intent) for one in known if one.intent.step in _BACKUPS), FileChange)
+    backups = _changes_of_kind(
+        (_MadeChange(one.intent) for one in known if one.intent.step in _BACKUP_STEPS), FileChange
+    )
     return replace(
         found,
         conffiles=tuple(
-            ChangeSpan(one.intent.stage, one.intent.step, file) for one, file in backups if file.after is None
+            NetChange(one.intent.stage, one.intent.step, file) for one, file in backups if file.after is None
         ),
         commands=tuple(one for one in CommandChange.among(one.change for one in known) if one.undo is None),
     )
 
 
-def _join_with_files(changes: Sequence[_Made], files: Mapping[str, FileTrail]) -> Footprint:
+def _join_with_files(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
     """Return the footprint with these ``files``, and with the other things that ``changes`` changed."""
     return Footprint(
         files,
-        {span.change.id: span for span in _join_all(changes, PackageChange)},
-        {span.change.unit: span for span in _join_all(changes, ServiceChange)},
-        {span.change.gpu: span for span in _join_all(changes, MigChange)},
+        {span.change.id: span for span in _join_by_subject(changes, PackageChange)},
+        {span.change.unit: span for span in _join_by_subject(changes, ServiceChange)},
+        {span.change.gpu: span for span in _join_by_subject(changes, MigChange)},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _MadeChange:
     """A change that was made, or may have been.
 
     Attributes:
         is_undo: whether an undo made it that was done and not undone; ``is_removal`` if that took back all runs.
-        is_withdrawal: whether a run made it that took a handler out of a file.
+        is_handler_removal: whether a run made it that took a handler out of a file.
         is_known: False if the run ended before it was recorded that the change was made.
         is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
     """
@@ -184,7 +188,7 @@ class _Made:
     intent: Intent
     is_undo: bool = False
     is_removal: bool = False
-    is_withdrawal: bool = False
+    is_handler_removal: bool = False
     is_known: bool = True
     is_run_alone: bool = False
 
@@ -193,7 +197,7 @@ class _Made:
         return self.intent.change
 
 
-def _find_withdrawals(runs: Iterable[RunRecord]) -> frozenset[str]:
+def _find_handler_removals(runs: Iterable[RunRecord]) -> frozenset[str]:
     """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
     found: set[str] = set()
     for run in runs:
@@ -202,28 +206,28 @@ def _find_withdrawals(runs: Iterable[RunRecord]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _of_kind(changes: Iterable[_Made], kind: type[StatefulT]) -> Iterator[tuple[_Made, StatefulT]]:
+def _changes_of_kind(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> Iterator[tuple[_MadeChange, StatefulT]]:
     for made in changes:
-        if isinstance(change := made.change, kind) and change.is_settled and not change.is_pause:
+        if isinstance(change := made.change, kind) and change.is_final_state_known and not change.is_temporary_stop:
             yield made, change
 
 
-def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSpan[StatefulT], ...]:
+def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> tuple[NetChange[StatefulT], ...]:
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
-    found: dict[str, ChangeSpan[StatefulT]] = {}
-    for made, change in _of_kind(changes, kind):
+    found: dict[str, NetChange[StatefulT]] = {}
+    for made, change in _changes_of_kind(changes, kind):
         former = found.get(change.subject)
-        span = _begin_span(made, change)
+        span = _begin_net_change(made, change)
         if former is not None:
-            span = former if span is None else _join(former, span, is_run_alone=made.is_run_alone)
+            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
         # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
         if made.is_removal:
             span = None
-        _put(found, change.subject, span, is_new=span is not None and span.change.before is None)
+        _put_in_undo_order(found, change.subject, span, is_new=span is not None and span.change.before is None)
     return tuple(found.values())
 
 
-def _put(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
+def _put_in_undo_order(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
     """Put ``value`` where an undo, which goes backwards, finds it in its turn; remove the thing for None.
 
     A file that was made goes after all that named it since, so it stands where it was made. One that was edited stands
@@ -235,16 +239,16 @@ def _put(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new
         found[subject] = value
 
 
-def _begin_span(made: _Made, change: StatefulT) -> ChangeSpan[StatefulT] | None:
+def _begin_net_change(made: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
     """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
     if change.before == change.after:
         return None
-    return ChangeSpan(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
+    return NetChange(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
 
 
-def _join(
-    former: ChangeSpan[StatefulT], later: ChangeSpan[StatefulT], *, is_run_alone: bool = False
-) -> ChangeSpan[StatefulT] | None:
+def _join_net_changes(
+    former: NetChange[StatefulT], later: NetChange[StatefulT], *, is_run_alone: bool = False
+) -> NetChange[StatefulT] | None:
     """Return two spans of the same thing as one; None if the thing is known to be as it was."""
     first, last = former.change, later.change
     if first.before == last.after:
@@ -253,52 +257,52 @@ def _join(
     folders = tuple(dict.fromkeys((*former.folders, *later.folders)))
     # Between two runs somebody else may have made what the second one found, and after them a file go; that is theirs.
     between = {first.after, last.before} if is_run_alone else {first.after} - {None}
-    passed = (former.passed | later.passed | between) - {first.before}
-    return ChangeSpan(former.stage, former.step, joined, later.is_known, folders, passed)
+    intermediate_states = (former.intermediate_states | later.intermediate_states | between) - {first.before}
+    return NetChange(former.stage, former.step, joined, later.is_known, folders, intermediate_states)
 
 
-def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
-    found: dict[str, tuple[ChangeSpan[FileChange], ...]] = {}
-    for made, change in _of_kind(changes, FileChange):
+def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
+    found: dict[str, tuple[NetChange[FileChange], ...]] = {}
+    for made, change in _changes_of_kind(changes, FileChange):
         if made.is_removal:
             found.pop(change.path, None)
             continue
         spans = _confirm_last(found.get(change.path, ()), change)
-        if made.is_undo and made.is_known and not made.is_withdrawal and _passed_through(spans, change.after):
+        if made.is_undo and made.is_known and not made.is_handler_removal and _passed_through(spans, change.after):
             # With --force somebody's edit of gpunode's version went, too: that does not come back.
-            spans = _cut_back(spans, change.after)
+            spans = _truncate_to_state(spans, change.after)
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
-        elif not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
-            span = _begin_span(made, change)
-            spans = spans if span is None else _append(spans, span)
-        _put(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
-    return {path: _trail(spans) for path, spans in found.items()}
+        elif not made.is_handler_removal or (spans and spans[-1].change.after == change.before):
+            span = _begin_net_change(made, change)
+            spans = spans if span is None else _append_net_change(spans, span)
+        _put_in_undo_order(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
+    return {path: _make_trail(spans) for path, spans in found.items()}
 
 
-def _trail(spans: tuple[ChangeSpan[FileChange], ...]) -> FileTrail:
+def _make_trail(spans: tuple[NetChange[FileChange], ...]) -> FileTrail:
     last = spans[-1].change.after
     return FileTrail(spans, left=last.content.decode() if isinstance(last, FileState) else "")
 
 
-def _confirm_last(spans: tuple[ChangeSpan[FileChange], ...], later: FileChange) -> tuple[ChangeSpan[FileChange], ...]:
+def _confirm_last(spans: tuple[NetChange[FileChange], ...], later: FileChange) -> tuple[NetChange[FileChange], ...]:
     """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
     last = spans[-1]
     if last.change.after == later.before:
-        return _append(spans[:-1], replace(last, is_known=True))
+        return _append_net_change(spans[:-1], replace(last, is_known=True))
     # One that made folders may have left them, although its file is not there.
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
-def _passed_through(spans: tuple[ChangeSpan[FileChange], ...], state: object) -> bool:
+def _passed_through(spans: tuple[NetChange[FileChange], ...], state: object) -> bool:
     """Return whether the last of ``spans`` begins with ``state`` or came through it, as far as it is known."""
-    return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].passed)
+    return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].intermediate_states)
 
 
-def _cut_back(
-    spans: tuple[ChangeSpan[FileChange], ...], state: FileState | Unsettled | None
-) -> tuple[ChangeSpan[FileChange], ...]:
+def _truncate_to_state(
+    spans: tuple[NetChange[FileChange], ...], state: FileState | UnknownContent | None
+) -> tuple[NetChange[FileChange], ...]:
     """Return ``spans`` as they are once the file is back in ``state``, whatever somebody had made of it by then."""
     last = spans[-1]
     if state == last.change.before:
@@ -306,9 +310,9 @@ def _cut_back(
     return (*spans[:-1], replace(last, change=replace(last.change, after=state)))
 
 
-def _append(
-    spans: tuple[ChangeSpan[FileChange], ...], later: ChangeSpan[FileChange]
-) -> tuple[ChangeSpan[FileChange], ...]:
+def _append_net_change(
+    spans: tuple[NetChange[FileChange], ...], later: NetChange[FileChange]
+) -> tuple[NetChange[FileChange], ...]:
     """Return ``spans`` with ``later`` after them; joined to the last one if it went on from there, and is known.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
@@ -316,7 +320,7 @@ def _append(
     follows = bool(spans) and spans[-1].change.after == later.change.before
     if not follows or (not later.is_known and spans[-1].change.before != later.change.after):
         return (*spans, later)
-    joined = _join(spans[-1], later)
+    joined = _join_net_changes(spans[-1], later)
     return (*spans[:-1], joined) if joined else spans[:-1]
 
 

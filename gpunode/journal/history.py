@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION, Change, FileChange, Trigger, settle_order, triggers
+from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers
 from gpunode.journal.record import (
-    MAKING,
+    APPLYING_VERBS,
     Begin,
     Commit,
     Done,
@@ -23,10 +23,10 @@ from gpunode.journal.record import (
     Verb,
 )
 
-Outcome: TypeAlias = Literal["done", "failed", "unknown"]
+ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
 Ending: TypeAlias = Result | Literal["running", "incomplete"]
 # All of it was done; a reboot may be due.
-_THROUGH = frozenset({"done", "waiting"})
+_COMPLETED_RESULTS = frozenset({"done", "waiting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ChangeRecord:
     """
 
     intent: Intent
-    outcome: Outcome
+    outcome: ChangeOutcome
     ended_at: float | None = None
     error: str = ""
 
@@ -50,9 +50,9 @@ class ChangeRecord:
         return self.intent.change
 
     @property
-    def may_be_made(self) -> bool:
+    def may_have_been_made(self) -> bool:
         """False if the node is known to be without it; what a package transaction that failed never touched is."""
-        return self.outcome != "failed" or not self.change.is_undone_by_failure
+        return self.outcome != "failed" or not self.change.is_unchanged_on_failure
 
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
@@ -79,7 +79,7 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
     # What a transaction that failed never touched may have been installed by somebody since.
-    made = [one for one in collect_changes(entries) if one.may_be_made]
+    made = [one for one in collect_changes(entries) if one.may_have_been_made]
     back = ((one.intent, one.change.inverse()) for one in reversed(made))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
@@ -90,13 +90,15 @@ def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     A file that was only read again is left out, and a unit that stopped for the sake of other changes.
     """
     return tuple(
-        intent for intent in inverse_intents(entries) if not (intent.change.is_reread or intent.change.is_pause)
+        intent
+        for intent in inverse_intents(entries)
+        if not (intent.change.is_reread or intent.change.is_temporary_stop)
     )
 
 
 def is_configuration(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
-    return intent.stage == CONFIGURATION and intent.change.is_configuration
+    return intent.stage == CONFIGURATION_STAGE and intent.change.is_configuration
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     not: the file is as it was. A restart settles a reload of the same unit.
 
     Args:
-        entries: of one run, or of several in their order: a later run may settle what an earlier one left pending.
+        entries: of one run, or of several in their order: a later run may complete what an earlier one left pending.
     """
     ledger = _TriggerLedger()
     run = 0  # each run counts its entries anew
@@ -133,7 +135,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
             case Done() | Failed():
                 ledger.end((run, entry.seq), entry)
             case TriggerCompleted():
-                ledger.settle(entry)
+                ledger.complete(entry)
             case Commit() | Forget():
                 pass
     return [each for each in ledger.seen if each.required_by or each.settled]
@@ -162,15 +164,15 @@ class _TriggerLedger:
             else:
                 required_by[key] = replace(required_by[key], at=entry.at)
 
-    def settle(self, entry: TriggerCompleted) -> None:
+    def complete(self, entry: TriggerCompleted) -> None:
         """Settle the pending triggers that ``entry`` settles, or record it as an earlier run's if there is none."""
-        paid = [self.pending.pop(one) for one in triggers_settled_by(entry.trigger) if one in self.pending]
+        paid = [self.pending.pop(one) for one in triggers_done_by(entry.trigger) if one in self.pending]
         self.seen += [] if paid else [RequiredTrigger(entry.trigger, settled=entry)]
         for each in paid:
             each.settled = entry
 
 
-def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
+def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
     """Return the triggers that ``trigger`` settles: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
@@ -178,7 +180,7 @@ def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
 def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending."""
     pending = {each.trigger: each for each in collect_triggers(entries) if each.settled is None}
-    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in settle_order(pending)}
+    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in sort_triggers(pending)}
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
@@ -268,7 +270,7 @@ class RunRecord:
         """The triggers that it left pending, or settled for an earlier run; see ``collect_triggers``."""
         return collect_triggers(self.entries)
 
-    def changes(self, *outcomes: Outcome) -> tuple[Change, ...]:
+    def changes(self, *outcomes: ChangeOutcome) -> tuple[Change, ...]:
         """Return its changes with one of these ``outcomes``, in their order."""
         return tuple(one.change for one in self.change_records if one.outcome in outcomes)
 
@@ -293,23 +295,23 @@ class RunRecord:
         return frozenset(one.change.subject for one in intents_to_undo(self.entries) if not is_configuration(one))
 
     @property
-    def standing(self) -> frozenset[str]:
+    def remaining_subjects(self) -> frozenset[str]:
         """The subjects that no rollback has restored."""
         if self.is_fully_undone:
             return frozenset()
         return self.other_subjects if self.undone_by else frozenset(self.subjects)
 
-    def is_undone(self, *, whole: bool) -> bool:
-        """Return whether its configuration was undone, or all of it if ``whole``."""
-        return self.is_fully_undone if whole else bool(self.undone_by)
+    def is_undone(self, *, with_packages: bool) -> bool:
+        """Return whether its configuration was undone, or all of it if ``with_packages``."""
+        return self.is_fully_undone if with_packages else bool(self.undone_by)
 
 
-def find_standing_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
+def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     """Return the rollbacks and removals of ``runs``, oldest first, that were done and not undone; newest first."""
     undone: set[str] = set()
     standing: list[RunRecord] = []
     for run in reversed(runs):
-        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
+        if run.run in undone or run.commit is None or run.commit.result not in _COMPLETED_RESULTS:
             continue
         undone.add(run.begin.undoes)
         standing += [run] if run.begin.undoes or run.verb == "remove" else []
@@ -320,9 +322,9 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     """Return ``runs`` with ``undone_by`` filled in; a removal undoes every run before it that made something."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for undo in find_standing_undos(runs):
+    for undo in find_effective_undos(runs):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
-        taken = [one.run for one in earlier if one.verb in MAKING] if is_removal else [undo.begin.undoes]
+        taken = [one.run for one in earlier if one.verb in APPLYING_VERBS] if is_removal else [undo.begin.undoes]
         undone = dict.fromkeys(taken, undo.run) | undone
         whole.update(taken if undo.begin.with_packages or is_removal else ())
     return tuple(

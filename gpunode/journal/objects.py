@@ -13,10 +13,10 @@ from gpunode.host.files import write_all
 from gpunode.host.ownership import read_own_file
 
 # As much as is ever read of a file that is to be replaced.
-LARGEST = 64 << 20
+MAX_BACKUP_BYTES = 64 << 20
 
 
-class Objects:
+class BackupStore:
     """The backups in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Objects:
         name = digest(content)
         path = self.path(name)
         make_folder(path.parent)
-        if not _holds(path, content):
+        if not _is_intact(path, content):
             draft = path.with_name(f".{name}.{os.getpid()}")
             try:
                 write_file(draft, content)
@@ -55,13 +55,13 @@ class Objects:
         """
         path = self.path(name)
         try:
-            content = read_own_file(path, LARGEST)
+            content = read_own_file(path, MAX_BACKUP_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise damaged_object(path, run, f"cannot be read: {error.strerror}") from error
+            raise damaged_backup_error(path, run, f"cannot be read: {error.strerror}") from error
         if digest(content) != name:
-            raise damaged_object(path, run, "is not what was saved: its sha256 differs")
+            raise damaged_backup_error(path, run, "is not what was saved: its sha256 differs")
         return content
 
     def remove_temporary_files(self) -> None:
@@ -76,20 +76,20 @@ class Objects:
             path.unlink(missing_ok=True)
 
 
-def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:
+def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
     """Return the error for a backup that is not as it was saved."""
     return JournalDamaged(
-        f"a backup of run {run} {how}",
+        f"a backup of run {run} {problem}",
         why=str(path),
         hint="Nothing was changed. Restore that file from a backup of this machine;\n"
         "other runs can still be undone: gpunode rollback --list",
     )
 
 
-def _holds(path: Path, content: bytes) -> bool:
+def _is_intact(path: Path, content: bytes) -> bool:
     """Return whether the object is there and whole; one that cannot be read is replaced."""
     try:
-        return read_own_file(path, LARGEST) == content
+        return read_own_file(path, MAX_BACKUP_BYTES) == content
     except OSError:
         return False
 
@@ -124,7 +124,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def unwritable(what: str, place: Path) -> Iterator[None]:
+def raise_as_change_failed(what: str, place: Path) -> Iterator[None]:
     """Turn an OSError into a ChangeFailed that says ``what``."""
     try:
         yield

@@ -49,7 +49,7 @@ Verb: TypeAlias = Literal[
     "k8s rollback",
 ]
 # The verbs whose runs make something of a node; the others take such runs back, or repair packages.
-MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
+APPLYING_VERBS: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
 
@@ -162,7 +162,7 @@ class Forget:
 
 Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerPending | TriggerCompleted | Commit | Forget
 
-_NAMES: dict[type[Any], str] = {
+_TYPE_NAMES: dict[type[Any], str] = {
     Begin: "begin",
     Intent: "intent",
     Done: "done",
@@ -182,7 +182,7 @@ _NAMES: dict[type[Any], str] = {
     Trigger: "trigger",
     **{change: change.kind_name for change in get_args(Change)},
 }
-_TYPES = {name: kind for kind, name in _NAMES.items()}
+_TYPES_BY_NAME = {name: kind for kind, name in _TYPE_NAMES.items()}
 _TYPE_KEY = "type"
 # What format 3 calls otherwise: the key of a type, two types, and keys by the type that has them.
 _FORMAT_3_TYPE_KEY = "is"
@@ -205,20 +205,24 @@ _SCALARS: dict[str, tuple[type[Any], ...]] = {
     "int | None": (int, type(None)),
     "float": (int, float),
 }
-_WORDS = "tuple[str, ...]"
-_PACKAGE = "PackageId"
+_STRING_TUPLE = "tuple[str, ...]"
+_PACKAGE_TYPE = "PackageId"
 # Keys of fields that are stored by something that stands for them, by the words of the annotations.
-_STORED_NAMES = {_PACKAGE: "name", "bytes": "sha256"}
+_STORED_NAMES = {_PACKAGE_TYPE: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, TriggerPending, TriggerCompleted, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
-def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
-    """Return the entries as the line of a journal that follows the line ``above``; empty for the first."""
+def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
+    """Return the entries as the line of a journal that follows the line ``previous_line``; empty for the first."""
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
-    return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
+    return b'{"v":%s,"sum":"%s","entry":%s}\n' % (
+        version,
+        _checksum(version, _stored_checksum(previous_line), body),
+        body,
+    )
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
@@ -254,14 +258,14 @@ def without_torn_line(data: bytes) -> bytes:
     return ended[:last] if hole and not _LINE.fullmatch(until_the_hole) else ended
 
 
-def _sum(line: bytes) -> bytes:
+def _stored_checksum(line: bytes) -> bytes:
     """Return the sum that a line carries; empty for no line."""
     match = _LINE.fullmatch(line.rstrip(b"\n"))
     return match[2] if match else b""
 
 
-def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
-    return hashlib.sha256(b"%s:%s:%s" % (version, above, body)).hexdigest()[:16].encode()
+def _checksum(version: bytes, previous_checksum: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(b"%s:%s:%s" % (version, previous_checksum, body)).hexdigest()[:16].encode()
 
 
 def _encode_value(value: object) -> object:
@@ -274,7 +278,7 @@ def _encode_value(value: object) -> object:
         return sorted((_encode_value(item) for item in value), key=json.dumps)
     if isinstance(value, PackageId):
         return str(value)
-    if (name := _NAMES.get(type(value))) is not None:
+    if (name := _TYPE_NAMES.get(type(value))) is not None:
         return {
             _TYPE_KEY: name,
             **{key: _encode_field(kind, getattr(value, at)) for key, (at, kind) in _stored_fields(name).items()},
@@ -282,9 +286,9 @@ def _encode_value(value: object) -> object:
     return value
 
 
-def _encode_field(reading: str, value: object) -> object:
+def _encode_field(field_format: str, value: object) -> object:
     """Return a field in JSON's types: the inverse of ``_decode_field``."""
-    if reading == "xattrs":
+    if field_format == "xattrs":
         assert isinstance(value, tuple)
         return {name: content.hex() for name, content in value}
     return _encode_value(value)
@@ -294,7 +298,7 @@ def _encode_field(reading: str, value: object) -> object:
 def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
     """Return by JSON key the field of a ``name`` and its format; empty for a plain value."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
-    found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
+    found = ((field.name, str(field.type)) for field in fields(_TYPES_BY_NAME[name]))
     return {_STORED_NAMES.get(kind, at): (at, _field_format(kind)) for at, kind in found}
 
 
@@ -303,28 +307,30 @@ def _field_format(annotation: str) -> str:
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
         return "xattrs"
-    if annotation in _SCALARS or annotation in (_WORDS, _PACKAGE):
+    if annotation in _SCALARS or annotation in (_STRING_TUPLE, _PACKAGE_TYPE):
         return annotation
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
+def _decode_line(line: bytes, previous_line: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) not in READABLE_FORMATS:
         readable = " and ".join(map(str, READABLE_FORMATS))
-        raise damaged_line(
+        raise damaged_line_error(
             file, number, f"it was written by another gpunode, in format {int(match[1])}; this one reads {readable}"
         )
-    if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
-        raise damaged_line(file, number, "this line or the one before it was altered: the checksum does not match")
+    if match is None or _checksum(match[1], _stored_checksum(previous_line), match[3]) != match[2]:
+        raise damaged_line_error(
+            file, number, "this line or the one before it was altered: the checksum does not match"
+        )
     try:
         stored = json.loads(match[3])
         read = _decode_value(_convert_format_3(stored) if int(match[1]) == 3 else stored, load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise damaged_line(file, number, f"no gpunode writes such a line: {error}") from error
+        raise damaged_line_error(file, number, f"no gpunode writes such a line: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
     if not all(isinstance(entry, _ENTRIES) for entry in entries):
-        raise damaged_line(file, number, "the line is not a journal entry")
+        raise damaged_line_error(file, number, "the line is not a journal entry")
     return entries
 
 
@@ -356,23 +362,23 @@ def _decode_value(value: Any, load: Load) -> Any:
     if unknown := value.keys() - shape.keys() - {_TYPE_KEY}:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
     stored = ((*shape[key], item) for key, item in value.items() if key != _TYPE_KEY)
-    return _TYPES[value[_TYPE_KEY]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
+    return _TYPES_BY_NAME[value[_TYPE_KEY]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
 
 
-def _decode_field(reading: str, value: Any, load: Load) -> Any:
-    match reading:
+def _decode_field(field_format: str, value: Any, load: Load) -> Any:
+    match field_format:
         case "bytes":
             return load(value)
         case "set":
             return frozenset(_decode_value(item, load) for item in value)
         case "xattrs":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
-        case _ if reading == _WORDS:
+        case _ if field_format == _STRING_TUPLE:
             return tuple(_check_scalar("str", word) for word in value)
-        case _ if reading == _PACKAGE:
+        case _ if field_format == _PACKAGE_TYPE:
             return PackageId.of(_check_scalar("str", value))
-        case _ if reading in _SCALARS:
-            return _check_scalar(reading, value)
+        case _ if field_format in _SCALARS:
+            return _check_scalar(field_format, value)
         case _:
             return _decode_value(value, load)
 
@@ -385,7 +391,7 @@ def _check_scalar(annotation: str, value: Any) -> Any:
     return value
 
 
-def damaged_line(file: str, line: int, why: str) -> JournalDamaged:
+def damaged_line_error(file: str, line: int, why: str) -> JournalDamaged:
     """Return the error that stops every reader of the journal ``file``."""
     return JournalDamaged(
         f"the journal {file} is damaged in line {line}",
@@ -403,5 +409,5 @@ def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: st
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
-        raise damaged_line(file, 1, f"it does not begin run {run}, but is in the folder of that run")
+        raise damaged_line_error(file, 1, f"it does not begin run {run}, but is in the folder of that run")
     return entries

@@ -10,11 +10,11 @@ from typing import TypeAlias
 from gpunode.change import Change, Trigger
 from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import Objects, sync_folder, unwritable, write_file
+from gpunode.journal.objects import BackupStore, raise_as_change_failed, sync_folder, write_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was requested.
-REQUEST = "request.toml"
+REQUEST_FILE = "request.toml"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 
 
@@ -22,7 +22,7 @@ class Run:
     """The journal of one run, open for writing."""
 
     def __init__(
-        self, begin: Begin, path: Path, objects: Objects, announce: Announce, clock: Callable[[], float]
+        self, begin: Begin, path: Path, objects: BackupStore, announce: Announce, clock: Callable[[], float]
     ) -> None:
         self.id = begin.run
         self.path = path
@@ -42,15 +42,15 @@ class Run:
         """Return the entries written so far."""
         return tuple(self._entries)
 
-    def intend(self, stage: str, step: str, change: Change, reason: str = "") -> int:
+    def record_intent(self, stage: str, step: str, change: Change, reason: str = "") -> int:
         """Write the backups and the intent of ``change`` durably, and return its number: it may now be made.
 
         Raises:
             ChangeFailed: they could not be written; the change must not be made.
         """
-        return self.intend_all(stage, step, (change,), reason)[0]
+        return self.record_intents(stage, step, (change,), reason)[0]
 
-    def intend_all(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
+    def record_intents(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
         """Write the intents of ``changes`` at once, such as those of one package transaction; return their numbers.
 
         Raises:
@@ -58,7 +58,7 @@ class Run:
         """
         changes, now = tuple(changes), self._clock()
         first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
-        with unwritable("the journal cannot be written, so this change was not made", self.path):
+        with raise_as_change_failed("the journal cannot be written, so this change was not made", self.path):
             for content in (content for change in changes for content in change.contents):
                 self._objects.save(content)
             intents = [Intent(first + n, stage, step, change, reason, now) for n, change in enumerate(changes)]
@@ -68,42 +68,44 @@ class Run:
     def done(self, *seqs: int) -> None:
         """Record that the changes were made. Raises ChangeFailed if it cannot."""
         ends = (Done(seq, self._clock()) for seq in seqs)
-        self._note("the change was made but could not be recorded; its backup is on the disk", *ends)
+        self._record_entries("the change was made but could not be recorded; its backup is on the disk", *ends)
 
     def failed(self, seq: int, error: str) -> None:
         """Record that the change failed. Raises ChangeFailed if it cannot."""
-        self._note("the journal could not record that a change failed", Failed(seq, error, self._clock()))
+        self._record_entries("the journal could not record that a change failed", Failed(seq, error, self._clock()))
 
-    def settle(self, trigger: Trigger, note: str = "") -> None:
+    def record_trigger(self, trigger: Trigger, note: str = "") -> None:
         """Record that ``trigger`` is settled, whichever run required it. Raises ChangeFailed if it cannot."""
-        self._note(f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, self._clock()))
+        self._record_entries(
+            f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, self._clock())
+        )
 
-    def keep(self, path: str, content: bytes) -> str:
+    def save_rejected_file(self, path: str, content: bytes) -> str:
         """Save ``content``, which a daemon rejected as its ``path``, beside the journal; return its path.
 
         Raises:
             ChangeFailed: it could not be written.
         """
         kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
-        with unwritable(f"the rejected {path} could not be kept", kept):
+        with raise_as_change_failed(f"the rejected {path} could not be kept", kept):
             write_file(kept, content)
             sync_folder(kept.parent)
         return str(kept)
 
-    def keep_request(self, request: bytes) -> None:
+    def save_request(self, request: bytes) -> None:
         """Save the request of this run, which ``Store.request`` returns to continue after a reboot.
 
         Raises:
             ChangeFailed: it could not be written.
         """
-        path = self.path.with_name(REQUEST)
-        with unwritable("could not save the recipe for after the reboot", path):
+        path = self.path.with_name(REQUEST_FILE)
+        with raise_as_change_failed("could not save the recipe for after the reboot", path):
             write_file(path, request)
             sync_folder(path.parent)
 
     def commit(self, result: Result, reason: str = "") -> None:
         """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""
-        self._note("the journal could not record the end of this run", Commit(result, reason, self._clock()))
+        self._record_entries("the journal could not record the end of this run", Commit(result, reason, self._clock()))
         self.close()
 
     def close(self) -> None:
@@ -112,9 +114,9 @@ class Run:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _note(self, unrecorded: str, *entries: Entry) -> None:
+    def _record_entries(self, unrecorded: str, *entries: Entry) -> None:
         """Write ``entries``; the error says ``unrecorded`` where that cannot be done."""
-        with unwritable(unrecorded, self.path):
+        with raise_as_change_failed(unrecorded, self.path):
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
@@ -125,18 +127,18 @@ class Run:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
         try:
-            line = record.encode(*entries, above=self._last)
+            line = record.encode(*entries, previous_line=self._last)
             write_all(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
-            self._withdraw(before, error)
+            self._remove_torn_line(before, error)
             raise
         self._last = line
         self._entries.extend(entries)
         for entry in entries:
             self._announce(self._entries, entry)
 
-    def _withdraw(self, size: int, error: OSError) -> None:
+    def _remove_torn_line(self, size: int, error: OSError) -> None:
         """Remove a torn line; if that fails nothing may follow it, since it would be in the middle."""
         try:
             os.ftruncate(self._descriptor, size)

@@ -26,23 +26,29 @@ from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
-from gpunode.journal.objects import LARGEST, Objects, damaged_object, make_folder, unwritable
+from gpunode.journal.objects import (
+    MAX_BACKUP_BYTES,
+    BackupStore,
+    damaged_backup_error,
+    make_folder,
+    raise_as_change_failed,
+)
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
-from gpunode.journal.run import REQUEST, Announce, Run
+from gpunode.journal.run import REQUEST_FILE, Announce, Run
 
 if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
 
 
-KEEP = 50
+RUNS_WITH_BACKUPS = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
 
 
-def _no_listener(_entries: Sequence[Entry], _entry: Entry) -> None:
+def _ignore_entry(_entries: Sequence[Entry], _entry: Entry) -> None:
     """Ignore every entry."""
 
 
@@ -61,14 +67,14 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        keep: int = KEEP,
+        keep: int = RUNS_WITH_BACKUPS,
         clock: Callable[[], float] = time.time,
-        announce: Announce = _no_listener,
+        announce: Announce = _ignore_entry,
         folder: Path | None = None,
     ) -> None:
         self.root = Path(root)
         self.folder = folder or self.root / "var/lib/gpunode"
-        self.objects = Objects(self.folder / "objects")
+        self.objects = BackupStore(self.folder / "objects")
         self._runs = self.folder / "runs"
         self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
         self._keep = keep
@@ -94,7 +100,7 @@ class Store:
             ChangeFailed: it could not be written.
         """
         now = self._clock()
-        with unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
+        with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
             who = (user or invoking_user(), tuple(argv), undoes, with_packages, os.getuid(), loginuid())
@@ -103,7 +109,7 @@ class Store:
             folder.mkdir(mode=0o700)
             begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
-        self._collect_if_due()
+        self._prune_backups_if_due()
         return begun
 
     def _boot_id(self) -> str:
@@ -124,11 +130,11 @@ class Store:
         try:
             for folder in (self.folder, self._runs, self.objects.folder):
                 refuse_foreign(folder, self.root)
-            names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
+            names = [folder.name for folder in self._runs.iterdir() if _RUN_ID.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            raise _needs_root(error) from error
+            raise _needs_root_error(error) from error
         except NotADirectoryError as error:
             wrong = self._runs if self.folder.is_dir() else self.folder
             hint = f"look at it with `ls -ld {wrong}`, move it away, then run the command again"
@@ -153,7 +159,7 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         runs = self.runs()
-        if runs and runs[-1].commit is None and self.at_work():
+        if runs and runs[-1].commit is None and self.lock_holder():
             runs = (*runs[:-1], replace(runs[-1], is_running=True))
         found = tuple(one for one in runs if not run or run in {one.run, one.number})
         if run and not found:
@@ -176,7 +182,9 @@ class Store:
                 why=f"{given_up.user} deleted its backups",
                 hint="`gpunode log` still shows what it changed; `gpunode remove` removes what gpunode added",
             )
-        return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
+        return record.decode(
+            self._read_known_journal(run), lambda name: self._load_backup(name, run, kept), file=str(self._path(run))
+        )
 
     def entries(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run as recorded, each ``content`` the name of its backup object.
@@ -185,19 +193,19 @@ class Store:
             UsageError: there is no such run.
             JournalDamaged: the journal is.
         """
-        self._bytes(run)
+        self._read_known_journal(run)
         return self._read_entries(run)
 
     def request(self, run: str) -> bytes:
-        """Return the request of ``run`` that ``Run.keep_request`` saved.
+        """Return the request of ``run`` that ``Run.save_request`` saved.
 
         Raises:
             UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
         """
-        self._bytes(run)
-        path = self._path(run).with_name(REQUEST)
+        self._read_known_journal(run)
+        path = self._path(run).with_name(REQUEST_FILE)
         try:
-            return read_own_file(path, LARGEST, private=True)
+            return read_own_file(path, MAX_BACKUP_BYTES, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
@@ -253,14 +261,14 @@ class Store:
         newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
         return newest if newest and newest.commit is None else None
 
-    def conclude(self, run: str, why: str) -> None:
+    def close_interrupted_run(self, run: str, why: str) -> None:
         """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
 
         Raises:
             ChangeFailed: it could not be written.
         """
-        with unwritable(f"the end of run {run} could not be recorded", self._path(run)):
-            self._add(run, Commit("interrupted", why, self._clock()))
+        with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
+            self._append_entries(run, Commit("interrupted", why, self._clock()))
 
     def open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
@@ -276,7 +284,7 @@ class Store:
             changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
-    def record_made(self, run: str, intents: Sequence[Intent]) -> None:
+    def record_changes_made(self, run: str, intents: Sequence[Intent]) -> None:
         """Record that changes of a run that is over were made, as the node shows. Call it under ``lock``.
 
         They count as made when they were intended: what was owed for them may have been settled since.
@@ -284,19 +292,19 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        with unwritable(f"what run {run} changed could not be recorded", self._path(run)):
-            self._add(run, *(Done(intent.seq, intent.at) for intent in intents))
+        with raise_as_change_failed(f"what run {run} changed could not be recorded", self._path(run)):
+            self._append_entries(run, *(Done(intent.seq, intent.at) for intent in intents))
 
-    def _add(self, run: str, *entries: Entry) -> None:
+    def _append_entries(self, run: str, *entries: Entry) -> None:
         """Write ``entries`` to the end of a run that is over. Raises OSError."""
-        written = record.without_torn_line(self._bytes(run))
+        written = record.without_torn_line(self._read_known_journal(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # A torn last line goes first: what follows it would make it damage.
             os.ftruncate(descriptor, len(written))
             # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
             os.fsync(descriptor)
-            write_all(descriptor, record.encode(*entries, above=written.splitlines(keepends=True)[-1]))
+            write_all(descriptor, record.encode(*entries, previous_line=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -316,10 +324,10 @@ class Store:
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
         waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
-        loaded = (self._with_bytes(change) for change in waiting)
+        loaded = (self._with_contents(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 
-    def _with_bytes(self, change: FileChange) -> FileChange | None:
+    def _with_contents(self, change: FileChange) -> FileChange | None:
         """Return ``change`` with the bytes of its states; None if they were forgotten and cannot be restored."""
         states: list[FileState | None] = []
         for state in (change.before, change.after):
@@ -340,36 +348,36 @@ class Store:
         refuse_foreign(self._lock.parent, self.root)
         return hold_lock(self._lock, timeout_s, on_progress)
 
-    def at_work(self) -> LockHolder | None:
+    def lock_holder(self) -> LockHolder | None:
         """Return the gpunode that is changing this node, if the lock names it; takes no lock."""
         return read_holder(self._lock)
 
     def _path(self, run: str) -> Path:
         return self._runs / run / "journal.jsonl"
 
-    def _bytes(self, run: str) -> bytes:
+    def _read_known_journal(self, run: str) -> bytes:
         """Return the journal of ``run``; empty if the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="list the recorded runs: gpunode rollback --list")
-        return self._journal(run)
+        return self._read_journal(run)
 
-    def _journal(self, run: str) -> bytes:
+    def _read_journal(self, run: str) -> bytes:
         try:
             return read_own_file(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
         except PermissionError as error:
-            raise _needs_root(error) from error
+            raise _needs_root_error(error) from error
         except OSError as error:
-            raise record.damaged_line(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
+            raise record.damaged_line_error(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _read_entries(self, run: str) -> tuple[Entry, ...]:
-        return record.decode_without_contents(self._journal(run), file=str(self._path(run)), run=run)
+        return record.decode_without_contents(self._read_journal(run), file=str(self._path(run)), run=run)
 
-    def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
+    def _load_backup(self, name: str, run: str, kept: Collection[str]) -> bytes:
         content = self.objects.find(name, run)
         if content is None and run in kept:
-            raise damaged_object(self.objects.path(name), run, "is missing")
+            raise damaged_backup_error(self.objects.path(name), run, "is missing")
         if content is None:
             raise Refused(
                 f"run {run} can no longer be undone",
@@ -392,15 +400,15 @@ class Store:
     def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
-    def _collect_if_due(self) -> None:
-        """Call ``_collect`` once there are more runs than keep their backups; what cannot be deleted stays."""
+    def _prune_backups_if_due(self) -> None:
+        """Call ``_prune_backups`` once there are more runs than keep their backups; what cannot be deleted stays."""
         runs = self.ids()
         kept = self._runs_with_backups(runs)
         if len(kept) < len(runs):
             with contextlib.suppress(OSError):
-                self._collect(kept)
+                self._prune_backups(kept)
 
-    def _collect(self, kept: Collection[str]) -> None:
+    def _prune_backups(self, kept: Collection[str]) -> None:
         """Delete the objects that nothing needs; none when a journal cannot be read."""
         try:
             runs = self.runs()
@@ -413,7 +421,7 @@ def _number(run: str) -> int:
     return int(run.partition("-")[0])
 
 
-def _needs_root(error: PermissionError) -> UsageError:
+def _needs_root_error(error: PermissionError) -> UsageError:
     why = f"{error.filename}: {error.strerror}"
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
 

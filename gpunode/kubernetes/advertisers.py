@@ -14,7 +14,7 @@ from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
-from gpunode.kubernetes.owned import owned_fields
+from gpunode.kubernetes.owned import object_title, owned_fields
 from gpunode.kubernetes.reconcile import MANAGER, Key, find_installed, object_key
 
 Body: TypeAlias = Mapping[str, Any]
@@ -85,12 +85,7 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) ->
             is_asked = one in requesting and one.get("spec", {}).get("devicePlugin", {}).get("enabled") is not False
             kind = "gpu-operator" if is_asked or not requesting else None
         if kind is not None:
-            yield AdvertiserObject(_title(one), kind, one, release_of(one))
-
-
-def _title(body: Body) -> str:
-    place = "/".join(body["metadata"][key] for key in ("namespace", "name") if body["metadata"].get(key))
-    return f"{body['kind']} {place}"
+            yield AdvertiserObject(object_title(one), kind, one, release_of(one))
 
 
 def is_advertiser(daemon_set: Body) -> bool:
@@ -199,7 +194,7 @@ def _second_advertiser_error(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",
-        hint=_way_out(first, kubectl, helm),
+        hint=_removal_advice(first, kubectl, helm),
     )
 
 
@@ -228,26 +223,26 @@ _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
 }
 
 
-def _is_operand(found: AdvertiserObject) -> bool:
-    return found.kind == "gpu-operator" and found.body["kind"] == "DaemonSet"
+def _is_operand(advertiser: AdvertiserObject) -> bool:
+    return advertiser.kind == "gpu-operator" and advertiser.body["kind"] == "DaemonSet"
 
 
-def _way_out(found: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuilder) -> str:
-    if found.kind == "provider":
+def _removal_advice(advertiser: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuilder) -> str:
+    if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
-    metadata = found.body["metadata"]
+    metadata = advertiser.body["metadata"]
     where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
-    target = (found.body["kind"].lower(), *where, metadata["name"])
+    target = (advertiser.body["kind"].lower(), *where, metadata["name"])
     removal = f"or remove it first: {kubectl('delete', *target)}"
-    if found.release:
-        namespace, _, name = found.release.partition("/")
+    if advertiser.release:
+        namespace, _, name = advertiser.release.partition("/")
         uninstall = helm("uninstall", name, "--namespace", namespace)
         removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
-    if found.kind == "gpu-operator" and found.release:
+    if advertiser.kind == "gpu-operator" and advertiser.release:
         return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
-    if _is_operand(found):
+    if _is_operand(advertiser):
         return f"find the operator that made it, and keep or remove it: {helm('list', '--all-namespaces')}"
-    if found.release:
+    if advertiser.release:
         values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
     return f"look at it: {kubectl('get', *target, '-o', 'yaml')}\nthen keep it, {removal}"

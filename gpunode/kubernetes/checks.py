@@ -7,7 +7,7 @@ from typing import Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
-from gpunode.kubernetes.gitops import is_elsewhere
+from gpunode.kubernetes.gitops import is_remote_cluster
 from gpunode.kubernetes.sharing import refuse_bad_configs
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels
@@ -67,7 +67,7 @@ def _refuse_bad_argocd(argocd: ArgoCd) -> None:
             why="both name the cluster that has the GPUs, and Argo CD takes only one of them",
             hint="leave one of them out",
         )
-    if is_elsewhere(argocd) and not argocd.repository:
+    if is_remote_cluster(argocd) and not argocd.repository:
         raise Refused(
             "[kubernetes.argocd] names another cluster and no repository",
             why="Argo CD applies the namespace and other plain objects to that cluster from git",

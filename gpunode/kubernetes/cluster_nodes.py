@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from gpunode.catalog.gpus import GpuModel, by_label
+from gpunode.catalog.gpus import GpuModel, find_by_label
 from gpunode.command import sudo_gpunode
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.machine import PROVIDERS
@@ -42,7 +42,7 @@ GKE_OPT_OUT: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
 GKE_DRIVER: Final = "/home/kubernetes/bin/nvidia"
 
 
-def refuse_managed(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
+def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
     """Refuse nodes whose provider installs the device plugin.
 
     Raises:
@@ -207,7 +207,7 @@ def _gpus_from_labels(labels: Mapping[str, str]) -> tuple[GpuModel, ...] | str:
         return f"{_PRODUCT_LABEL} counts MIG instances, not GPUs"
     if len(count) > _MAX_COUNT_DIGITS:
         return f"{_COUNT_LABEL} is {count[:20]}, which no node has"
-    model = by_label(product.removesuffix("-SHARED"))
+    model = find_by_label(product.removesuffix("-SHARED"))
     return (model,) * int(count) if model else f"gpunode knows no GPU that is labelled {product}"
 
 

@@ -116,7 +116,7 @@ def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]
         note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
         about = f"{HEADER}\n{one.why}{note}"
         contents[f"applications/{one.name}.yaml"] = yaml.document(gitops.chart_application(one, options), about)
-    if plain and gitops.is_elsewhere(options):
+    if plain and gitops.is_remote_cluster(options):
         about = f"{HEADER}\nApplies the objects in manifests/ to the cluster that has the GPUs."
         contents[f"applications/{gitops.PLAIN_OBJECTS}.yaml"] = yaml.document(
             gitops.objects_application(options), about
@@ -201,7 +201,7 @@ def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Ite
             yield "apply || { sleep 10; apply; }"
         case "kustomize":
             yield command(*apply, "-k", ".")
-        case "argocd" if gitops.is_elsewhere(rendered.argocd):
+        case "argocd" if gitops.is_remote_cluster(rendered.argocd):
             yield ': "${ARGOCD_CONTEXT:?set it to the context of the cluster in which Argo CD runs}"'
             for path in paths:
                 if path.startswith("applications/"):

@@ -31,7 +31,7 @@ def add_sync_wave(one: RenderedObject) -> Mapping[str, Any]:
     return {**one.body, "metadata": {**one.body["metadata"], "annotations": annotations}}
 
 
-def is_elsewhere(argocd: ArgoCd) -> bool:
+def is_remote_cluster(argocd: ArgoCd) -> bool:
     """Return whether the GPUs are in another cluster than Argo CD itself."""
     return bool(argocd.cluster or argocd.server not in {"", _OWN_CLUSTER})
 

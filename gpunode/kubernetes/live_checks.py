@@ -258,13 +258,15 @@ class RequiredDaemonSet:
     @property
     def is_ready(self) -> bool:
         """True if it has pods and all of them are ready."""
-        desired, ready = count_pods(self.live or {})
+        desired, ready = count_desired_and_ready(self.live or {})
         return ready >= desired > 0
 
     @property
     def is_running(self) -> bool:
         """True if its pods are ready, or it may run on no node and does not."""
-        return self.is_ready or (self.live is not None and not self.must_run and not count_pods(self.live)[0])
+        return self.is_ready or (
+            self.live is not None and not self.must_run and not count_desired_and_ready(self.live)[0]
+        )
 
     @property
     def namespace(self) -> str:
@@ -278,7 +280,7 @@ class RequiredDaemonSet:
         return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
-def count_pods(live: Body) -> tuple[int, int]:
+def count_desired_and_ready(live: Body) -> tuple[int, int]:
     """Return the number of nodes that the DaemonSet is for, and of those where its current version is ready."""
     status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
     desired = int(status.get("desiredNumberScheduled", 0))
@@ -347,7 +349,7 @@ def check_workload(
     title = workload.title
     if workload.live is None:
         return Check(id, title, "failed", workload.why or "it is not in this cluster", str(apply))
-    desired, ready = count_pods(workload.live)
+    desired, ready = count_desired_and_ready(workload.live)
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
     if not desired and not workload.must_run:

@@ -104,7 +104,7 @@ def describe_own_pod(
     if desired.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
     spec["containers"] = [{"resources": _resource_requests(desired, resource)}]
-    return OwnPod(spec, _why(recipe, nodes, name))
+    return OwnPod(spec, _explain_gpu_access(recipe, nodes, name))
 
 
 def format_own_pod(own: OwnPod) -> str:
@@ -118,7 +118,7 @@ def _resource_requests(desired: Kubernetes, resource: str) -> Mapping[str, Any]:
     return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if desired.stack == "hami" else {})}}
 
 
-def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
+def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
     desired = _kubernetes_tables(recipe)
     if desired.stack == "dra":
         return "gets a GPU by a claim; NAME is a ResourceClaimTemplate in its namespace, as in test-pod.yaml"

@@ -160,9 +160,9 @@ def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) 
         applied: the objects that were applied.
         live: these objects as they are, with their ``managedFields``.
     """
-    live_by_title = {_object_title(one): one for one in live}
+    live_by_title = {object_title(one): one for one in live}
     return tuple(
-        line for one in applied for line in _conflict_lines_of(message, one, live_by_title.get(_object_title(one)))
+        line for one in applied for line in _conflict_lines_of(message, one, live_by_title.get(object_title(one)))
     )
 
 
@@ -177,12 +177,13 @@ def _conflict_lines_of(message: str, applied: Body, live: Body | None) -> Iterat
                 and f".{name}\n" in f"{message}\n"
             ):
                 values = f"{manager} has {_shorten(present)}, gpunode would set {_shorten(desired)}"
-                yield f"{_object_title(applied)}, {name}: {values}"
+                yield f"{object_title(applied)}, {name}: {values}"
 
 
-def _object_title(body: Body) -> str:
+def object_title(body: Body) -> str:
+    """Return the object's kind, namespace and name: ``DaemonSet gpu-system/plugin``."""
     metadata = body["metadata"]
-    return f"{body['kind']} " + "/".join(metadata[part] for part in ("namespace", "name") if part in metadata)
+    return f"{body['kind']} " + "/".join(metadata[part] for part in ("namespace", "name") if metadata.get(part))
 
 
 def _shorten(value: Any) -> str:

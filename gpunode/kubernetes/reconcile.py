@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode import yaml
@@ -21,8 +21,8 @@ from gpunode.kubernetes.pods import PodProblem
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
 # The labels by which our objects, and the Secrets of our releases, are found.
-OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
-OUR_RELEASES: Final = "managed-by=gpunode"
+OUR_LABEL_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+OUR_RELEASE_SELECTOR: Final = "managed-by=gpunode"
 _CLEANUP_WAVE: Final = 99
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
@@ -168,17 +168,16 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
     item = PlanItem(kind, namespace, name, "create", desired.why, desired.wave)
     after = (owned_fields(projected, MANAGER) if projected else None) or desired.body
     if live is None:
-        return _with_change(item, "create", _object_change(desired.body, cluster, None, after))
+        return replace(item, change=_object_change(desired.body, cluster, None, after))
     before = owned_fields(live, MANAGER)
     if before is None and projected is not None and _without_server_fields(live) == _without_server_fields(projected):
         managers = ", ".join(other_managers(live, _MANAGERS)) or "somebody else"
-        return PlanItem(
-            kind, namespace, name, "foreign", desired.why, desired.wave, note=f"already there, from {managers}"
-        )
+        return replace(item, state="foreign", note=f"already there, from {managers}")
     if before == after:
-        return PlanItem(kind, namespace, name, "unchanged", desired.why, desired.wave)
+        return replace(item, state="unchanged")
     change = _object_change(desired.body, cluster, before, after, shared=before is None or is_shared(live))
-    return _with_change(item, "edit", change, _yaml_diff(before or _without_server_fields(live), after))
+    diff = _yaml_diff(before or _without_server_fields(live), after)
+    return replace(item, state="edit", change=change, diff=diff)
 
 
 def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanItem:
@@ -199,9 +198,9 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     has_obsolete = before is not None and _labels_and_taints(before) - _labels_and_taints(after)
     item = PlanItem("Node", "", edit.node, "edit", edit.why, -1)
     if has_labels and has_taint and not has_obsolete:
-        return PlanItem("Node", "", edit.node, "unchanged", edit.why, -1)
+        return replace(item, state="unchanged")
     change = _object_change(body, cluster, before, after, shared=True)
-    return _with_change(item, "edit", change, tuple(_diff_node(before, after, live)))
+    return replace(item, change=change, diff=tuple(_diff_node(before, after, live)))
 
 
 def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
@@ -265,7 +264,7 @@ def current_fields(change: ObjectChange, live: Body | None) -> str | None:
     return json.dumps(found, sort_keys=True) if found else None
 
 
-def removal_of_labels(live: Body, cluster: str) -> ObjectChange | None:
+def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's labels from a Node and keeps its taint; None if it has none."""
     before = owned_node_fields(live)
     if before is None or not before["metadata"].get("labels"):
@@ -275,7 +274,7 @@ def removal_of_labels(live: Body, cluster: str) -> ObjectChange | None:
     return _object_change(live, cluster, before, after, shared=True)
 
 
-def removal_of_fields(live: Body, cluster: str) -> ObjectChange | None:
+def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, MANAGER)
     if before is None:
@@ -309,17 +308,16 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
         change = CommandChange(
             install_command(desired), desired.why, _helm_undo_command("uninstall", name, namespace), cluster
         )
-        return _with_change(item, "create", change, ())
+        return replace(item, change=change)
     if same_version and live.status == "deployed" and dict(live.values) == _as_json_types(desired.values):
-        return PlanItem(item.kind, namespace, name, "unchanged", desired.why, desired.wave)
+        return replace(item, state="unchanged")
     undo = _helm_undo_command("rollback", name, namespace, str(live.revision))
     _refuse_downgrade(desired, live)
     change = CommandChange(_upgrade_command(desired, namespace, name), desired.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {desired.chart} {desired.version}"]
     new_values = _as_json_types(desired.values)
-    return _with_change(
-        item, "edit", change, (*diff, *_yaml_diff(_mask_foreign_values(live.values, new_values), new_values))
-    )
+    diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
+    return replace(item, state="edit", change=change, diff=tuple(diff))
 
 
 def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
@@ -371,7 +369,7 @@ def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[
 
 def install_command(desired: ChartRelease) -> tuple[str, ...]:
     """Return the command that installs a release, with the label by which ``k8s remove`` finds it."""
-    return (*_upgrade_command(desired, desired.namespace, desired.name), "--labels", OUR_RELEASES)
+    return (*_upgrade_command(desired, desired.namespace, desired.name), "--labels", OUR_RELEASE_SELECTOR)
 
 
 def _helm_undo_command(verb: str, name: str, namespace: str, *more: str) -> tuple[str, ...]:
@@ -403,12 +401,6 @@ def _object_change(
     kind, namespace, name = object_key(target)
     old, new = (None if one is None else json.dumps(one, sort_keys=True) for one in (before, after))
     return ObjectChange(cluster, str(target["apiVersion"]), kind, namespace, name, old, new, shared=shared)
-
-
-def _with_change(
-    item: PlanItem, state: State, change: ObjectChange | CommandChange, diff: Iterable[str] = ()
-) -> PlanItem:
-    return PlanItem(item.kind, item.namespace, item.name, state, item.why, item.wave, change, item.note, tuple(diff))
 
 
 def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:

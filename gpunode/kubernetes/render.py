@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from gpunode.errors import Refused
 from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import refuse_bad_tables
-from gpunode.kubernetes.cluster_nodes import is_gke, refuse_managed
+from gpunode.kubernetes.cluster_nodes import is_gke, refuse_provider_nodes
 from gpunode.kubernetes.model import (
     MIG_CONFIG,
     PLUGIN_CONFIG,
@@ -65,7 +65,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     desired = recipe.kubernetes
     assert desired is not None  # checked
     gpu_nodes = _select_gpu_nodes(nodes)
-    refuse_managed(desired, gpu_nodes)
+    refuse_provider_nodes(desired, gpu_nodes)
     members = cluster_members(desired, gpu_nodes)
     if desired.stack == "dra":
         _refuse_old_drivers(members)

@@ -208,7 +208,7 @@ def count_instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
     """Return the number of MIG instances by profile in that layout; None if its name does not tell."""
     found: Counter[str] = Counter()
     for gpu in node.gpus:
-        one = mig.counts(gpu.device_id, layout)
+        one = mig.instances_in_layout(gpu.device_id, layout)
         if one is None:
             return None
         found.update(one)

@@ -211,7 +211,7 @@ def _make_pod(body: Body, options: _PodOptions, resources: Mapping[str, str], pu
     return made
 
 
-def is_over(pod: Body) -> bool:
+def has_ended(pod: Body) -> bool:
     """Return whether the pod has ended, in success or failure."""
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
@@ -224,7 +224,7 @@ def is_unscheduled(pod: Body) -> bool:
     )
 
 
-def find_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
+def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
     """Return the ``namespace/name`` of the pods that use up the node's resource; empty if some of it is free.
 
     Args:
@@ -232,7 +232,7 @@ def find_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ..
         node: the Node.
         resource: which one.
     """
-    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not is_over(pod)}
+    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not has_ended(pod)}
     if sum(allocated.values()) < read_resource(node, resource)[1]:
         return ()
     own_pods = {_pod_title(pod) for pod in pods if RUN_LABEL in pod["metadata"].get("labels", {})}

@@ -55,7 +55,7 @@ def leaves_config_files(change: PackageChange) -> bool:
     return isinstance(change.after, PackageState) and change.after.config_files_only
 
 
-def lowers(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
+def is_downgrade(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
     """Return whether an installed package goes back to an older version, in the order of ``is_older``."""
     if change.before is None or not change.is_there_before:
         return False

@@ -125,15 +125,15 @@ class PackageSystem:
         list_journaled: the names of the packages that a file of the journal is about.
         owners: the command that tells whose the files after it are, a line ``package: path`` each.
         file_list: the file that is as old as the last installation of a package.
-        sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
+        parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
         contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
             it are checked, so that the package manager reads no source at all.
 
-        headers_of: the kernel whose headers a package has; empty where it has none.
-        prebuilt_module_of: the kernel and the driver's branch for which a package has a built module; None for others.
+        kernel_of_headers: the kernel whose headers a package has; empty where it has none.
+        parse_prebuilt_name: the kernel and the driver's branch for which a package has a built module; None for others.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
-        runs_dkms: whether configuring a package has DKMS build all its modules, as a kernel's image and headers do.
+        triggers_dkms: whether configuring a package has DKMS build all its modules, as a kernel's image and headers do.
         is_older: whether the first version comes before the second.
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
@@ -142,7 +142,7 @@ class PackageSystem:
         pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then those
             that are never mixed with the distribution's.
-        exclude_archives: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
+        render_cuda_pin: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
             these origins.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
         packages_under_pin: the installed packages whose version such a content wants.
@@ -150,10 +150,10 @@ class PackageSystem:
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
 
-        packages_in: every word of a refused transaction that may be a package.
+        find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
         hint: what to do about a refused transaction while the package index is fresh.
-        archives_of: what tells the archives of each version of the packages.
+        archives_probe: what tells the archives of each version of the packages.
         archives: the archives by a package's name and version, from the answer to it.
         serves: whether an entry of the sources is for an archive.
         trusted_folder: whose keys vouch for an archive that names no key of its own.
@@ -163,7 +163,7 @@ class PackageSystem:
         install: the command by which people install packages.
         reinstall: the command that installs packages anew, in the version that they have.
         changed_files: what compares the files of a package with the checksums that came with it.
-        changed_in: the paths that differ or are missing, from the answer to it.
+        parse_changed_files: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
         unhold: the command that lets packages change again.
         autoremove: the command that removes what nothing needs.
@@ -192,30 +192,30 @@ class PackageSystem:
     list_journaled: Callable[[str], frozenset[str]]
     owners: tuple[str, ...]
     file_list: Callable[[str], str]
-    sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
+    parse_source_list: Callable[[str, str], tuple[PackageSource, ...] | None]
     contradict: Callable[[PackageSource, PackageSource, str], bool]
 
-    headers_of: Callable[[PackageId], str]
-    prebuilt_module_of: Callable[[PackageId], tuple[str, str] | None]
+    kernel_of_headers: Callable[[PackageId], str]
+    parse_prebuilt_name: Callable[[PackageId], tuple[str, str] | None]
     builds_driver: Callable[[PackageId], bool]
-    runs_dkms: Callable[[PackageId], bool]
+    triggers_dkms: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
     plan_repository: Callable[[Repository, Facts], Outcome]
     refuse_without: Callable[[Facts, Sequence[str]], Refusal | None]
     relaxed: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
-    exclude_archives: Callable[[Sequence[str], Sequence[str]], bytes]
+    render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
     packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange
 
-    packages_in: Callable[[str], frozenset[PackageId]]
+    find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]
     hint: Callable[[str, Facts], str]
-    archives_of: Callable[[Collection[PackageId]], Probe]
+    archives_probe: Callable[[Collection[PackageId]], Probe]
     archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
     serves: Callable[[PackageSource, Archive], bool]
     trusted_folder: str
@@ -225,7 +225,7 @@ class PackageSystem:
     install: Callable[[Collection[str]], str]
     reinstall: Callable[[Mapping[PackageId, PackageState]], str]
     changed_files: Callable[[PackageId], Probe]
-    changed_in: Callable[[str], tuple[str, ...]]
+    parse_changed_files: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]
     unhold: Callable[[Collection[PackageId]], str]
     autoremove: str

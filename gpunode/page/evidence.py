@@ -10,16 +10,16 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
 from gpunode.redaction.secrets import redact_text as redact
 
 CONTEXT_LINES: Final = 3
 _LONGEST_LINE: Final = 600
-_LONGEST_READ: Final = 4 * _LONGEST_LINE
-_WHOLE_LINES: Final = 400
-_WHOLE_CHARACTERS: Final = 48_000
+_MAX_REDACTED_LENGTH: Final = 4 * _LONGEST_LINE
+_MAX_FOLDED_LINES: Final = 400
+_MAX_FOLDED_CHARACTERS: Final = 48_000
 _MOST_LISTED: Final = 300
 _OUTCOMES: Final = {"absent": "missing", "denied": "not allowed", "failed": "failed", "timeout": "took too long"}
 
@@ -59,7 +59,7 @@ def render_citations(
 
 
 def _render_figure(
-    cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int], detail: EvidenceDetail
+    cited: Sequence[Citation], item: EvidenceItem | None, wrapped: Mapping[tuple[str, int], int], detail: EvidenceDetail
 ) -> Markup:
     lines = item.lines if item is not None else ()
     begins = sorted({c.line_number for c in cited if c.line_number and _is_in_source(c, lines)})
@@ -116,10 +116,10 @@ def _render_line(number: str, text: str, *, proves: bool = False) -> Markup:
 
 def _render_folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
     """Around the first proving line as many lines as there is room for."""
-    start = max(0, min(min(proving) - _WHOLE_LINES // 2, len(lines) - _WHOLE_LINES))
+    start = max(0, min(min(proving) - _MAX_FOLDED_LINES // 2, len(lines) - _MAX_FOLDED_LINES))
     wanted: list[int] = []
-    room = _WHOLE_CHARACTERS
-    for number in range(start + 1, min(start + _WHOLE_LINES, len(lines)) + 1):
+    room = _MAX_FOLDED_CHARACTERS
+    for number in range(start + 1, min(start + _MAX_FOLDED_LINES, len(lines)) + 1):
         room -= len(redact_line(lines[number - 1]))
         if room < 0:
             break
@@ -131,11 +131,11 @@ def _render_folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
 @lru_cache(maxsize=8192)
 def redact_line(line: str) -> str:
     """Return ``line`` redacted and shortened; a capture holds system tables unredacted."""
-    line = redact(line[:_LONGEST_READ]) + line[_LONGEST_READ:]
+    line = redact(line[:_MAX_REDACTED_LENGTH]) + line[_MAX_REDACTED_LENGTH:]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}… ({len(line) - _LONGEST_LINE} more)"
 
 
-def render_evidence_list(items: Sequence[Item]) -> Markup | None:
+def render_evidence_list(items: Sequence[EvidenceItem]) -> Markup | None:
     """Return the names of everything that the diagnosis used."""
     if not items:
         return None

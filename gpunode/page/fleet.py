@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK
-from gpunode.diagnoses.stack import TITLES
+from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.page.markup import (
     Markup,
     PageOrigin,
@@ -26,8 +26,8 @@ from gpunode.page.markup import (
 )
 from gpunode.page.words import (
     CONDITIONS,
-    DISRUPTIONS,
-    STATES,
+    DISRUPTION_TEXTS,
+    STATE_MARKS,
     collapse_ranges,
     condition_of,
     count,
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
 # Beyond so many bytes each node gets a shorter text: a page of 5 000 nodes must open at once and fit a mail.
-_LARGEST: Final = 4_500_000
+_MAX_PAGE_BYTES: Final = 4_500_000
 # The nodes with a fault come first, so what is left out beyond so many is healthy.
 _MOST_NODES: Final = 8_000
 # So many of a kind are shown; --json has all.
-_MOST_KINDS: Final = 40
+_MAX_GROUPS: Final = 40
 _MOST_VALUES: Final = 12
 _MOST_NAMES: Final = 24
-_LONGEST: Final = 240
-_BRIEF: Final = 60
+_MAX_TEXT_LENGTH: Final = 240
+_BRIEF_TEXT_LENGTH: Final = 60
 # With so few nodes nothing is to be hidden at first.
-_FEW: Final = 60
+_FEW_NODES: Final = 60
 _UNPROVEN: Final = "nothing shows that the driver works"
 
 
@@ -70,113 +70,119 @@ class _Filter:
         return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
 
-def fleet_page(seen: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
+def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
     """Return the page about the fleet.
 
     Args:
-        seen: the fleet.
+        fleet: the fleet.
         about: the origin of the page.
         recipe: the recipe that the nodes were compared with, or empty.
     """
-    filters = tuple(_make_filters(seen.rows))
-    top = page_head(_page_title(seen), "style.css", "fleet.css", rules="\n".join(_filter_rules(filters)))
-    whole = html_document(top, _page_body(seen, about, recipe, filters, _LONGEST))
-    is_small = len(whole.encode("utf-8", "replace")) <= _LARGEST
-    return whole if is_small else html_document(top, _page_body(seen, about, recipe, filters, _BRIEF))
+    filters = tuple(_make_filters(fleet.rows))
+    top = page_head(_page_title(fleet), "style.css", "fleet.css", rules="\n".join(_filter_rules(filters)))
+    whole = html_document(top, _page_body(fleet, about, recipe, filters, _MAX_TEXT_LENGTH))
+    is_small = len(whole.encode("utf-8", "replace")) <= _MAX_PAGE_BYTES
+    return whole if is_small else html_document(top, _page_body(fleet, about, recipe, filters, _BRIEF_TEXT_LENGTH))
 
 
-def _page_title(seen: FleetSummary) -> str:
-    counts = Counter(map(condition_of, seen.rows))
+def _page_title(fleet: FleetSummary) -> str:
+    counts = Counter(map(condition_of, fleet.rows))
     worst: Condition = next((one for one in CONDITIONS if counts[one]), "healthy")
-    all_ = count(len(seen.rows), "node")
+    all_ = count(len(fleet.rows), "node")
     if worst == "healthy":
-        return f"All {all_} are healthy" if len(seen.rows) > 1 else "The node is healthy"
+        return f"All {all_} are healthy" if len(fleet.rows) > 1 else "The node is healthy"
     return f"{group_digits(counts[worst])} of {all_} {'is' if counts[worst] == 1 else 'are'} {worst}"
 
 
-def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequence[_Filter], longest: int) -> Markup:
+def _page_body(
+    fleet: FleetSummary, about: PageOrigin, recipe: str, filters: Sequence[_Filter], max_length: int
+) -> Markup:
     return page_body(
         about,
         "Skip to the nodes",
         "#nodes",
-        _render_verdict(seen),
-        _render_kinds("What is wrong", "", map(_render_cause, seen.causes)),
-        _render_kinds("Odd ones out", "Unlike most nodes of the same model", _render_outliers(seen), "odd"),
-        _render_kinds("Drift", f"Drifted from {recipe}", _render_drift(seen), "drift") if recipe else None,
-        _render_kinds(
-            "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(seen.unknown)
+        _render_verdict(fleet),
+        _render_node_groups("What is wrong", "", map(_render_cause, fleet.causes)),
+        _render_node_groups("Odd ones out", "Unlike most nodes of the same model", _render_outliers(fleet), "odd"),
+        _render_node_groups("Drift", f"Drifted from {recipe}", _render_drift(fleet), "drift") if recipe else None,
+        _render_node_groups(
+            "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(fleet.unknown)
         ),
-        _render_kinds("Unread", "These reports could not be read", _render_skipped(seen.unreadable)),
-        _render_layers(seen.layers),
-        _render_versions(seen),
-        _render_nodes(seen, filters, longest),
+        _render_node_groups("Unread", "These reports could not be read", _render_skipped(fleet.unreadable)),
+        _render_layers(fleet.layers),
+        _render_versions(fleet),
+        _render_nodes(fleet, filters, max_length),
     )
 
 
-def _render_verdict(seen: FleetSummary) -> Markup:
-    by_condition = Counter(map(condition_of, seen.rows))
-    tone = "error" if by_condition["broken"] else "warning" if len(seen.rows) > by_condition["healthy"] else "good"
+def _render_verdict(fleet: FleetSummary) -> Markup:
+    by_condition = Counter(map(condition_of, fleet.rows))
+    tone = "error" if by_condition["broken"] else "warning" if len(fleet.rows) > by_condition["healthy"] else "good"
     counted: list[tuple[str, int]] = [(one, by_condition[one]) for one in CONDITIONS if by_condition[one]]
-    if odd := sum(1 for row in seen.rows if row.differences):
+    if odd := sum(1 for row in fleet.rows if row.differences):
         counted.append(("unlike their group", odd))
-    if drifted := sum(1 for row in seen.rows if row.drift):
+    if drifted := sum(1 for row in fleet.rows if row.drift):
         counted.append(("drifted", drifted))
     counts = (tag("div", tag("dd", group_digits(number)), tag("dt", word)) for word, number in counted)
-    parts = tag("p.label", "fleet"), tag("h1#verdict", _page_title(seen)), tag("dl.counts", counts)
+    parts = tag("p.label", "fleet"), tag("h1#verdict", _page_title(fleet)), tag("dl.counts", counts)
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
 
 
-def _render_kinds(title: str, legend: str, kinds: Iterable[Markup], id_: str | None = None) -> Markup | None:
+def _render_node_groups(title: str, legend: str, kinds: Iterable[Markup], id_: str | None = None) -> Markup | None:
     found = list(kinds)
-    more = len(found) - _MOST_KINDS
+    more = len(found) - _MAX_GROUPS
     rest = tag("p.legend", f"and {group_digits(more)} more; --json has all") if more > 0 else None
-    return card(title, tag("ol.kinds", found[:_MOST_KINDS]), rest, legend=legend, id_=id_) if found else None
+    return card(title, tag("ol.kinds", found[:_MAX_GROUPS]), rest, legend=legend, id_=id_) if found else None
 
 
 def _render_cause(one: CauseTally) -> Markup:
-    disruption = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
+    disruption = f" ({DISRUPTION_TEXTS[one.disruption]})" if one.disruption != "none" else ""
     what = join_markup(tag("b", one.title), " ", tag("code", one.cause))
-    return _render_kind(what, one.reports, tag("p", f"next: {one.advice}{disruption}"), command_block(one.command))
+    return _render_node_group(
+        what, one.reports, tag("p", f"next: {one.advice}{disruption}"), command_block(one.command)
+    )
 
 
-def _render_kind(what: str, names: Sequence[str], *more: Markup | None) -> Markup:
+def _render_node_group(what: str, names: Sequence[str], *more: Markup | None) -> Markup:
     number = tag("span.number", f"{group_digits(len(names))} ×")
     return tag("li", number, tag("div", tag("p", what), tag("p.names", _list_names(names)), *more))
 
 
-def _render_outliers(seen: FleetSummary) -> Iterator[Markup]:
-    for one in seen.differences:
+def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
+    for one in fleet.differences:
         more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-        yield _render_kind(
-            f"{_shorten(describe_outlier(one.difference), _LONGEST)}: {one.difference.why}{more}", one.reports
+        yield _render_node_group(
+            f"{_shorten(describe_outlier(one.difference), _MAX_TEXT_LENGTH)}: {one.difference.why}{more}", one.reports
         )
 
 
-def _render_drift(seen: FleetSummary) -> Iterator[Markup]:
-    for drifted in seen.drift:
-        yield _render_kind(_shorten(f"{drifted.drift.title}: {drifted.drift.reason}", _LONGEST), drifted.reports)
-    for left in seen.not_compared:
-        yield _render_kind(_shorten(f"not compared: {left.why}", _LONGEST), left.reports)
+def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
+    for drifted in fleet.drift:
+        yield _render_node_group(
+            _shorten(f"{drifted.drift.title}: {drifted.drift.reason}", _MAX_TEXT_LENGTH), drifted.reports
+        )
+    for left in fleet.not_compared:
+        yield _render_node_group(_shorten(f"not compared: {left.why}", _MAX_TEXT_LENGTH), left.reports)
 
 
-def _render_skipped(left: Sequence[SkippedNodes]) -> Iterator[Markup]:
-    for one in left:
-        yield _render_kind(_shorten(one.why or _UNPROVEN, _LONGEST), one.reports)
+def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
+    for one in skipped:
+        yield _render_node_group(_shorten(one.why or _UNPROVEN, _MAX_TEXT_LENGTH), one.reports)
 
 
 def _list_names(reports: Sequence[str]) -> str:
     found = list(collapse_ranges(map(node_name, reports)))
     more = len(found) - _MOST_NAMES
-    shown = ", ".join(_shorten(one, _BRIEF) for one in found[:_MOST_NAMES])
+    shown = ", ".join(_shorten(one, _BRIEF_TEXT_LENGTH) for one in found[:_MOST_NAMES])
     return f"{shown} and {group_digits(more)} more" if more > 0 else shown
 
 
-_SHOWN: Final[tuple[State, ...]] = ("broken", "warning", "affected", "works", "no-fault", "unknown", "absent")
+_STATE_COLUMNS: Final[tuple[State, ...]] = ("broken", "warning", "affected", "works", "no-fault", "unknown", "absent")
 _STATE_WORDS: Final[Mapping[State, str]] = {"works": "works", "no-fault": "looked at", "absent": "none here"}
 
 
 def _state_word(state: State) -> str:
-    return STATES[state][1] or _STATE_WORDS[state]
+    return STATE_MARKS[state][1] or _STATE_WORDS[state]
 
 
 def _render_layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup | None:
@@ -185,19 +191,22 @@ def _render_layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup |
     rows = (
         tag(
             "tr",
-            tag("th", TITLES[layer], scope="row"),
-            (tag("td", group_digits(n) if (n := counted.get(s, 0)) else "", class_=s if n else None) for s in _SHOWN),
+            tag("th", LAYER_TITLES[layer], scope="row"),
+            (
+                tag("td", group_digits(n) if (n := counted.get(s, 0)) else "", class_=s if n else None)
+                for s in _STATE_COLUMNS
+            ),
         )
         for layer, counted in reversed(tuple(layers.items()))
     )
-    found = table("layers", column_heads("layer", *map(_state_word, _SHOWN)), rows)
+    found = table("layers", column_heads("layer", *map(_state_word, _STATE_COLUMNS)), rows)
     return card("Layers", scroll_box("nodes by layer", found), legend="How many nodes have each layer in which state")
 
 
-def _render_versions(seen: FleetSummary) -> Markup | None:
-    if not seen.spread:
+def _render_versions(fleet: FleetSummary) -> Markup | None:
+    if not fleet.spread:
         return None
-    axes = tag("div.axes", (_render_axis(axis, values) for axis, values in seen.spread.items()))
+    axes = tag("div.axes", (_render_axis(axis, values) for axis, values in fleet.spread.items()))
     return card("Versions", axes, legend="Where most nodes have one version, the others are worth a look")
 
 
@@ -220,15 +229,15 @@ def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
 
 
 # What a row is, beside its condition: every row has one of these classes.
-_NEEDS_LOOK: Final = "look"
-_FINE: Final = "fine"
+_NEEDS_LOOK_CLASS: Final = "look"
+_FINE_CLASS: Final = "fine"
 
 
-def _needs_look(row: FleetRow) -> bool:
+def _is_faulty_or_deviating(row: FleetRow) -> bool:
     return row.status != "healthy" or bool(row.differences or row.drift)
 
 
-_AXES: Final[Mapping[str, tuple[str, Callable[[FleetRow], str]]]] = {
+_FILTER_AXES: Final[Mapping[str, tuple[str, Callable[[FleetRow], str]]]] = {
     "h": ("state", condition_of),
     "c": ("cause", lambda row: row.cause),
     "m": ("model", lambda row: row.model),
@@ -238,32 +247,34 @@ _AXES: Final[Mapping[str, tuple[str, Callable[[FleetRow], str]]]] = {
 
 
 def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
-    for id_, (title, value_of) in _AXES.items():
+    for id_, (title, value_of) in _FILTER_AXES.items():
         counted = Counter(value for row in rows if (value := value_of(row)))
         values = sorted(counted, key=lambda value: (-counted[value], value))
         if len(values) > 1 or (id_ == "c" and values):
-            yield _Filter(id_, title, tuple(values[:_MOST_KINDS]))
+            yield _Filter(id_, title, tuple(values[:_MAX_GROUPS]))
 
 
 def _filter_rules(filters: Sequence[_Filter]) -> Iterator[str]:
     """Yield the style that makes the radio buttons filter: each hides rows of other classes."""
-    names = [_NEEDS_LOOK, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
+    names = [_NEEDS_LOOK_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
     yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
 
 
-def _render_nodes(seen: FleetSummary, filters: Sequence[_Filter], longest: int) -> Markup:
-    ordered = sorted(seen.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _needs_look(row)))
+def _render_nodes(fleet: FleetSummary, filters: Sequence[_Filter], max_length: int) -> Markup:
+    ordered = sorted(
+        fleet.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _is_faulty_or_deviating(row))
+    )
     shown = ordered[:_MOST_NODES]
-    layers = tuple(id_ for id_ in STACK if id_ in seen.layers)
-    layer_names = (tag("th.layer", tag("span", TITLES[one]), scope="col") for one in layers)
+    layers = tuple(id_ for id_ in STACK if id_ in fleet.layers)
+    layer_names = (tag("th.layer", tag("span", LAYER_TITLES[one]), scope="col") for one in layers)
     names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "driver"))
-    rows = (_render_node(row, layers, filters, longest) for row in shown)
+    rows = (_render_node(row, layers, filters, max_length) for row in shown)
     more = len(ordered) - len(shown)
-    legend = " · ".join(f"{STATES[state][0]} {_state_word(state)}" for state in _SHOWN) if layers else None
+    legend = " · ".join(f"{STATE_MARKS[state][0]} {_state_word(state)}" for state in _STATE_COLUMNS) if layers else None
     return tag(
         "section.card",
         tag("h2#nodes", "Nodes"),
-        _render_buttons(seen.rows, filters),
+        _render_buttons(fleet.rows, filters),
         tag("p.legend", legend),
         scroll_box("every node", table("nodes", names, rows)),
         tag("p.legend", f"and {count(more, 'healthy node')} more; --json has all") if more > 0 else None,
@@ -271,19 +282,21 @@ def _render_nodes(seen: FleetSummary, filters: Sequence[_Filter], longest: int) 
 
 
 def _render_buttons(rows: Sequence[FleetRow], filters: Sequence[_Filter]) -> Markup:
-    looks = sum(map(_needs_look, rows))
-    first = len(rows) > _FEW and looks > 0
+    looks = sum(map(_is_faulty_or_deviating, rows))
+    first = len(rows) > _FEW_NODES and looks > 0
     show = tag(
         "fieldset",
         tag("legend", "show"),
         _render_button("show", "all", f"all {group_digits(len(rows))}", checked=not first),
-        _render_button("show", _NEEDS_LOOK, f"needs a look ({group_digits(looks)})", checked=first) if looks else None,
+        _render_button("show", _NEEDS_LOOK_CLASS, f"needs a look ({group_digits(looks)})", checked=first)
+        if looks
+        else None,
     )
     return tag("form.filters", show, map(_render_filter, filters), aria_label="filter the nodes")
 
 
 def _render_filter(one: _Filter) -> Markup:
-    values = ((f"{one.id}{place}", _shorten(value, _BRIEF)) for place, value in enumerate(one.values))
+    values = ((f"{one.id}{place}", _shorten(value, _BRIEF_TEXT_LENGTH)) for place, value in enumerate(one.values))
     buttons = (_render_button(one.title, id_, value) for id_, value in values)
     first = _render_button(one.title, f"any-{one.id}", "any", checked=True)
     title = tag("summary", one.title, tag("span.legend", f" {len(one.values)}"))
@@ -294,15 +307,18 @@ def _render_button(name: str, id_: str, text: str, *, checked: bool = False) -> 
     return tag("label", tag("input", type="radio", name=name, id=id_, checked=checked), f" {text}")
 
 
-def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[_Filter], longest: int) -> Markup:
-    looks = _needs_look(row)
-    classes = (_NEEDS_LOOK if looks else _FINE, *(one.class_of(_AXES[one.id][1](row)) for one in filters))
+def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[_Filter], max_length: int) -> Markup:
+    looks = _is_faulty_or_deviating(row)
+    classes = (
+        _NEEDS_LOOK_CLASS if looks else _FINE_CLASS,
+        *(one.class_of(_FILTER_AXES[one.id][1](row)) for one in filters),
+    )
     return tag(
         "tr",
-        tag("th", _shorten(node_name(row.report), _BRIEF), scope="row"),
+        tag("th", _shorten(node_name(row.report), _BRIEF_TEXT_LENGTH), scope="row"),
         tag("td", condition_of(row), class_=condition_of(row).replace(" ", "-") if looks else None),
         (_render_cell(row.stack.get(layer)) for layer in layers),
-        tag("td", _describe_node(row, longest)),
+        tag("td", _describe_node(row, max_length)),
         tag("td", row.versions.get("driver", "")),
         class_=" ".join(classes),
     )
@@ -311,17 +327,17 @@ def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[
 def _render_cell(state: State | None) -> Markup:
     if state is None:
         return tag("td")
-    mark, word = STATES[state]
+    mark, word = STATE_MARKS[state]
     return tag("td", mark, class_=state, title=word or None)
 
 
-def _describe_node(row: FleetRow, longest: int) -> Iterator[Markup]:
+def _describe_node(row: FleetRow, max_length: int) -> Iterator[Markup]:
     """Yield each fault of the node on its own line; in brief, only its kind."""
-    is_brief = longest == _BRIEF
+    is_brief = max_length == _BRIEF_TEXT_LENGTH
     if row.error:
-        yield tag("p", _shorten(row.error.replace(row.path, "it"), longest))
+        yield tag("p", _shorten(row.error.replace(row.path, "it"), max_length))
     if row.cause:
-        yield tag("p", tag("code", row.cause), "" if is_brief else f" {_shorten(row.summary, longest)}")
+        yield tag("p", tag("code", row.cause), "" if is_brief else f" {_shorten(row.summary, max_length)}")
         if row.other_causes:
             others = (
                 f"and {count(len(row.other_causes), 'other fault')}"
@@ -332,17 +348,19 @@ def _describe_node(row: FleetRow, longest: int) -> Iterator[Markup]:
         if row.unexplained and not is_brief:
             yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
-        yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN, longest))
+        yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN, max_length))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
         yield tag(
             "p",
             "unlike its group",
-            "" if is_brief else f": {_shorten(describe_outlier(row.differences[0]), longest)}{more}",
+            "" if is_brief else f": {_shorten(describe_outlier(row.differences[0]), max_length)}{more}",
         )
     if row.drift:
-        yield tag("p", "drift", "" if is_brief else f": {_shorten(', '.join(one.title for one in row.drift), longest)}")
+        yield tag(
+            "p", "drift", "" if is_brief else f": {_shorten(', '.join(one.title for one in row.drift), max_length)}"
+        )
 
 
-def _shorten(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+def _shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"

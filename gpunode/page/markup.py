@@ -110,13 +110,13 @@ class PageOrigin:
     Attributes:
         node: the machine's name; empty if unknown.
         source: what was examined: this machine, or a report.
-        made: when, as a person writes it.
+        made_at: when, as a person writes it.
         version: of gpunode.
     """
 
     node: str
     source: str
-    made: str
+    made_at: str
     version: str
 
 
@@ -146,16 +146,16 @@ def page_head(title: str, *sheets: str, rules: str = "") -> Markup:
     )
 
 
-def page_body(about: PageOrigin, skip: str, to: str, *parts: Part) -> Markup:
+def page_body(about: PageOrigin, skip: str, skip_target: str, *parts: Part) -> Markup:
     """Return the body: a skip link, the origin, ``parts`` and a foot."""
-    origin = (tag("b", about.node) if about.node else "", about.source, about.made)
+    origin = (tag("b", about.node) if about.node else "", about.source, about.made_at)
     foot = (
         f"Made by gpunode {about.version}, which changed nothing; passwords, tokens and keys are replaced. "
         "This page fetches nothing and runs no script."
     )
     return tag(
         "body",
-        tag("a", skip, href=to, class_="skip"),
+        tag("a", skip, href=skip_target, class_="skip"),
         tag("header", tag("span.brand", "gpunode doctor"), (tag("span", part) for part in origin if part)),
         tag("main", *parts),
         tag("footer", tag("p", foot)),

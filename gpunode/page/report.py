@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.model import Diagnosis, Finding, Fix, NextStep, OpenQuestion, Suspect
-from gpunode.diagnoses.stack import TITLES
+from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.page.evidence import BRIEF, FULL, EvidenceDetail, render_citations, render_evidence_list
 from gpunode.page.markup import (
     Markup,
@@ -24,17 +24,17 @@ from gpunode.page.markup import (
     tag,
 )
 from gpunode.page.tables import render_timeline, render_topology
-from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix, count
+from gpunode.page.words import DISRUPTION_TEXTS, STATE_MARKS, count, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examination
 
-_SPOKEN: Final = re.compile(r"`([^`\n]+)`")
+_BACKTICKED: Final = re.compile(r"`([^`\n]+)`")
 # Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
-_LARGEST: Final = 2_000_000
-_LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
+_MAX_PAGE_LENGTH: Final = 2_000_000
+_SEVERITY_LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
 def node_page(examined: Examination, about: PageOrigin) -> str:
@@ -46,7 +46,7 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
     what = findings[0].title if findings and not examined.diagnosis.is_healthy else _verdict_title(examined)
     top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
     whole = html_document(top, _page_body(examined, about, FULL))
-    return whole if len(whole) <= _LARGEST else html_document(top, _page_body(examined, about, BRIEF))
+    return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF))
 
 
 def _verdict_title(examined: Examination) -> str:
@@ -85,7 +85,11 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
-        tone, label, title = root.severity, f"{_likely_prefix(root)}{_LABELS[root.severity]}{others}", root.title
+        tone, label, title = (
+            root.severity,
+            f"{_likely_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}",
+            root.title,
+        )
         told = join_markup(tag("p.summary", root.summary), _render_facts(root))
         remedy = _render_remedy(root.remedy, "remedy")
     parts = (
@@ -111,8 +115,8 @@ def _likely_prefix(root: Finding) -> str:
 def _render_facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
-        "in the stack": TITLES[finding.stack_layer],
-        "the repair": DISRUPTIONS[finding.disruption],
+        "in the stack": LAYER_TITLES[finding.stack_layer],
+        "the repair": DISRUPTION_TEXTS[finding.disruption],
         "GPU": comma_list(finding.gpus),
     }
     return tag("dl.facts", (tag("div", tag("dt", name), tag("dd", value)) for name, value in rows.items() if value))
@@ -120,7 +124,7 @@ def _render_facts(finding: Finding) -> Markup:
 
 def _render_prose(text: str) -> Markup:
     """Return this program's own ``text`` with the commands in backticks marked up."""
-    parts = _SPOKEN.split(text)
+    parts = _BACKTICKED.split(text)
     return join_markup(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
@@ -129,13 +133,13 @@ def _render_stack(layers: Sequence[LayerState]) -> Markup:
     rows = [_render_layer(layer) for layer in reversed(layers) if layer.state != "unknown"]
     unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unknown")
     if unseen:
-        mark, word = STATES["unknown"]
+        mark, word = STATE_MARKS["unknown"]
         rows.append(_render_layer_row("unknown", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
 def _render_layer(layer: LayerState) -> Markup:
-    mark, word = STATES[layer.state]
+    mark, word = STATE_MARKS[layer.state]
     causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
     text = layer.summary or ("" if fault else word)
@@ -148,7 +152,7 @@ def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
 
 
 def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
-    steps = ((fix, tag("em", condition_suffix(fix.when)) if fix.when else None) for fix in fixes)
+    steps = ((fix, tag("em", when_suffix(fix.when)) if fix.when else None) for fix in fixes)
     rows = (tag("li", tag("p", fix.text, when), command_block(*fix.commands)) for fix, when in steps)
     return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
@@ -156,7 +160,7 @@ def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Mark
 def _render_fault(root: Finding, examined: Examination, number: int, detail: EvidenceDetail) -> Markup:
     """Return the proof, the causes ruled out and the consequences of a root cause."""
     level = "h3" if number else "h2"
-    beside = "another fault, with its own cause" if root.severity == "error" else _LABELS[root.severity]
+    beside = "another fault, with its own cause" if root.severity == "error" else _SEVERITY_LABELS[root.severity]
     consequences = (_render_consequence(one, examined, detail) for one in examined.diagnosis.consequences_of(root))
     parts = (
         ("Evidence", join_markup(render_citations(root.citations, examined.snapshot, detail))),
@@ -203,8 +207,10 @@ def _render_denied(sources: Iterable[str]) -> Markup | None:
     return card("What could not be seen without root", advice, tag("ul.plain", rows)) if rows else None
 
 
-def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, detail: EvidenceDetail) -> Markup | None:
-    if not doubts:
+def _render_questions(
+    questions: Sequence[OpenQuestion], examined: Examination, detail: EvidenceDetail
+) -> Markup | None:
+    if not questions:
         return None
     rows = (
         tag(
@@ -213,7 +219,7 @@ def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, det
             command_block(*doubt.look_at),
             render_citations(doubt.citations, examined.snapshot, detail),
         )
-        for doubt in doubts
+        for doubt in questions
     )
     return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
@@ -251,5 +257,5 @@ def _concerned_gpus(diagnosis: Diagnosis) -> frozenset[str]:
 
 
 def _render_note(note: Finding) -> Markup:
-    label = tag("p.label", _LABELS["info"])
+    label = tag("p.label", _SEVERITY_LABELS["info"])
     return tag("section.card.info", label, tag("h2", note.title), tag("p", note.summary), id=note.cause)

@@ -19,13 +19,13 @@ from gpunode.page.words import count
 _MOST_DEVICES: Final = 64
 _MOST_NAMES: Final = 40
 _LEGEND: Final = "× is the width of a PCIe link, in lanes. An idle GPU lowers the speed of its link, never its width."
-_SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe"}
+_DEVICE_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe"}
 _MOST_FAULTS: Final = 200
 # Later than any clock; a log that was made to do harm may have it.
-_NEVER: Final = 2e11
+_LATEST_PLAUSIBLE_TIME: Final = 2e11
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCKS: Final = (9e8, 1e9)
-_CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
+_CLOCK_LIMITS: Final = (9e8, 1e9)
+_FAULT_LABELS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
 def render_topology(snapshot: Snapshot, concerned: Collection[str] = ()) -> Markup | None:
@@ -60,7 +60,7 @@ def _device_rows(topology: Topology, concerned: Collection[str]) -> Iterator[Mar
         links = f"{active} of {len(rates)} active" if active < len(rates) else str(active or "")
         yield tag(
             "tr",
-            tag("th", f"{'✗ ' if is_concerned else ''}{_SORTS[device.sort]}{number}", scope="row"),
+            tag("th", f"{'✗ ' if is_concerned else ''}{_DEVICE_LABELS[device.sort]}{number}", scope="row"),
             tag("td", device.name[:100]),
             tag("td", tag("code", device.address)),
             tag("td", "" if device.numa is None else str(device.numa)),
@@ -136,7 +136,7 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
 def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
     message, at = fault.xid or fault.sxid, _plausible_time(fault)
     known = xids.lookup(fault.code) if fault.source == "xid" else None
-    code = _CODES[fault.source].format(fault.code)
+    code = _FAULT_LABELS[fault.source].format(fault.code)
     yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)
@@ -145,12 +145,12 @@ def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
 
 
 def _plausible_time(fault: Fault) -> float | None:
-    return fault.at if fault.at is not None and 0 <= fault.at < _NEVER else None
+    return fault.at if fault.at is not None and 0 <= fault.at < _LATEST_PLAUSIBLE_TIME else None
 
 
 def format_time(at: float) -> str:
     """Return a time for people, on the clock of its log."""
-    if at < _CLOCKS[0]:
+    if at < _CLOCK_LIMITS[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)
-    return when.strftime("%b %d %H:%M:%S" if at < _CLOCKS[1] else "%Y-%m-%d %H:%M:%S UTC")
+    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_LIMITS[1] else "%Y-%m-%d %H:%M:%S UTC")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Condition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
 CONDITIONS: Final[tuple[Condition, ...]] = ("broken", "at risk", "undetermined", "unread", "healthy")
 
-DISRUPTIONS: Final[Mapping[Disruption, str]] = {
+DISRUPTION_TEXTS: Final[Mapping[Disruption, str]] = {
     "none": "no disruption",
     "restart-container": "restarts containers",
     "restart-service": "restarts a service",
@@ -26,7 +26,7 @@ DISRUPTIONS: Final[Mapping[Disruption, str]] = {
     "RMA": "replaces the part",
 }
 # A mark that needs no colour, and a word unless nothing is wrong: ✓ was seen to work, ○ was seen.
-STATES: Final[Mapping[State, tuple[str, str]]] = {
+STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
     "affected": ("!", "affected"),
@@ -79,7 +79,7 @@ def _collapse_run(run: list[str]) -> list[str]:
     return [f"{run[0]} … {last[0]}"] if last else run
 
 
-def condition_suffix(when: str) -> str:
+def when_suffix(when: str) -> str:
     """Return the condition of a fix as a suffix: ``(if it comes back)``; or empty."""
     return f" (if {when})" if when else ""
 

@@ -21,7 +21,7 @@ LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Says:
+class KeySpec:
     """The meaning of a key and, where its type does not tell, its allowed values.
 
     Attributes:
@@ -78,20 +78,24 @@ class Driver:
 
     version: Annotated[
         str,
-        Says(
+        KeySpec(
             "which driver; none leaves it alone",
             rf"auto|production|lts|none|{_NUMBER}",
             ("auto", "production", "lts", "none", *_NUMBER_WORDS),
         ),
     ] = "auto"
-    kernel_module_type: Annotated[KernelModuleType, Says("the kernel module; auto takes what the GPUs need")] = "auto"
+    kernel_module_type: Annotated[KernelModuleType, KeySpec("the kernel module; auto takes what the GPUs need")] = (
+        "auto"
+    )
     scope: Annotated[
-        Scope, Says("compute has no display libraries; media adds video encoding and decoding; full adds a display")
+        Scope, KeySpec("compute has no display libraries; media adds video encoding and decoding; full adds a display")
     ] = "compute"
-    persistence: Annotated[bool, Says("whether nvidia-persistenced keeps the GPUs initialised")] = True
+    persistence: Annotated[bool, KeySpec("whether nvidia-persistenced keeps the GPUs initialised")] = True
     source: Annotated[
         DriverSource,
-        Says("whose packages: those of NVIDIA's repository, or the distribution's own (distro); never a mix of both"),
+        KeySpec(
+            "whose packages: those of NVIDIA's repository, or the distribution's own (distro); never a mix of both"
+        ),
     ] = "nvidia"
 
 
@@ -101,7 +105,7 @@ class Repositories:
 
     cuda: Annotated[
         str,
-        Says(
+        KeySpec(
             "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)",
             _ADDRESS,
             _ADDRESS_WORDS,
@@ -109,7 +113,7 @@ class Repositories:
     ] = ""
     toolkit: Annotated[
         str,
-        Says(
+        KeySpec(
             "base of a mirror of the container toolkit's repository, above stable/deb and gpgkey",
             _ADDRESS,
             _ADDRESS_WORDS,
@@ -117,19 +121,21 @@ class Repositories:
     ] = ""
     cuda_key_fingerprint: Annotated[
         str,
-        Says("every key in the key file of the CUDA repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS),
+        KeySpec(
+            "every key in the key file of the CUDA repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS
+        ),
     ] = ""
     cuda_key_file: Annotated[
-        str, Says("name of the key file beside the CUDA repository's index", _KEY_FILE, _KEY_FILE_WORDS)
+        str, KeySpec("name of the key file beside the CUDA repository's index", _KEY_FILE, _KEY_FILE_WORDS)
     ] = ""
     toolkit_key_fingerprint: Annotated[
         str,
-        Says(
+        KeySpec(
             "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS
         ),
     ] = ""
     toolkit_key_file: Annotated[
-        str, Says("name of the key file at the base of the toolkit's repository", _KEY_FILE, _KEY_FILE_WORDS)
+        str, KeySpec("name of the key file at the base of the toolkit's repository", _KEY_FILE, _KEY_FILE_WORDS)
     ] = ""
 
 
@@ -139,7 +145,7 @@ class Toolkit:
 
     version: Annotated[
         str,
-        Says(
+        KeySpec(
             "auto takes the newest, a version pins all four packages, none leaves the toolkit alone",
             r"auto|none|[0-9]+\.[0-9]+\.[0-9]+([~-][0-9A-Za-z.~-]+)?",
             ("auto", "none", "a version such as 1.18.1-1"),
@@ -147,7 +153,7 @@ class Toolkit:
     ] = "auto"
     volume_mounts: Annotated[
         bool | None,
-        Says(
+        KeySpec(
             "whether a container gets GPUs by mounts below /var/run/nvidia-container-devices, as kind nodes do; if "
             "left out, it is not changed"
         ),
@@ -163,7 +169,7 @@ class CudaToolkit:
 
     version: Annotated[
         str,
-        Says(
+        KeySpec(
             "the release, or none; auto takes the newest that the driver supports and that compiles for every GPU",
             r"auto|none|[0-9]{1,2}\.[0-9]",
             ("auto", "none", "a release such as 12.9"),
@@ -171,7 +177,7 @@ class CudaToolkit:
     ] = "none"
     parts: Annotated[
         tuple[str, ...],
-        Says("only these parts; empty for the whole toolkit", "nvcc|cudart|cublas", ("nvcc", "cudart", "cublas")),
+        KeySpec("only these parts; empty for the whole toolkit", "nvcc|cudart|cublas", ("nvcc", "cudart", "cublas")),
     ] = ()
 
 
@@ -180,18 +186,19 @@ class RuntimeSettings:
     """The container runtime and how NVIDIA's handler is registered in it."""
 
     name: Annotated[
-        RuntimeName, Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime")
+        RuntimeName, KeySpec("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime")
     ] = "none"
-    install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
+    install: Annotated[Install, KeySpec("whether a missing runtime is installed from the distribution")] = "if-missing"
     set_as_default: Annotated[
-        bool | None, Says("whether nvidia is the default runtime; if left out, the default is unchanged")
+        bool | None, KeySpec("whether nvidia is the default runtime; if left out, the default is unchanged")
     ] = None
     cgroup_driver: Annotated[
-        CgroupDriver, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
+        CgroupDriver,
+        KeySpec("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver"),
     ] = "auto"
     cdi: Annotated[
         bool | None,
-        Says(
+        KeySpec(
             "whether the runtime's own CDI support is enabled; if left out: only where pods get their GPUs by CDI "
             "(stack device-plugin or gpu-operator, containerd 1.7 and later)"
         ),
@@ -204,15 +211,17 @@ class GpuDirect:
 
     rdma: Annotated[
         Rdma,
-        Says(
+        KeySpec(
             "how network cards reach GPU memory; dma-buf needs the open kernel modules and no package, peermem is the "
             "older way and needs MLNX_OFED or DOCA-OFED"
         ),
     ] = "none"
-    gds: Annotated[bool, Says("whether GPUDirect Storage's kernel module, nvidia-fs, is installed and loaded")] = False
-    gdrcopy: Annotated[bool, Says("whether GDRCopy's kernel module and library are installed, the module loaded")] = (
+    gds: Annotated[bool, KeySpec("whether GPUDirect Storage's kernel module, nvidia-fs, is installed and loaded")] = (
         False
     )
+    gdrcopy: Annotated[
+        bool, KeySpec("whether GDRCopy's kernel module and library are installed, the module loaded")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,7 @@ class MigSettings:
 
     layout: Annotated[
         str,
-        Says(
+        KeySpec(
             "the layout that setup gives the GPUs (all-1g.10gb, all-balanced, all-disabled), or one of file; "
             "empty leaves them as they are",
             r"|[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
@@ -230,7 +239,7 @@ class MigSettings:
     ] = ""
     file: Annotated[
         str,
-        Says(
+        KeySpec(
             "a configuration file of mig-parted (version v1) on this node, which holds layout",
             r"|/[A-Za-z0-9._/-]+",
             ("an absolute path of letters, digits and ._/-", '"" for none'),
@@ -242,9 +251,9 @@ class MigSettings:
 class Mps:
     """CUDA's Multi-Process Service, for programs that share a GPU outside of Kubernetes."""
 
-    enabled: Annotated[bool, Says("whether the MPS control daemon runs, also after a reboot")] = False
+    enabled: Annotated[bool, KeySpec("whether the MPS control daemon runs, also after a reboot")] = False
     exclusive: Annotated[
-        bool, Says("whether only the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS)")
+        bool, KeySpec("whether only the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS)")
     ] = True
 
 
@@ -252,11 +261,11 @@ class Mps:
 class Expect:
     """The expected hardware; keys that are left out are not checked."""
 
-    gpus: Annotated[int | None, Says("how many GPUs")] = None
-    model: Annotated[str, Says("what every GPU's name contains (H100)")] = ""
-    driver: Annotated[str, Says("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
-    min_memory_mib: Annotated[int | None, Says("the least memory of every GPU, in MiB")] = None
-    ecc: Annotated[bool | None, Says("whether ECC is on")] = None
+    gpus: Annotated[int | None, KeySpec("how many GPUs")] = None
+    model: Annotated[str, KeySpec("what every GPU's name contains (H100)")] = ""
+    driver: Annotated[str, KeySpec("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
+    min_memory_mib: Annotated[int | None, KeySpec("the least memory of every GPU, in MiB")] = None
+    ecc: Annotated[bool | None, KeySpec("whether ECC is on")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +302,10 @@ class Recipe:
     """
 
     name: str
-    description: Annotated[str, Says("what the recipe is for, in one line")] = ""
+    description: Annotated[str, KeySpec("what the recipe is for, in one line")] = ""
     skip: Annotated[
-        tuple[str, ...], Says("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",))
+        tuple[str, ...],
+        KeySpec("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",)),
     ] = ()
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)

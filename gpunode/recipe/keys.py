@@ -14,12 +14,12 @@ from gpunode.recipe import (
     Driver,
     Expect,
     GpuDirect,
+    KeySpec,
     MigSettings,
     Mps,
     Recipe,
     Repositories,
     RuntimeSettings,
-    Says,
     Toolkit,
 )
 
@@ -51,7 +51,7 @@ RENAMED: Mapping[tuple[str, str], str] = MappingProxyType(
     }
 )
 # What a recipe may call a table whose name it chooses.
-CHOSEN_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+CHOSEN_NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 def sections(top: str) -> Mapping[str, type[Any]]:
@@ -66,12 +66,12 @@ def sections(top: str) -> Mapping[str, type[Any]]:
     return SECTIONS
 
 
-def section_at(place: tuple[str, ...]) -> str | None:
-    """The section whose table stands at ``place``; None where a value belongs."""
-    if not place:
+def section_at(key_path: tuple[str, ...]) -> str | None:
+    """The section whose table stands at ``key_path``; None where a value belongs."""
+    if not key_path:
         return ""
-    known = sections(place[0])
-    for path in (".".join(place), ".".join((*place[:-1], "*"))):
+    known = sections(key_path[0])
+    for path in (".".join(key_path), ".".join((*key_path[:-1], "*"))):
         if path in known or any(section.startswith(f"{path}.") for section in known):
             return path
     return None
@@ -101,7 +101,7 @@ class RecipeKey:
     types: tuple[type[Any], ...]
     choices: tuple[str, ...]
     default: object
-    says: Says
+    spec: KeySpec
 
     @property
     def path(self) -> str:
@@ -111,19 +111,19 @@ class RecipeKey:
     @property
     def allowed(self) -> tuple[str, ...]:
         """The allowed values, in words."""
-        if self.choices or self.says.allowed:
-            return self.choices or self.says.allowed
+        if self.choices or self.spec.allowed:
+            return self.choices or self.spec.allowed
         if bool in self.types:
             return ("true", "false")
         if dict in self.types:
             return ("a table of texts",)
-        return ("any text",) if str in self.types else (f"a whole number from {self.says.least}",)
+        return ("any text",) if str in self.types else (f"a whole number from {self.spec.least}",)
 
 
 TOP = (
-    RecipeKey("", "schema", (int,), (), SCHEMA, Says("the format of recipes that this one is written in")),
+    RecipeKey("", "schema", (int,), (), SCHEMA, KeySpec("the format of recipes that this one is written in")),
     RecipeKey(
-        "", "extends", (str,), (), "", Says("the recipe that this one changes: a shipped one by name, or a path")
+        "", "extends", (str,), (), "", KeySpec("the recipe that this one changes: a shipped one by name, or a path")
     ),
 )
 
@@ -147,11 +147,11 @@ def _keys_of(section: str, kind: type[Any]) -> Iterator[RecipeKey]:
     hints = get_type_hints(kind, localns={"Kubernetes": Any}, include_extras=True)
     for one in fields(kind):
         if get_origin(hint := hints[one.name]) is Annotated:
-            held, says = get_args(hint)
+            held, spec = get_args(hint)
             choices = get_args(held) if get_origin(held) is Literal else ()
             types = _types(held)
             default = {} if types == (dict,) else None if one.default is MISSING else one.default
-            yield RecipeKey(section, one.name, types, choices, default, says)
+            yield RecipeKey(section, one.name, types, choices, default, spec)
 
 
 def _types(held: Any) -> tuple[type[Any], ...]:

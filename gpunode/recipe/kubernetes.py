@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from gpunode.errors import Refused
-from gpunode.recipe import Says
+from gpunode.recipe import KeySpec
 
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
 SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]
@@ -39,8 +39,8 @@ _GIT_URL = (
 _LAYOUT = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 
 
-def _chart_version(name: str) -> Says:
-    return Says(
+def _chart_version(name: str) -> KeySpec:
+    return KeySpec(
         f"version of the chart {name}; empty takes the one in gpunode's catalog",
         _VERSION,
         ("a version such as 0.20.0", '"" for the catalog\'s'),
@@ -52,10 +52,11 @@ class Sharing:
     """Sharing of a node's GPUs among its pods."""
 
     mode: Annotated[
-        SharingMode, Says("how several pods share a GPU; time-slicing isolates nothing, mps limits each pod's memory")
+        SharingMode,
+        KeySpec("how several pods share a GPU; time-slicing isolates nothing, mps limits each pod's memory"),
     ] = "none"
-    replicas: Annotated[int, Says("how many pods share one GPU; 1 with mode none, except with hami")] = 1
-    rename: Annotated[bool, Says("whether shared GPUs are offered as nvidia.com/gpu.shared")] = False
+    replicas: Annotated[int, KeySpec("how many pods share one GPU; 1 with mode none, except with hami")] = 1
+    rename: Annotated[bool, KeySpec("whether shared GPUs are offered as nvidia.com/gpu.shared")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class MigResources:
 
     strategy: Annotated[
         MigStrategy,
-        Says("none offers whole GPUs; single offers instances as nvidia.com/gpu, mixed as nvidia.com/mig-<profile>"),
+        KeySpec("none offers whole GPUs; single offers instances as nvidia.com/gpu, mixed as nvidia.com/mig-<profile>"),
     ] = "none"
     layout: Annotated[
         str,
-        Says(
+        KeySpec(
             "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
             _LAYOUT,
             ("a name as in mig-parted's configuration", '"" for none'),
@@ -81,20 +82,20 @@ class Taint:
     """The taint that keeps pods without a GPU off the nodes; no key, no taint."""
 
     key: Annotated[
-        str, Says("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY}", ("a label key", '"" for no taint'))
+        str, KeySpec("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY}", ("a label key", '"" for no taint'))
     ] = ""
-    value: Annotated[str, Says("value of the taint", _VALUE, ("a label value", '""'))] = ""
-    effect: Annotated[Effect, Says("what the taint does to pods that do not tolerate it")] = "NoSchedule"
+    value: Annotated[str, KeySpec("value of the taint", _VALUE, ("a label value", '""'))] = ""
+    effect: Annotated[Effect, KeySpec("what the taint does to pods that do not tolerate it")] = "NoSchedule"
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
     """The components beside the device plugin."""
 
-    gfd: Annotated[bool, Says("whether GPU Feature Discovery and Node Feature Discovery label nodes by their GPUs")] = (
-        False
-    )
-    dcgm_exporter: Annotated[bool, Says("whether the DCGM exporter offers metrics to Prometheus")] = False
+    gfd: Annotated[
+        bool, KeySpec("whether GPU Feature Discovery and Node Feature Discovery label nodes by their GPUs")
+    ] = False
+    dcgm_exporter: Annotated[bool, KeySpec("whether the DCGM exporter offers metrics to Prometheus")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,14 @@ class ArgoCd:
     """The place in which Argo CD runs the Applications of ``k8s render --format argocd``."""
 
     project: Annotated[
-        str, Says("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
+        str, KeySpec("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
     ] = "default"
     namespace: Annotated[
-        str, Says("namespace in which Argo CD looks for Applications", _LABEL, ("lower-case letters, digits and -",))
+        str, KeySpec("namespace in which Argo CD looks for Applications", _LABEL, ("lower-case letters, digits and -",))
     ] = "argocd"
     server: Annotated[
         str,
-        Says(
+        KeySpec(
             "API server of the cluster that has the GPUs; empty for the cluster in which Argo CD runs",
             rf"|https://{_HOST}(/[A-Za-z0-9._~/-]*)?",
             ("https://host[:port][/path]", '"" for Argo CD\'s own cluster'),
@@ -128,7 +129,7 @@ class ArgoCd:
     ] = ""
     cluster: Annotated[
         str,
-        Says(
+        KeySpec(
             "name that Argo CD gives the cluster that has the GPUs, instead of server",
             r"|[A-Za-z0-9]([A-Za-z0-9._@:/-]*[A-Za-z0-9])?",
             ("a name as `argocd cluster list` shows it", '""'),
@@ -136,17 +137,17 @@ class ArgoCd:
     ] = ""
     repository: Annotated[
         str,
-        Says(
+        KeySpec(
             "git repository that holds the rendered folder; if set, its Application is rendered, too: argocd.yaml",
             _GIT_URL,
             ("https://host/path, ssh://git@host/path or git@host:path, without a password", '""'),
         ),
     ] = ""
     revision: Annotated[
-        str, Says("branch, tag or commit of the repository", rf"{_SEGMENT}(/{_SEGMENT})*", ("a branch or tag",))
+        str, KeySpec("branch, tag or commit of the repository", rf"{_SEGMENT}(/{_SEGMENT})*", ("a branch or tag",))
     ] = "HEAD"
     path: Annotated[
-        str, Says("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+        str, KeySpec("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
     ] = "gpu-stack"
 
 
@@ -155,18 +156,18 @@ class Flux:
     """The place in which Flux finds the folder of ``k8s render --format flux``."""
 
     namespace: Annotated[
-        str, Says("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
+        str, KeySpec("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
     ] = "flux-system"
     source: Annotated[
         str,
-        Says(
+        KeySpec(
             "name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system",
             _SUBDOMAIN,
             ("a name of lower-case letters, digits, - and .",),
         ),
     ] = "flux-system"
     path: Annotated[
-        str, Says("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+        str, KeySpec("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
     ] = "gpu-stack"
 
 
@@ -175,11 +176,13 @@ class Kind:
     """A kind cluster on this machine, whose workers get its GPUs."""
 
     workers: Annotated[
-        int, Says("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", least=0)
+        int, KeySpec("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", least=0)
     ] = 0
     name: Annotated[
         str,
-        Says("name of the kind cluster", r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", ("lower-case letters, digits and -",)),
+        KeySpec(
+            "name of the kind cluster", r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", ("lower-case letters, digits and -",)
+        ),
     ] = "kind"
 
 
@@ -187,13 +190,13 @@ class Kind:
 class NamedConfig:
     """The settings that nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
 
-    model: Annotated[str, Says("what the name of the nodes' GPUs contains (A100)")] = ""
-    mode: Annotated[SharingMode, Says("as in [kubernetes.sharing]")] = "none"
-    replicas: Annotated[int, Says("as in [kubernetes.sharing]")] = 1
-    rename: Annotated[bool, Says("as in [kubernetes.sharing]")] = False
-    strategy: Annotated[MigStrategy, Says("as in [kubernetes.mig]")] = "none"
+    model: Annotated[str, KeySpec("what the name of the nodes' GPUs contains (A100)")] = ""
+    mode: Annotated[SharingMode, KeySpec("as in [kubernetes.sharing]")] = "none"
+    replicas: Annotated[int, KeySpec("as in [kubernetes.sharing]")] = 1
+    rename: Annotated[bool, KeySpec("as in [kubernetes.sharing]")] = False
+    strategy: Annotated[MigStrategy, KeySpec("as in [kubernetes.mig]")] = "none"
     layout: Annotated[
-        str, Says("as in [kubernetes.mig]", _LAYOUT, ("a name as in mig-parted's configuration", '"" for none'))
+        str, KeySpec("as in [kubernetes.mig]", _LAYOUT, ("a name as in mig-parted's configuration", '"" for none'))
     ] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
@@ -205,10 +208,10 @@ class NamedConfig:
 class Kubernetes:
     """The settings of the Kubernetes layer."""
 
-    stack: Annotated[Stack, Says("what offers the GPUs to pods; none leaves the cluster alone")] = "none"
+    stack: Annotated[Stack, KeySpec("what offers the GPUs to pods; none leaves the cluster alone")] = "none"
     namespace: Annotated[
         str,
-        Says(
+        KeySpec(
             "where the objects are; empty: gpu-system, with gpu-operator gpu-operator, with hami kube-system",
             rf"|{_LABEL}",
             ("a name of lower-case letters, digits and -", '"" for the stack\'s own'),
@@ -216,7 +219,7 @@ class Kubernetes:
     ] = ""
     runtime_class: Annotated[
         str,
-        Says(
+        KeySpec(
             "the RuntimeClass of pods with GPUs; empty where nvidia is the default runtime",
             rf"|{_SUBDOMAIN}",
             ("a name of lower-case letters, digits, - and .", '"" for none'),
@@ -224,7 +227,7 @@ class Kubernetes:
     ] = "nvidia"
     registry: Annotated[
         str,
-        Says(
+        KeySpec(
             "a mirror that images are pulled from, for sites without internet access (registry.example.org/nvidia)",
             _REGISTRY,
             ("host[:port][/path]", '"" for the public registries'),
@@ -232,7 +235,7 @@ class Kubernetes:
     ] = ""
     labels: Annotated[
         Mapping[str, str],
-        Says(
+        KeySpec(
             "further labels of the GPU nodes",
             _VALUE,
             ("label values",),
@@ -242,11 +245,11 @@ class Kubernetes:
     ] = field(default_factory=lambda: MappingProxyType({}))
     control_plane: Annotated[
         bool,
-        Says("whether the GPU stack and its test pod run on control plane nodes, too, as in a cluster of one node"),
+        KeySpec("whether the GPU stack and its test pod run on control plane nodes, too, as in a cluster of one node"),
     ] = False
     node_registration: Annotated[
         Registration,
-        Says(
+        KeySpec(
             "where setup writes the labels and taint with which a node joins: kubelet: /etc/default/kubelet; "
             "k3s and rke2: their config.yaml.d; none: k8s apply sets them"
         ),
@@ -273,13 +276,13 @@ def stack_labels(stack: Stack) -> Mapping[str, str]:
             return {GPU_PRESENT: "true"}
 
 
-def refuse_foreign_labels(wanted: Kubernetes) -> None:
+def refuse_foreign_labels(settings: Kubernetes) -> None:
     """Refuse labels that are not the recipe's to set; with one of kubernetes.io no kubelet starts.
 
     Raises:
         Refused: the cluster, NVIDIA's controllers or gpunode set such a label themselves.
     """
-    for key in wanted.labels:
+    for key in settings.labels:
         if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _FOREIGN_LABELS):
             raise Refused(
                 f"[kubernetes] labels cannot set {key}",

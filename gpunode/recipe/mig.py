@@ -25,7 +25,7 @@ _DEVICE_WORDS: Final = ("PCI ids such as 0x233010DE, or with the board's as in 0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MigConfigEntry:
     """An entry of a configuration for certain GPUs.
 
     Attributes:
@@ -45,7 +45,7 @@ class Part:
         return (is_model or not self.models) and (self.indices is None or index in self.indices)
 
 
-def read(data: bytes, file: str) -> Mapping[str, tuple[Part, ...]]:
+def read(data: bytes, file: str) -> Mapping[str, tuple[MigConfigEntry, ...]]:
     """The configurations in ``data``, the content of ``file``, by name; the last entry that fits a GPU counts.
 
     Raises:
@@ -64,7 +64,7 @@ def read(data: bytes, file: str) -> Mapping[str, tuple[Part, ...]]:
 class _Reader:
     file: str
 
-    def configurations(self, root: Node | None) -> Mapping[str, tuple[Part, ...]]:
+    def configurations(self, root: Node | None) -> Mapping[str, tuple[MigConfigEntry, ...]]:
         if root is None:
             raise MigFileError("empty", file=self.file, allowed=("version", "mig-configs"))
         top = self._mapping(root, "the file", ("version", "mig-configs"), needed=("version", "mig-configs"))
@@ -75,13 +75,13 @@ class _Reader:
             self._fail(top["mig-configs"], "mig-configs has no entry")
         return MappingProxyType({name: self._parts(node, f"mig-configs.{name}") for name, node in named.items()})
 
-    def _parts(self, node: Node, key: str) -> tuple[Part, ...]:
+    def _parts(self, node: Node, key: str) -> tuple[MigConfigEntry, ...]:
         rows = self._list(node, key)
         if not rows:
             self._fail(node, f"{key} has no entry")
         return tuple(self._part(row, key) for row in rows)
 
-    def _part(self, node: Node, key: str) -> Part:
+    def _part(self, node: Node, key: str) -> MigConfigEntry:
         allowed = ("device-filter", "devices", "mig-enabled", "mig-devices")
         row = self._mapping(node, key, allowed, needed=("devices", "mig-enabled"))
         enabled = self._truth(row["mig-enabled"], f"{key}.mig-enabled")
@@ -92,7 +92,7 @@ class _Reader:
         if not enabled and instances:
             self._fail(devices, f"{key}.mig-devices names instances, but mig-enabled is false")
         models = row.get("device-filter")
-        return Part(
+        return MigConfigEntry(
             self._models(models, f"{key}.device-filter") if models is not None else (),
             self._indices(row["devices"], f"{key}.devices"),
             MappingProxyType(instances) if enabled else None,

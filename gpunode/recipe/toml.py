@@ -16,7 +16,7 @@ from typing import Any
 from gpunode.errors import RecipeError, UsageError
 from gpunode.recipe import LIMIT_BYTES, SCHEMA, Recipe
 from gpunode.recipe.keys import (
-    CHOSEN_NAME,
+    CHOSEN_NAME_PATTERN,
     KUBERNETES,
     RENAMED,
     SECTIONS,
@@ -60,7 +60,7 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
         RecipeError: it cannot be understood; file, line, key and what is allowed are named.
     """
     values: dict[str, Any] = {}
-    for layer in reversed(_layers(text, file, load)):
+    for layer in reversed(_load_layers(text, file, load)):
         values.pop("description", None)
         values.update(layer.values)
     sections = {section: _build_table(section, section, values) for section in SECTIONS}
@@ -85,13 +85,13 @@ def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
     return sections(section.partition(".")[0])[section](**held)
 
 
-def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
+def _load_layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     """The recipe and those that it extends, the farthest last."""
-    layers = [_layer(text, file)]
+    layers = [_parse_layer(text, file)]
     while base := layers[-1].values.get("extends"):
         if "://" in base:
             raise layers[-1].error("extends is a URL, and recipes are only read from this machine", ("extends",))
-        place = base_of(base, layers[-1].file)
+        place = resolve_base(base, layers[-1].file)
         if place in (chain := [layer.file for layer in layers]):
             raise layers[-1].error(
                 f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
@@ -99,7 +99,7 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
         if len(layers) == _MOST_LAYERS:
             raise layers[-1].error(f"more than {_MOST_LAYERS} recipes extend one another", ("extends",))
         try:
-            layers.append(_layer(load(place), place))
+            layers.append(_parse_layer(load(place), place))
         except RecipeError:
             raise
         except UsageError as error:
@@ -110,7 +110,7 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     return layers
 
 
-def base_of(extends: str, file: str) -> str:
+def resolve_base(extends: str, file: str) -> str:
     """Return what ``load`` gets when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
     if "/" not in extends and not extends.endswith(".toml"):
         return extends
@@ -124,18 +124,18 @@ def base_of(extends: str, file: str) -> str:
     return str(PurePosixPath(*parts))
 
 
-def _layer(text: str, file: str) -> _Layer:
+def _parse_layer(text: str, file: str) -> _Layer:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(text) > LIMIT_BYTES:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
-    raw = _Layer(file, text, read_toml(text, file))
-    if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
-        raise raw.error(
-            f"schema is {_shorten_value(raw.values['schema'])}: a format unknown to this gpunode",
+    layer = _Layer(file, text, read_toml(text, file))
+    if not _has_exact_type(layer.values.get("schema", SCHEMA), (int,)) or layer.values.get("schema", SCHEMA) != SCHEMA:
+        raise layer.error(
+            f"schema is {_shorten_value(layer.values['schema'])}: a format unknown to this gpunode",
             ("schema",),
             (str(SCHEMA),),
         )
-    return _Layer(file, text, dict(_flat(raw)))
+    return _Layer(file, text, dict(_checked_values(layer)))
 
 
 def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError) -> Mapping[str, Any]:
@@ -156,12 +156,12 @@ def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError)
     return values
 
 
-def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
+def _checked_values(layer: _Layer) -> Iterator[tuple[str, Any]]:
     """Every value of a file by its key path, checked."""
     wrong: list[RecipeError] = []
-    for place, value in _values_by_path(raw.values):
+    for place, value in _values_by_path(layer.values):
         try:
-            yield ".".join(place), _check_value(raw, place, value)
+            yield ".".join(place), _check_value(layer, place, value)
         except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
             wrong.append(error)
             if len(wrong) == _MOST_MISTAKES:
@@ -184,73 +184,79 @@ def _values_by_path(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> I
             yield place, value
 
 
-def _check_value(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
-    path, section = ".".join(place), section_at(place[:-1]) or ""
-    if section.endswith("*") and not re.fullmatch(CHOSEN_NAME, place[-2]):
+def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
+    path, section = ".".join(key_path), section_at(key_path[:-1]) or ""
+    if section.endswith("*") and not re.fullmatch(CHOSEN_NAME_PATTERN, key_path[-2]):
         allowed = ("lower-case letters, digits and -",)
-        raise raw.error(
-            f"{_shorten_value(place[-2])} cannot be the name of a table in {'.'.join(place[:-2])}", place, allowed
+        raise layer.error(
+            f"{_shorten_value(key_path[-2])} cannot be the name of a table in {'.'.join(key_path[:-2])}",
+            key_path,
+            allowed,
         )
-    if section_at(place):
-        empty = "an empty table" if value == {} else f"{_kind(value)}, where a table is expected"
-        raise raw.error(f"{path} is {empty}", place, (f"[{path}]",))
-    key = next((key for key in keys_in(section) if key.name == place[-1]), None)
+    if section_at(key_path):
+        empty = "an empty table" if value == {} else f"{_type_name(value)}, where a table is expected"
+        raise layer.error(f"{path} is {empty}", key_path, (f"[{path}]",))
+    key = next((key for key in keys_in(section) if key.name == key_path[-1]), None)
     if key is None:
-        raise _unknown(raw, section, place)
-    if not _is(value, key.types):
-        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
-        raise raw.error(f"{path} is {_shorten_value(value)}, which is {_kind(value)}{quote}", place, key.allowed)
+        raise _unknown_key_error(layer, section, key_path)
+    if not _has_exact_type(value, key.types):
+        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _has_exact_type(value, (int,)) else ""
+        raise layer.error(
+            f"{path} is {_shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed
+        )
     if isinstance(value, list):
-        return _checked_list(raw, key, place, value)
+        return _check_list(layer, key, key_path, value)
     if isinstance(value, dict):
-        return _checked_table(raw, key, place, value)
-    if isinstance(value, str) and not _fits(key, value):
+        return _check_table(layer, key, key_path, value)
+    if isinstance(value, str) and not _is_allowed(key, value):
         guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise raw.error(f"{path} is {_shorten_value(value)}, which it cannot be{hint}", place, key.allowed)
-    if key.types == (int,) and value < key.says.least:
-        raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
+        raise layer.error(f"{path} is {_shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed)
+    if key.types == (int,) and value < key.spec.least:
+        raise layer.error(f"{path} is {value}, which is too small", key_path, key.allowed)
     return value
 
 
-def _checked_list(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
+def _check_list(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
-        if not isinstance(item, str) or not _fits(key, item):
-            raise raw.error(f"{key.path} holds {_shorten_value(item)}, which it cannot", place, key.allowed)
+        if not isinstance(item, str) or not _is_allowed(key, item):
+            raise layer.error(f"{key.path} holds {_shorten_value(item)}, which it cannot", key_path, key.allowed)
     return tuple(value)
 
 
-def _checked_table(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
-    kind, *allowed = key.says.names or ("a key",)
+def _check_table(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
+    kind, *allowed = key.spec.names or ("a key",)
     for name, held in value.items():
-        if key.says.name_pattern and not re.fullmatch(key.says.name_pattern, name):
-            raise raw.error(f"{_shorten_value(name)} is not {kind}", place, tuple(allowed))
-        if not isinstance(held, str) or not _fits(key, held):
-            raise raw.error(f"{_shorten_value(name)} is {_shorten_value(held)}, which it cannot be", place, key.allowed)
+        if key.spec.name_pattern and not re.fullmatch(key.spec.name_pattern, name):
+            raise layer.error(f"{_shorten_value(name)} is not {kind}", key_path, tuple(allowed))
+        if not isinstance(held, str) or not _is_allowed(key, held):
+            raise layer.error(
+                f"{_shorten_value(name)} is {_shorten_value(held)}, which it cannot be", key_path, key.allowed
+            )
     return MappingProxyType(dict(sorted(value.items())))
 
 
-def _is(value: object, types: tuple[type[Any], ...]) -> bool:
+def _has_exact_type(value: object, types: tuple[type[Any], ...]) -> bool:
     """Return whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
     return type(value) in types
 
 
-def _fits(key: RecipeKey, value: str) -> bool:
+def _is_allowed(key: RecipeKey, value: str) -> bool:
     if key.choices:
         return value in key.choices
-    return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None
+    return not key.spec.pattern or re.fullmatch(key.spec.pattern, value) is not None
 
 
-def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
-    path = ".".join(place)
-    above = ".".join(place[:-1])
+def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -> RecipeError:
+    path = ".".join(key_path)
+    above = ".".join(key_path[:-1])
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
     known += [f"{above}.{name}" for name, _, _ in children(section)] if section else [*SECTIONS, KUBERNETES]
     elsewhere = [key.path for key in known_keys() if key.name == path]
-    renamed = [f"{above}.{name}" for name in [RENAMED.get((section, place[-1]))] if name]
+    renamed = [f"{above}.{name}" for name in [RENAMED.get((section, key_path[-1]))] if name]
     guess = renamed or difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
-    return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
+    return layer.error(f"there is no key {_brief(path)}{hint}", key_path, tuple(known))
 
 
 def _shorten_value(value: object) -> str:
@@ -262,7 +268,7 @@ def _brief(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     names = {bool: "a truth value", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table"}
     return names.get(type(value), "a date or time")
 
@@ -279,29 +285,29 @@ def render(recipe: Recipe, *, defaults: bool = False) -> str:
         lines.append(f"description = {literal(recipe.description)}")
     if recipe.skip or defaults:
         skip = next(key for key in keys_in("") if key.name == "skip")
-        lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
+        lines += [f"# {skip.spec.doc}", f"skip = {literal(recipe.skip)}"]
     for section in SECTIONS:
-        lines += _rendered(section, section, getattr(recipe, section), defaults=defaults)
+        lines += _render_table(section, section, getattr(recipe, section), defaults=defaults)
     if recipe.kubernetes:
-        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes, defaults=defaults)
+        lines += _render_table(KUBERNETES, KUBERNETES, recipe.kubernetes, defaults=defaults)
     return "\n".join(lines) + "\n"
 
 
-def _rendered(section: str, at: str, held: Any, *, defaults: bool) -> Iterator[str]:
+def _render_table(section: str, at: str, held: Any, *, defaults: bool) -> Iterator[str]:
     """The lines of a table and of the tables inside it."""
     every = [(key, getattr(held, key.name)) for key in keys_in(section)]
     shown = [(key, value) for key, value in every if defaults or value != key.default]
     if shown:
         yield from ("", f"[{at}]")
     for key, value in shown:
-        yield f"# {key.says.doc}"
+        yield f"# {key.spec.doc}"
         yield f"{key.name} = {literal(value)}" if value is not None else f"# {key.name} is not set"
     for name, child, is_chosen in children(section):
         inner = getattr(held, name)
         for one in inner if is_chosen else ():
-            yield from _rendered(child, f"{at}.{name}.{one}", inner[one], defaults=defaults)
+            yield from _render_table(child, f"{at}.{name}.{one}", inner[one], defaults=defaults)
         if not is_chosen:
-            yield from _rendered(child, f"{at}.{name}", inner, defaults=defaults)
+            yield from _render_table(child, f"{at}.{name}", inner, defaults=defaults)
 
 
 def literal(value: object) -> str:
@@ -315,7 +321,7 @@ def literal(value: object) -> str:
 def line_of(text: str, path: tuple[str, ...]) -> int:
     """The line, from 1, in which TOML ``text`` sets the key ``path``, or the nearest table around it; else 0."""
     best, length = 0, 0
-    candidates = ((number, len(found)) for number, found in _settings(text) if found == path[: len(found)])
+    candidates = ((number, len(found)) for number, found in _find_assignments(text) if found == path[: len(found)])
     for number, depth in islice(candidates, _TRIES):
         if depth > length and _outside_strings(text, number):
             best, length = number, depth
@@ -323,20 +329,20 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
 
 
 @lru_cache(maxsize=1)
-def _settings(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+def _find_assignments(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Return the line and the whole key path of all that looks like a table's head or a key's setting."""
     table: tuple[str, ...] = ()
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
-            table = _path(line)
+            table = _assigned_path(line)
             found.append((number, table))
-        elif "=" in line and (own := _path(f"{line.partition('=')[0]} = 0")):
+        elif "=" in line and (own := _assigned_path(f"{line.partition('=')[0]} = 0")):
             found.append((number, (*table, *own)))
     return tuple(found)
 
 
-def _path(toml: str) -> tuple[str, ...]:
+def _assigned_path(toml: str) -> tuple[str, ...]:
     """The one path that a line of TOML sets; empty when it sets none."""
     from gpunode.toml import loads
 

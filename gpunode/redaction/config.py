@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.redaction import patterns, secrets
-from gpunode.redaction.named import PATHS, is_plain, name_strength
+from gpunode.redaction.named import PATH_VALUE, is_plain_value, name_strength
 from gpunode.redaction.patterns import Mask, apply_masks, compile_cached, mask_until_stable
 
 # Keys, in lower case, whose values say how GPUs, runtimes and the kubelet are set up. Of an environment only the
 # variables named here stay. A key called `value` may hold anything.
-_KEPT: Final = "|".join(
+_KEPT_KEYS: Final = "|".join(
     (
         # units, and what a daemon is started with
         r"exec\w+|environmentfile|after|before|wants|requires|requiredby|wantedby|partof|type|restart|user|group|delegate",
@@ -37,26 +37,26 @@ _KEPT: Final = "|".join(
     )
 )
 # Values that are not secret, whatever their keys.
-_HARMLESS: Final = (
+_HARMLESS_VALUE: Final = (
     r"(?:true|false|null|none|nil|yes|no|on|off|[\d.+:_-]{1,12}(?:[kmgtp]i?b?|[num]?s|h|%)?|0[xo][\da-f]+|\.{3}|~|-|[a-z]{1,4}"
     r"|runc|crun|kata\w*|systemd|cgroupfs|overlayfs|overlay2?|native|journald|json-file|local|debug|info|warn(?:ing)?|error"
     r"|io\.(?:containerd|kubernetes|k8s)\.[\w./-]+|(?:[\w-]+\.)*nvidia[\w./:=@-]*|(?:k8s\.gcr|registry\.k8s)\.io/[\w./:@-]+"
-    rf"|--?[a-z][\w-]*|sha256:[\da-f]{{64}}|v?\d+\.\d+[\w.+~:-]{{0,24}}|linux|amd64|arm64|[\]\[{{}}(),:;$]*|{PATHS})"
+    rf"|--?[a-z][\w-]*|sha256:[\da-f]{{64}}|v?\d+\.\d+[\w.+~:-]{{0,24}}|linux|amd64|arm64|[\]\[{{}}(),:;$]*|{PATH_VALUE})"
 )
 # Below these keys any value may be secret: HTTP headers, the data of a Kubernetes Secret.
-_PLACE: Final = r".*headers?|(?:string)?data"
-_SHELL: Final = (
+_HIDDEN_SECTION: Final = r".*headers?|(?:string)?data"
+_SHELL_KEYWORDS: Final = (
     r"if|then|elif|else|fi|for|in|while|until|do|done|case|esac|return|exit|exec|unset|export|declare|typeset|\[\[?|\]\]?|[{}!]"
     r"|&&|\|\|?|redacted"
 )
 _STRING: Final = r"\"\"\".*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\n]|'')*'"
 # In YAML a quoted string continues on the lines below, indented.
-_FOLDED: Final = r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
+_FOLDED_STRING: Final = r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
 _TOKEN: Final = (
     rf"(?P<string>{_STRING})|(?P<comment>(?<!\S)(?:\#|//)[^\n]*)|(?P<opens>[\[{{])|(?P<shuts>[\]}}])|(?P<comma>,)"
     r"|(?P<sign>[:=])|(?P<blank>\s+)|(?P<bare>[^\s\[\]{},:=\"'](?:[^\s\[\]{},=\"':]|:(?=\S))*|[\"'][^\n]*)"
 )
-_KEYED: Final = (
+_KEY_LINE: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*)(?:(?:export[ \t]+)?"
     # A word with digits that ends with = is base64, not a key without a value.
     r"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))"
@@ -64,7 +64,7 @@ _KEYED: Final = (
     r"(?:[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*))?"
 )
 _TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
-_COMMENTED: Final = r"[ \t]*(?:\#|;|//)[#; \t]*(?P<key>[\w.\"-]+)[ \t]*=[ \t]*(?P<value>\S[^\n]*)"
+_COMMENTED_SETTING: Final = r"[ \t]*(?:\#|;|//)[#; \t]*(?P<key>[\w.\"-]+)[ \t]*=[ \t]*(?P<value>\S[^\n]*)"
 
 
 def redact_config(text: str, *, strict: bool = True) -> str:
@@ -102,13 +102,13 @@ class _ConfigReader:
     def _read_line(self) -> Iterator[Mask]:
         if self._match(r"\s*\n|[ \t]*\Z"):
             return
-        if commented := self._match(_COMMENTED):
+        if commented := self._match(_COMMENTED_SETTING):
             yield from self._mask_scalar(*commented.span("value"), commented["key"])
         elif self._match(r"[ \t]*(?:#|;|//)[^\n]*\n?"):
             return
         elif table := self._match(_TABLE):
             self._table, self._indents = tuple(re.findall(r"[\w-]+", table["table"])), []
-        elif keyed := self._match(_KEYED, re.DOTALL):
+        elif keyed := self._match(_KEY_LINE, re.DOTALL):
             depth = len(keyed["lead"].expandtabs())
             while self._indents and self._indents[-1][0] >= depth:
                 self._indents.pop()
@@ -121,7 +121,7 @@ class _ConfigReader:
         """Read the rest of the line; of a list or table in brackets, only the opening bracket."""
         if self._match(r"[\[{]"):
             self._open_bracket(key)
-        elif string := self._match(_FOLDED, re.DOTALL) or self._match(_STRING, re.DOTALL):
+        elif string := self._match(_FOLDED_STRING, re.DOTALL) or self._match(_STRING, re.DOTALL):
             yield from self._mask_scalar(*string.span(), key)
         elif self._match(r"[|>][\d+-]*[ \t]*(?:#[^\n]*)?\n"):
             while line := self._match(rf"[ \t]{{{depth + 1},}}[^\n]*\n?|[ \t]*\n"):
@@ -132,9 +132,9 @@ class _ConfigReader:
 
     def _read_shell_line(self, first: int, last: int) -> Iterator[Mask]:
         """Read a line without a key, keeping only shell keywords."""
-        if self._strict and not compile_cached(_HARMLESS).fullmatch(self._text[first:last].rstrip()):
+        if self._strict and not compile_cached(_HARMLESS_VALUE).fullmatch(self._text[first:last].rstrip()):
             for word in compile_cached(r"[^\s;()]+", 0).finditer(self._text, first, last):
-                if not compile_cached(_SHELL, 0).fullmatch(word[0]):
+                if not compile_cached(_SHELL_KEYWORDS, 0).fullmatch(word[0]):
                     yield *word.span(), patterns.MASK
 
     # ---- brackets
@@ -160,16 +160,16 @@ class _ConfigReader:
                 pass
 
     def _open_bracket(self, key: str) -> None:
-        self._brackets.append((key, self._is_hidden_place(key)))
+        self._brackets.append((key, self._is_hidden_section(key)))
 
     # ---- values
 
-    def _is_hidden_place(self, key: str) -> bool:
+    def _is_hidden_section(self, key: str) -> bool:
         """Return whether any value below ``key`` is secret here, whatever its form."""
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
-        return name_strength(key) == "strong" or any(compile_cached(_PLACE).fullmatch(one) for one in around)
+        return name_strength(key) == "strong" or any(compile_cached(_HIDDEN_SECTION).fullmatch(one) for one in around)
 
     def _mask_scalar(self, first: int, last: int, key: str) -> Iterator[Mask]:
         """Yield the mask of the span without its quotes and blanks."""
@@ -186,9 +186,13 @@ class _ConfigReader:
 
     def _mask_value(self, value: str, key: str) -> str:
         name = key.lower()
-        if self._is_hidden_place(key):
-            return value if is_plain(name, value) else patterns.mask_secret(value)
-        if not self._strict or compile_cached(_KEPT).fullmatch(name) or compile_cached(_HARMLESS).fullmatch(value):
+        if self._is_hidden_section(key):
+            return value if is_plain_value(name, value) else patterns.mask_secret(value)
+        if (
+            not self._strict
+            or compile_cached(_KEPT_KEYS).fullmatch(name)
+            or compile_cached(_HARMLESS_VALUE).fullmatch(value)
+        ):
             return value
         pair = compile_cached(r"((--?[a-z][\w-]*|[A-Z][A-Z\d_]+)=)([^=].*)", re.DOTALL).fullmatch(value)
         return pair[1] + self._mask_value(pair[3], pair[2]) if pair else patterns.mask_secret(value)

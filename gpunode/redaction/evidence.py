@@ -9,12 +9,12 @@ from itertools import count
 from typing import Final, TypeVar, cast
 
 from gpunode.change import FileChange, FileState
-from gpunode.facts.evidence import Capture, ContentKind, Evidence, Found, decode_found, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, Evidence, GlobMatch, decode_matches, encode_matches
 from gpunode.redaction import config, patterns, secrets
 
 T = TypeVar("T")
 # Of a Kubernetes object that is a Secret.
-_KIND: Final = r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b"
+_SENSITIVE_KIND: Final = r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b"
 
 
 def redact(evidence: Evidence) -> Evidence:
@@ -50,15 +50,15 @@ def rewrite_capture(
 ) -> Capture:
     """Return ``capture`` with contents, words and file paths rewritten, each file of a glob separately."""
 
-    def file(found: Found) -> Found:
+    def file(found: GlobMatch) -> GlobMatch:
         link, data = found.link and paths(found.link), found.data and contents(found.data)
         return replace(found, path=paths(found.path), link=link, data=data)
 
     try:
-        files = decode_found(capture.data) if "*" in capture.source else None
+        files = decode_matches(capture.data) if "*" in capture.source else None
     except (ValueError, KeyError, TypeError):
         files = None
-    data = contents(capture.data) if files is None else encode_found(map(file, files))
+    data = contents(capture.data) if files is None else encode_matches(map(file, files))
     return replace(capture, source=words(capture.source), data=data, error=words(capture.error))
 
 
@@ -81,7 +81,7 @@ def mask_bytes(data: bytes, mask: Callable[[str], str]) -> bytes:
 
 def _redact_log(text: str) -> str:
     kept = secrets.redact_text(text)
-    return config.redact_config(kept) if patterns.compile_cached(_KIND, 0).search(kept) else kept
+    return config.redact_config(kept) if patterns.compile_cached(_SENSITIVE_KIND, 0).search(kept) else kept
 
 
 def redact_recursively(value: T) -> T:

@@ -12,48 +12,48 @@ from gpunode.redaction.patterns import compile_cached
 Strength: TypeAlias = Literal["", "weak", "strong"]
 Span: TypeAlias = tuple[int, int]
 
-_STRONG: Final = (
+_STRONG_NAMES: Final = (
     *("password", "passwd", "passphrase", "passcode", "credential", "bearer", "psk", "pwd", "regcode", "dockercfg"),
     *("dockerconfigjson", "key-data", "sumo-url", "secret-id", "pw", "cred", "authtok", "sign_pin"),
 )
-_WEAK: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
+_WEAK_NAMES: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
 # Weak by themselves, strong after another word: `token`, HF_TOKEN, apiKey.
-_LAST: Final = ("token", "secret", "key", "pass", "pat")
-NAMES: Final = tuple(sorted((*_STRONG, *_WEAK, *_LAST), key=lambda name: (-len(name), name)))
+_LAST_WORDS: Final = ("token", "secret", "key", "pass", "pat")
+SECRET_NAMES: Final = tuple(sorted((*_STRONG_NAMES, *_WEAK_NAMES, *_LAST_WORDS), key=lambda name: (-len(name), name)))
 _WORDS_BEFORE: Final = r"(?:.*[ _.-]|(?-i:.+(?=[A-Z][a-z])))"
 # Names that only look like a secret's. A package is called passwd.
-_OTHERS: Final = (
+_HARMLESS_NAMES: Final = (
     r"(?:.*[\W_])?(?:p_?key|pubkey|public[_-]?key|topology_?key|(?:module_)?sig_?key|static_?key|bypass|compass"
     r"|(?:max|min|num|prompt|completion|batched)[_-]?tokens?|xauth\w*|pci[\w-]*sig)"
 )
 _NAME: Final = (
-    rf"(?!(?:{_OTHERS})\Z)(?:(?P<strong>(?!passwd\Z)(?:.*(?:{'|'.join(_STRONG)})|{_WORDS_BEFORE}(?:{'|'.join(_LAST)})|\w+pass"
+    rf"(?!(?:{_HARMLESS_NAMES})\Z)(?:(?P<strong>(?!passwd\Z)(?:.*(?:{'|'.join(_STRONG_NAMES)})|{_WORDS_BEFORE}(?:{'|'.join(_LAST_WORDS)})|\w+pass"
     r"|.*(?:api|access|auth|secret|private|licen[cs]e|shared|preshared|master|account|storage|encryption|munge|join|wep"
     r"|setup|registration|signing|host|ssh)[_ -]?(?:key|token)))"
-    rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_WORDS_BEFORE}?(?:{'|'.join(_WEAK)})))s?(?: again)?"
+    rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_WORDS_BEFORE}?(?:{'|'.join(_WEAK_NAMES)})))s?(?: again)?"
 )
 # Values that are not secret, whatever their names.
-_PLAIN: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
-_COMPLAINT: Final = (
+_PLAIN_VALUE: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
+_ERROR_WORD: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
     r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|command|is|was|has|for|nvidia-[a-z]+:"
 )
-PATHS: Final = (
+PATH_VALUE: Final = (
     r"(?:unix://|file://|@)?(?:/(?:etc|usr|var|run|opt|dev|proc|sys|lib\w*|s?bin|boot|mnt|srv|home|root|snap|tmp)"
     r"(?:/[\w.+@*:-]+)*/?:?)+"
 )
 _NUMBER: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
 # Grouped by first letter: most positions then cost a single comparison.
-_ANY: Final = "|".join(
-    f"{first}(?:{'|'.join(name[1:] for name in NAMES if name[0] == first)})"
-    for first in sorted({*"".join(n[0] for n in NAMES)})
+_ANY_SECRET_NAME: Final = "|".join(
+    f"{first}(?:{'|'.join(name[1:] for name in SECRET_NAMES if name[0] == first)})"
+    for first in sorted({*"".join(n[0] for n in SECRET_NAMES)})
 )
 _HEAD: Final = (
-    rf"(?:{_ANY})s?(?: again)?(?P<close>\\*[\"']?\]?)"
+    rf"(?:{_ANY_SECRET_NAME})s?(?: again)?(?P<close>\\*[\"']?\]?)"
     r"(?P<sign>[ \t]*\+?(?:=>?|:=?)[ \t]*|,[ \t]*|[ \t]+(?:is|was):?[ \t]+|[ \t]+|\0|\\?\n[ \t]*-[ \t]+)"
 )
 _ENTRY: Final = (
-    rf"\bname\\*[\"']?[:=][ \t]*\\*[\"']?(?P<named>[\w.-]*(?:{_ANY})s?)\\*[\"']?"
+    rf"\bname\\*[\"']?[:=][ \t]*\\*[\"']?(?P<named>[\w.-]*(?:{_ANY_SECRET_NAME})s?)\\*[\"']?"
     r"[ \t]*(?:,|\n(?:[ \t]*#[^\n]*\n)*)\s*\\*[\"']?value\\*[\"']?[:=][ \t]*"
 )
 _STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
@@ -61,15 +61,15 @@ _STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 _STRINGS: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
 _BLOCK: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
 # The output of a command, in a shell.
-_OUTPUT: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
+_COMMAND_SUBSTITUTION: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
 # A value. The group is what is between its quotes.
 _VALUE: Final = (
     r"(?P<quote>\"{3}|'{3}|\\+[\"'])(?:((?s:.*?))(?P=quote)|([^\n]*))"
     r"|\[(?:([^\]]*)\]|([^\n]*))"
-    rf"|\"((?:{_OUTPUT}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
+    rf"|\"((?:{_COMMAND_SUBSTITUTION}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
     # in a shell '\\'' is a quote inside of quotes
     r"|'((?:[^'\\\n]|(?s:\\.)|'\\''|''|\n(?=\s)){0,4000})"
-    rf"|((?:{_OUTPUT}|(?![,;&][\w.-]+[=:]|[,;)\]}}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}}\]])|\\\n\s*|\\[^\n])*)"
+    rf"|((?:{_COMMAND_SUBSTITUTION}|(?![,;&][\w.-]+[=:]|[,;)\]}}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}}\]])|\\\n\s*|\\[^\n])*)"
 )
 
 
@@ -83,18 +83,18 @@ def name_strength(name: str) -> Strength:
     return "" if found is None else "strong" if found["strong"] else "weak"
 
 
-def is_plain(name: str, value: str) -> bool:
+def is_plain_value(name: str, value: str) -> bool:
     """Return whether ``value`` is a configuration keyword, part of an error message, or a file path."""
     if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    is_file = name.endswith(("key", "file", "path")) and _matches(PATHS, value.rstrip(";"))
-    return is_file or _matches(_PLAIN, value) or _matches(_COMPLAINT, value.rstrip(".,;:!"))
+    is_file = name.endswith(("key", "file", "path")) and _matches(PATH_VALUE, value.rstrip(";"))
+    return is_file or _matches(_PLAIN_VALUE, value) or _matches(_ERROR_WORD, value.rstrip(".,;:!"))
 
 
 def looks_secret(value: str) -> bool:
     """Return whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
-    if len(value) < 6 or _matches(rf"{_PLAIN}|{_NUMBER}", value):
+    if len(value) < 6 or _matches(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
         return value.isdigit() and len(value) > 8
     if has_digit and has_letter:
         return not compile_cached(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
@@ -106,7 +106,7 @@ def is_secret(name: str, value: str, sign: str) -> bool:
     """Return whether ``value`` is secret after ``name`` and ``sign``: ``=``, ``:``, ``"`` for JSON, space or ``is``."""
     how, last = name_strength(name), name.lower().strip("\"' -")
     # What only consists of = ends a word in base64; nothing is assigned there.
-    if not how or is_plain(last, value) or not value.strip("="):
+    if not how or is_plain_value(last, value) or not value.strip("="):
         return False
     if (how == "weak" or last.endswith("tokens")) and _matches(_NUMBER, value) and not _matches(r"\d{9,}", value):
         return False  # a count

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from gpunode.redaction.named import NAMES, looks_secret, secret_spans
+from gpunode.redaction.named import SECRET_NAMES, looks_secret, secret_spans
 from gpunode.redaction.patterns import MASK, apply_masks, compile_cached, mask_matches, mask_secret, mask_until_stable
 
 # Tokens with a known prefix. Source: gitleaks' public rules (config/gitleaks.toml, MIT).
-SHAPES: Final = {
+TOKEN_SHAPES: Final = {
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "r8_", "rpa_"), r"\w{16,}"),
     **dict.fromkeys(("npm_", "lin_api_", "dop_v1_", "shpat_", "ops_", "sk_live_", "rk_live_", "sk_test_"), r"\w{10,}"),
     **dict.fromkeys(("glpat-", "glrt-", "gldt-", "glptt-", "glsoat-", "glagent-", "glcbt-", "xai-"), r"[\w-]{16,}"),
@@ -30,7 +30,7 @@ SHAPES: Final = {
     "eyJ": r"[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?",
 }
 # Addresses whose path is a secret, up to it.
-HOOKS: Final = {
+WEBHOOK_PREFIXES: Final = {
     "hooks.slack.com/": r"\w{1,20}/",
     "hooks.zapier.com/hooks/": r"catch/\d{1,20}/",
     "api.telegram.org/bot": "",
@@ -43,7 +43,7 @@ HOOKS: Final = {
     "/v3/import/": "",
 }
 # One letter options and operands that are secrets. `{}` is the secret, `<>` any word.
-COMMANDS: Final = {
+SECRET_OPTIONS: Final = {
     "curl": r"-[a-zA-Z]*[uUx] ?[^\s:]*:{}|--(?:proxy-)?user[= ][^\s:]*:{}",
     **dict.fromkeys(("mysql", "mariadb"), r"-p{}"),
     **dict.fromkeys(("docker login", "podman login", "nerdctl login", "useradd", "usermod", "sshpass"), r"-p\s*{}"),
@@ -76,12 +76,12 @@ COMMANDS: Final = {
     "smbclient": r"//<>\s+{}",
 }
 # Programs that read a secret from standard input. What is piped to others (`echo 1 | tee FILE`) is none.
-READERS: Final = (
+STDIN_READERS: Final = (
     *("--password-stdin", "chpasswd", "cryptsetup", "kinit", "mokutil", "passwd", "sudo -S", "sudo -kS", "kadmin"),
     *("gpg", "vault", "ipa "),
 )
 # A text with none of the words is not searched.
-Form: TypeAlias = tuple[Sequence[str], Callable[[str], str]]
+SecretForm: TypeAlias = tuple[Sequence[str], Callable[[str], str]]
 
 
 def redact_text(value: str) -> str:
@@ -94,7 +94,7 @@ def redact_known_shapes(value: str) -> str:
     return mask_until_stable(lambda one: redact_once(one, CONTEXT_FREE), value)
 
 
-def redact_once(value: str, forms: Iterable[Form] | None = None) -> str:
+def redact_once(value: str, forms: Iterable[SecretForm] | None = None) -> str:
     """Return ``value`` with each form masked once, without colours, which may split a name; CRLF stays."""
     plain = compile_cached(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]").sub("", value) if "\x1b" in value else value
     is_dos = "\r\n" in plain and not compile_cached(r"(?<!\r)\n").search(plain)
@@ -108,14 +108,14 @@ def redact_once(value: str, forms: Iterable[Form] | None = None) -> str:
     return after.replace("\n", "\r\n") if is_dos else after
 
 
-def _make_form(words: Iterable[str], pattern: str, flags: int = 0) -> Form:
+def _make_form(words: Iterable[str], pattern: str, flags: int = 0) -> SecretForm:
     """Return the form that masks the group of ``pattern``; ANY stands for the words with their suffixes."""
     rests = words if isinstance(words, Mapping) else dict.fromkeys(words, "")
     whole = pattern.replace("ANY", f"(?:{'|'.join(re.escape(word) + rest for word, rest in rests.items())})")
     return [word.lower() for word in rests], lambda value: mask_matches(whole, value, flags=flags)
 
 
-def _command_form(program: str, options: str) -> Form:
+def _command_form(program: str, options: str) -> SecretForm:
     """Return the form that masks the secrets among the arguments of ``program``."""
     command = rf"(?<![\w/-]){re.escape(program)}[^\n|;]*|/{re.escape(program)}[^\n|;]*"
     secrets = rf"(?<!\S)(?:{options.replace('<>', f'(?:{_WORD})').replace('{}', f'({_WORD})')})"
@@ -129,18 +129,18 @@ def _mask_named(value: str) -> str:
 
 
 # Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
-_IDS: Final = (
+_ID_NAMES: Final = (
     r"(?:sha\d+|md5|digest|hash|sum|id|ids|uid|uuid|guid|serial|commit|revision|srcversion|container|sandbox|pod|image"
     r"|version|containerd|runc|crun|docker-init|layer|snapshot|build|pci|fingerprint|machine|thumbprint|cert|name|path|dir|ref|parent|blob|checksum|resourceversion|etag)"
 )
 # The kernel's own word for a key that it loads: who has it, and its fingerprint.
 _CERTIFICATE: Final = r"\bX\.509 cert '[^'\n]*\Z"
 # Letters of both cases with digits, or hexadecimal digits.
-_RUN: Final = (
+_RANDOM_WORD: Final = (
     r"(?<![A-Za-z\d+/_])(?=[A-Z\d+]*[a-z])(?=[A-Za-z+]*\d)"
     r"(?:[\da-f]{64}|[\da-f]{48}|[\da-f]{40}|[\da-f]{32}|(?=[a-z\d+]*[A-Z])[A-Za-z\d+]{32,100})={0,2}(?![\w/.+=:-])"
 )
-_INTRODUCED: Final = (
+_NAME_BEFORE: Final = (
     r"(?:(?<![\w.-])--?(?P<option>[a-z][\w-]*)[= ]|(?<![\w@-])(?P<name>[a-z][\w.-]*)[\"']?(?:=|:[ \t]*))\\*[\"']?\Z"
 )
 
@@ -152,11 +152,11 @@ def _mask_random(value: str) -> str:
         before = value[max(0, run.start() - 200) : run.start()]
         if compile_cached(_CERTIFICATE).search(before):
             return run[0]
-        by = compile_cached(_INTRODUCED).search(before[-100:])
+        by = compile_cached(_NAME_BEFORE).search(before[-100:])
         name = by and (by["option"] or by["name"])
-        return MASK if name and not compile_cached(rf"[\w.-]*{_IDS}").fullmatch(name) else run[0]
+        return MASK if name and not compile_cached(rf"[\w.-]*{_ID_NAMES}").fullmatch(name) else run[0]
 
-    return compile_cached(_RUN, 0).sub(mask, value)
+    return compile_cached(_RANDOM_WORD, 0).sub(mask, value)
 
 
 def _mask_cut_keys(value: str) -> str:
@@ -191,21 +191,21 @@ def _mask_exec_passwords(value: str) -> str:
 
 
 _WORD: Final = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'|;&<>-][^\s|;&<>]*"
-_USER: Final = r"[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}(?:[/?#\s\"'<>,;]|\Z))"
+_USER_INFO: Final = r"[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}(?:[/?#\s\"'<>,;]|\Z))"
 
 
 def _mask_userinfo(value: str) -> str:
     """Return ``value`` without user names and passwords in URLs."""
     if "@" not in value:
         return value
-    value = mask_matches(rf"://({_USER}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
+    value = mask_matches(rf"://({_USER_INFO}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
     # In quotes or a proxy's setting a password may hold any character.
-    quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_USER}[^\n\"'@]{{1,200}})(?=@[\w\[])"
+    quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_USER_INFO}[^\n\"'@]{{1,200}})(?=@[\w\[])"
     return mask_matches(quoted, value)
 
 
 # Secrets in any context.
-CONTEXT_FREE: Final[tuple[Form, ...]] = (
+CONTEXT_FREE: Final[tuple[SecretForm, ...]] = (
     (("private key",), _mask_cut_keys),
     _make_form(("Static key V1",), r"-----BEGIN OpenVPN ANY-----(.*?)(?=-----END|\Z)", re.DOTALL),
     _make_form(("Private-Lines:",), r"ANY[ \t]*\d{1,3}\n((?:[A-Za-z0-9+/]{1,76}={0,2}(?:\n|\Z)){1,200})"),
@@ -213,36 +213,38 @@ CONTEXT_FREE: Final[tuple[Form, ...]] = (
     (("://",), _mask_userinfo),
     _make_form(
         ("proxy",),
-        rf"(?i:ANY)(?:::[\w.-]{{1,80}})?[\"']?[ \t]*[=: ][ \t]*[\"']?(?!\w+://)({_USER}[^\s\"']{{1,200}})(?=@[\w\[])",
+        rf"(?i:ANY)(?:::[\w.-]{{1,80}})?[\"']?[ \t]*[=: ][ \t]*[\"']?(?!\w+://)({_USER_INFO}[^\s\"']{{1,200}})(?=@[\w\[])",
     ),
     _make_form(("iscsi:",), r"root=[\"']?ANY(\S{1,400})(?=@)"),
     _make_form(
         ("token=", "key=", "signature=", "credential=", "sig=", "password=", "secret="),
         r"(?i:[?&](?:amp;)?[\w-]{0,40}ANY)([^&\s\"'#\\]+)",
     ),
-    _make_form(SHAPES, r"(?<![A-Za-z0-9])(ANY)"),
-    _make_form(HOOKS, r"ANY([^\s\"'<>/][^\s\"'<>]*)"),
+    _make_form(TOKEN_SHAPES, r"(?<![A-Za-z0-9])(ANY)"),
+    _make_form(WEBHOOK_PREFIXES, r"ANY([^\s\"'<>/][^\s\"'<>]*)"),
     _make_form(("password>", "secret>", "token>"), r"<(?:[\w:.-]{0,40})(?i:ANY)([^<>\s][^<>]{0,1000})(?=</)"),
     _make_form(("bearer", "basic"), r"(?i:\bANY)[ \t]+((?=[a-z._~-]*[A-Z0-9=+/])[\w.~+/=-]{6,})"),
     _make_form(("$1$", "$5$", "$6$", "$7$", "$y$", "$2a$", "$2b$", "$2y$", "pbkdf2."), r"(ANY[^\s:\"']{8,})"),
 )
-_SAID: Final = r"((?:\"[^\"]{0,1000}\"|'[^']{0,1000}'|[^|\n\"']){1,200}?)"
+_ECHOED_TEXT: Final = r"((?:\"[^\"]{0,1000}\"|'[^']{0,1000}'|[^|\n\"']){1,200}?)"
 # Secrets by the name, the option or the program that precedes them.
-CONTEXTUAL: Final[tuple[Form, ...]] = (
-    (NAMES, _mask_named),
+CONTEXTUAL: Final[tuple[SecretForm, ...]] = (
+    (SECRET_NAMES, _mask_named),
     _make_form(
         ("authorization",),
         r"(?i:ANY)\\*[\"']?[ \t]*[=:][ \t]*\\*[\"']?(?i:basic|bearer|digest|token|negotiate)[ \t]+([^\n\"'\\]+)",
     ),
     _make_form(("cookie",), r"(?i:\bANY):[ \t]*([^\s\"'=]+=[^\n\"']*)"),
-    *(_command_form(program, options) for program, options in COMMANDS.items()),
+    *(_command_form(program, options) for program, options in SECRET_OPTIONS.items()),
     (("exec",), _mask_exec_passwords),
     # The other words of a passphrase whose first was masked as its value.
     _make_form(("password", "passphrase"), r"(?i:ANY):[ \t]+redacted((?:[ \t]+[a-z]{2,12}){2,9})[ \t]*$", re.MULTILINE),
-    _make_form(READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_SAID}[ \t]*\|[^\n|]{{0,200}}ANY"),
-    _make_form(READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
     _make_form(
-        READERS,
+        STDIN_READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_ECHOED_TEXT}[ \t]*\|[^\n|]{{0,200}}ANY"
+    ),
+    _make_form(STDIN_READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
+    _make_form(
+        STDIN_READERS,
         r"^(?=[^\n]{0,400}?ANY)[^\n]{0,400}<<-?[ \t]*[\"']?(?P<end>\w{1,40})[\"']?[^\n]{0,80}\n"
         r"((?:(?!\t*(?P=end)\s)[^\n]*(?:\n|\Z)){1,50})",
         re.MULTILINE,

@@ -20,7 +20,7 @@ from gpunode.runtimes.model import (
     ObservedConfig,
     Removal,
     Runtime,
-    after_edits,
+    apply_edits,
     gather_files,
     satisfies,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "ObservedConfig",
     "Removal",
     "Runtime",
-    "after_edits",
+    "apply_edits",
     "gather_files",
     "runtime",
     "satisfies",
@@ -44,9 +44,18 @@ __all__ = [
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
 # be there if its daemon reloads, or its containers stop with it.
-_RULES = ("reads", "located", "configure", "layers", "mend", "inspect", "takes_on_reload", "keeps_containers")
+_RULES = (
+    "reads",
+    "locate_row",
+    "configure",
+    "layers",
+    "complete_removal",
+    "inspect",
+    "applies_on_reload",
+    "keeps_containers",
+)
 # Where a runtime's files are is asked on every node; these modules say it without the runtime's editor.
-_LIGHT_RULES = frozenset({"reads", "located"})
+_LIGHT_RULES = frozenset({"reads", "locate_row"})
 _LIGHT = {"docker": "docker_nodes", "crio": "crio_files"}
 
 

@@ -21,13 +21,13 @@ from gpunode.runtimes.containerd_files import (
     SCHEMA_SINCE,
     ConfigFile,
     check_plugin,
-    effective,
+    effective_cri_table,
     find_nameless_default,
     is_drop_in,
     load,
     read,
 )
-from gpunode.runtimes.containerd_plugin import is_of_runc, systemd_cgroup, why_runc
+from gpunode.runtimes.containerd_plugin import explain_runc_entry, is_runc_shim, systemd_cgroup
 from gpunode.runtimes.model import (
     NAMELESS,
     ConfigEdit,
@@ -38,12 +38,23 @@ from gpunode.runtimes.model import (
     ObservedConfig,
     Removal,
     Runtime,
-    after_edits,
+    apply_edits,
     satisfies,
-    with_whole_path,
+    with_absolute_binary,
 )
 
-__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "layers", "located", "mend", "reads"]
+__all__ = [
+    "CONFIG",
+    "DROP_IN",
+    "absolute",
+    "complete_removal",
+    "configure",
+    "dump",
+    "inspect",
+    "layers",
+    "locate_row",
+    "reads",
+]
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -51,24 +62,24 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     # Its own alone: a unit is no configuration that could import another.
     started_by = containerd_files.unit_patterns(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
-    return (*containerd_files.reads(own, _here(files, desired)), *started_by)
+    return (*containerd_files.reads(own, _with_unit_config(files, desired)), *started_by)
 
 
-def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """Return ``row`` with the configuration that containerd's unit names, unless requested or a product's."""
     named = None if row.product else _configuration_of_unit(files, desired)
     return replace(row, config=named.path) if named else row
 
 
-def _here(files: Files, desired: DesiredConfig) -> DesiredConfig:
+def _with_unit_config(files: Files, desired: DesiredConfig) -> DesiredConfig:
     """Return ``desired`` for the configuration that containerd's unit names, unless one is requested."""
     named = _configuration_of_unit(files, desired)
     return replace(desired, config=named.path) if named else desired
 
 
-def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_files.Named | None:
+def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_files.UnitConfig | None:
     """Return the configuration that containerd's unit names instead of the usual one; None if one is requested."""
-    named = None if desired.config else containerd_files.find_named_configuration(files)
+    named = None if desired.config else containerd_files.find_unit_config(files)
     return named if named and named.path != CONFIG else None
 
 
@@ -78,7 +89,7 @@ def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedC
     Raises:
         Refused: one is not TOML, or not shaped as containerd's configuration.
     """
-    desired = _here(files, desired)
+    desired = _with_unit_config(files, desired)
     return _observe(load(files, desired), desired)
 
 
@@ -94,11 +105,11 @@ def dump(data: bytes) -> ObservedConfig:
 def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
         check_plugin(file)
-    plugin = effective(loaded, desired)
+    plugin = effective_cri_table(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers = {}
     for name, handler in containerd.get("runtimes", {}).items():
-        runs = handler.get("runtime_type") and is_of_runc(handler)
+        runs = handler.get("runtime_type") and is_runc_shim(handler)
         handlers[name] = str(handler.get("options", {}).get("BinaryName", "")) if runs else ""
     return ObservedConfig(
         handlers,
@@ -123,11 +134,11 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         return _configure(files, desired)
     edited = _configure(files, replace(desired, config=named.path))
     if any(edit.path == named.path for edit in edited.edits):
-        _check_own(named)
+        _refuse_vendor_config(named)
     return replace(edited, how=f"{edited.how}; {named.said_in} makes containerd read {named.path} instead of {CONFIG}")
 
 
-def _check_own(named: containerd_files.Named) -> None:
+def _refuse_vendor_config(named: containerd_files.UnitConfig) -> None:
     """Refuse a configuration that is its vendor's: the next update would restore it.
 
     Raises:
@@ -148,31 +159,31 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     desired = absolute(desired, root)
     loaded = load(files, desired)
     present = _observe(loaded, desired)
-    how = _how(loaded[0], desired)
-    _check_readable(loaded, desired)
+    how = _explain_edit_mode(loaded[0], desired)
+    _refuse_newer_schema(loaded, desired)
     # nvidia-ctk writes its drop-in whatever the root file says.
     is_asked = not desired.exact or desired.mode == "auto"
     if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        notes = _notes(loaded, files, desired) if desired.exact else _state_notes(loaded, present, desired)
+        notes = _edit_notes(loaded, files, desired) if desired.exact else _state_notes(loaded, present, desired)
         return ConfigEdit((), how, notes)
     # Only where a file must be edited.
     from gpunode.runtimes import containerd_editing
 
-    _check_schema(loaded, desired)
-    contents = containerd_editing.Editing(files, loaded, desired).contents()
+    _refuse_unsupported_schema(loaded, desired)
+    contents = containerd_editing.ContainerdEditor(files, loaded, desired).contents()
     edits = tuple(
         Edit(path, files.get(path), content, root if path not in files and root in files else "")
         for path, content in contents.items()
         if content != files.get(path)
     )
-    after = after_edits(files, ConfigEdit(edits))
-    _check_effective(after, desired, present)
+    after = apply_edits(files, ConfigEdit(edits))
+    _refuse_overruled_edit(after, desired, present)
     if "runc" in _observe(load(after, desired), desired).handlers.keys() - present.handlers.keys():
-        how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
-    return ConfigEdit(edits, how, _notes(loaded, after, desired))
+        how = f"{how}; {explain_runc_entry(loaded[0].read_as, desired)}"
+    return ConfigEdit(edits, how, _edit_notes(loaded, after, desired))
 
 
-def _notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def _edit_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> tuple[str, ...]:
     from gpunode.runtimes import containerd_editing
 
     return tuple(containerd_editing.edit_notes(loaded, after, inspect(after, desired), desired))
@@ -193,7 +204,7 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
     Raises:
         Refused: one of them cannot be read.
     """
-    desired = _here(files, desired)
+    desired = _with_unit_config(files, desired)
     loaded, drop_in = load(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
         loaded = (*loaded, read(files[drop_in], drop_in, desired))
@@ -204,7 +215,7 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
     )
 
 
-def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with what containerd needs beside; see ``containerd_editing``.
 
     Raises:
@@ -212,7 +223,7 @@ def mend(removal: Removal, desired: DesiredConfig) -> Removal:
     """
     from gpunode.runtimes import containerd_editing
 
-    return containerd_editing.mend(removal, _here(removal.files, desired))
+    return containerd_editing.complete_removal(removal, _with_unit_config(removal.files, desired))
 
 
 def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
@@ -234,10 +245,10 @@ def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
             hint="edit the configuration itself:\n"
             "sudo gpunode ctk runtime configure --runtime containerd --mode in-place",
         )
-    return with_whole_path(desired, "containerd does not search PATH for it", f"{path}: ")
+    return with_absolute_binary(desired, "containerd does not search PATH for it", f"{path}: ")
 
 
-def _how(root: ConfigFile, desired: DesiredConfig) -> str:
+def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:
     """Which files are edited, and why these."""
     if desired.mode != "auto":
         return "as a drop-in, as requested" if desired.mode == "drop-in" else "in place, as requested"
@@ -248,7 +259,7 @@ def _how(root: ConfigFile, desired: DesiredConfig) -> str:
     return f"in place: {before} a drop-in would replace the whole CRI table"
 
 
-def _check_readable(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+def _refuse_newer_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     """Refuse a schema that is newer than this containerd, which reads no runtime of the file or does not start.
 
     Source: containerd 1.6.20, 1.7.24 and 2.1.9, ``config dump`` of such files.
@@ -266,7 +277,7 @@ def _check_readable(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Non
             )
 
 
-def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     """Refuses what is no schema of containerd's, and a drop-in for the one that has none."""
     for file in loaded:
         if file.schema not in CRI_PLUGINS:
@@ -279,7 +290,7 @@ def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     if root.schema != 1 or desired.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which uses other names for everything"
-    if line := _stray_version(root):
+    if line := _misplaced_version_line(root):
         why += f"; the version on line {line} is below a table header, so it belongs to that table"
     raise Refused(
         f"{root.path}: configuration schema 1 supports no drop-ins",
@@ -288,7 +299,7 @@ def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     )
 
 
-def _stray_version(root: ConfigFile) -> int:
+def _misplaced_version_line(root: ConfigFile) -> int:
     """The line of a ``version`` that stands too low in the file to be its schema; 0 for none."""
     for number, line in enumerate(root.text.splitlines(), 1):
         if line.strip().startswith("version") and line.partition("=")[0].strip() == "version":
@@ -296,7 +307,7 @@ def _stray_version(root: ConfigFile) -> int:
     return 0
 
 
-def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
+def _refuse_overruled_edit(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
     """Refuses what another file overrules."""
     loaded = load(files, desired)
     found = _observe(loaded, desired)

@@ -13,18 +13,18 @@ from gpunode.runtimes.containerd_files import (
     DUMP,
     ConfigFile,
     check_plugin,
-    counting,
     edit_document,
-    effective,
+    effective_cri_table,
+    files_in_effect,
     find_nameless_default,
-    imports_of,
+    imports_matching,
     is_drop_in,
     load,
     merged,
     merges,
     read,
 )
-from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, Surroundings, follows_blindly, with_handler
+from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
 from gpunode.runtimes.model import NAMELESS, RUNC_FAMILY, DesiredConfig, Files, ObservedConfig, Removal, needs_runc
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, put
@@ -32,7 +32,7 @@ from gpunode.runtimes.tomlread import Document, put
 _Contents: TypeAlias = dict[str, bytes | None]
 
 
-class Editing:
+class ContainerdEditor:
     """The files as they shall be, worked out from those that are there."""
 
     def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
@@ -40,38 +40,40 @@ class Editing:
 
     def contents(self) -> _Contents:
         """Each file that may change, in the order of writing."""
-        changed = self._by_drop_in() if is_drop_in(self.root, self.desired) else self._in_place()
+        changed = self._edit_by_drop_in() if is_drop_in(self.root, self.desired) else self._edit_in_place()
         if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
                     now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
-                    changed[file.path] = self._edited(now, _with_cri(now))
+                    changed[file.path] = self._render_file(now, _with_cri_enabled(now))
         return changed
 
-    def _in_place(self) -> _Contents:
-        file = self._file_that_counts()
-        plugin = with_handler(file.plugin, Surroundings(self._inherited(), file.read_as, self._is_loaded), self.desired)
-        return {file.path: self._edited(file, _with_plugin(file, plugin))}
+    def _edit_in_place(self) -> _Contents:
+        file = self._choose_file()
+        plugin = with_handler(
+            file.plugin, PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled), self.desired
+        )
+        return {file.path: self._render_file(file, _with_plugin(file, plugin))}
 
-    def _file_that_counts(self) -> ConfigFile:
+    def _choose_file(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
         stands_alone = not merges(self.root.schema, self.desired)
-        files = (file for file in reversed(counting(self.loaded)) if stands_alone or self._has_entry(file))
+        files = (file for file in reversed(files_in_effect(self.loaded)) if stands_alone or self._has_entry(file))
         return next(files, self.root)
 
     def _has_entry(self, file: ConfigFile) -> bool:
         return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
 
-    def _inherited(self) -> Document:
+    def _inherited_table(self) -> Document:
         """The CRI table whose runtimes the handler's entry is copied from."""
-        plugin = effective(self.loaded, self.desired)
+        plugin = effective_cri_table(self.loaded, self.desired)
         if self.desired.source is None:
             return plugin
         dumped = read(self.desired.source, DUMP)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
         return merged(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
 
-    def _by_drop_in(self) -> _Contents:
+    def _edit_by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
         present = read(self.files.get(path), path, self.desired)
         check_plugin(present)  # it may be one that nothing imports so far
@@ -81,16 +83,18 @@ class Editing:
         foreign = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
         foreign = foreign if foreign.schema == self.root.schema else read(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
-        base = effective(others, self.desired)
+        base = effective_cri_table(others, self.desired)
         if self.desired.source is not None and (dumped := read(self.desired.source, DUMP)).schema == self.root.schema:
             base = dumped.plugin
-        own = merged(foreign.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
-        plugin = with_handler(merged(base, own), Surroundings(base, self.root.schema, self._is_loaded), self.desired)
+        own = merged(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
+        plugin = with_handler(
+            merged(base, own), PluginContext(base, self.root.schema, self._is_cri_enabled), self.desired
+        )
         if self.desired.mode == "auto":
-            plugin = _ours(plugin, base, own, self.desired)
+            plugin = _drop_in_table(plugin, base, own, self.desired)
         document = {**foreign.document, "version": self.root.schema}
         document["plugins"] = {**foreign.document.get("plugins", {}), self.root.cri[1]: plugin}
-        return {path: self._edited(present, document), self.root.path: self._importing(path)}
+        return {path: self._render_file(present, document), self.root.path: self._root_with_import(path)}
 
     def _drop_in_path(self) -> str:
         """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
@@ -100,20 +104,20 @@ class Editing:
         folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
         absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
         candidates = [DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
-        return next((path for path in candidates if any(imports_of(self.root, path))), DROP_IN)
+        return next((path for path in candidates if any(imports_matching(self.root, path))), DROP_IN)
 
-    def _importing(self, path: str) -> bytes | None:
+    def _root_with_import(self, path: str) -> bytes | None:
         """The root file, with the import of ``path`` that it needs."""
         root, pattern = self.root, posixpath.join(posixpath.dirname(path), "*.toml")
         pattern = pattern if path.endswith(".toml") else path
-        is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_of(root, path))
+        is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_matching(root, path))
         if is_read:
             return self.files.get(root.path)
-        if self.desired.mode == "auto" and self._asleep(path):
+        if self.desired.mode == "auto" and self._unimported_files(path):
             pattern = path  # others in that folder are read by nobody so far, and need not be meant to
         return self.with_imports([*root.imports, pattern])
 
-    def _asleep(self, path: str) -> list[str]:
+    def _unimported_files(self, path: str) -> list[str]:
         """The files beside ``path`` that nothing imports."""
         folder = posixpath.dirname(path)
         loaded = {file.path for file in self.loaded}
@@ -122,13 +126,13 @@ class Editing:
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
         """The root file, importing just these."""
         root = self.root
-        return self._edited(root, {"version": root.schema, **root.document, "imports": list(imports)})
+        return self._render_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
 
     @property
-    def _is_loaded(self) -> bool:
+    def _is_cri_enabled(self) -> bool:
         return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
 
-    def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
+    def _render_file(self, file: ConfigFile, document: Document) -> bytes | None:
         return edit_document(file, document, self.files.get(file.path))
 
 
@@ -139,13 +143,13 @@ def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
     return {**file.document, **version, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
 
 
-def _with_cri(file: ConfigFile) -> Document:
+def _with_cri_enabled(file: ConfigFile) -> Document:
     """The file's document without the CRI plugin among the disabled ones."""
     kept = [name for name in file.document["disabled_plugins"] if name not in file.disabled]
     return {**file.document, "disabled_plugins": kept}
 
 
-def _settings_of_ours(present: Document, base: Document, desired: DesiredConfig) -> Document:
+def _own_drop_in_settings(present: Document, base: Document, desired: DesiredConfig) -> Document:
     """Return what gpunode sets in a drop-in, as far as ``present`` has it: nobody has asked to take that back.
 
     The rest of a drop-in that copies the root file follows the root file.
@@ -170,7 +174,7 @@ def _settings_of_ours(present: Document, base: Document, desired: DesiredConfig)
     }
 
 
-def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
+def _drop_in_table(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
     """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and the whole entry.
 
     Also an entry that ``base`` has: readers who do not know that this containerd merges files see only the drop-in.
@@ -184,14 +188,14 @@ def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfi
     return merged(kept, changed, entry)
 
 
-def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with a table of runc where the CRI plugin needs one, and with the imports that others need.
 
     Without a runc it is left where it had none before gpunode.
     """
     if _lacks_runc(removal.after, desired) and not _lacks_runc(removal.former, desired):
         loaded = load(removal.after, desired)
-        counts = (loaded[0],) if merges(loaded[0].schema, desired) else counting(loaded)
+        counts = (loaded[0],) if merges(loaded[0].schema, desired) else files_in_effect(loaded)
         file = counts[-1] if counts else loaded[0]
         document = put(file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": GENERIC_TYPE})
         content = edit_document(file, document, removal.after.get(file.path))
@@ -203,7 +207,7 @@ def mend(removal: Removal, desired: DesiredConfig) -> Removal:
 
 def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
     loaded = load(files, desired)
-    containerd = effective(loaded, desired).get("containerd", {})
+    containerd = effective_cri_table(loaded, desired).get("containerd", {})
     runtimes = containerd.get("runtimes", {})
     if not runtimes or any(file.disabled for file in loaded):
         return False
@@ -216,7 +220,7 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     loaded = load(removal.files, desired)
     root, left = loaded[0], {file.path for file in load(removal.after, desired)}
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
-    needed = [written for written in root.imports if any(written in imports_of(root, path) for path in lost)]
+    needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
     content = removal.after.get(root.path)
     now = read(content, root.path, desired)
     if needed:
@@ -229,7 +233,7 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
         *(
             f"{root.path} still imports the folder of {path}: it is not on record who added that import"
             for path in unrecorded
-            if any(imports_of(now, path))
+            if any(imports_matching(now, path))
         )
     )
 
@@ -262,32 +266,36 @@ def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str])
     if not staged:
         return files.get(root, b"")
     imports = [staged.get(file.path, file.path) for file in loaded[1:]]
-    return Editing(files, loaded, desired).with_imports(imports) or b""
+    return ContainerdEditor(files, loaded, desired).with_imports(imports) or b""
 
 
 def edit_notes(
-    loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig
+    loaded: Sequence[ConfigFile], after: Files, observed: ObservedConfig, desired: DesiredConfig
 ) -> Iterator[str]:
-    """Yield a warning for each thing that the edits do or leave; ``found`` is what the files will say."""
+    """Yield a warning for each thing that the edits do or leave; ``observed`` is what the files will say."""
     for file in loaded:
         if desired.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
-    yield from state_notes(load(after, desired), found, desired)
-    yield from _awake(loaded, after, desired)
-    yield from _nameless(loaded, after, desired)
-    yield from _lost_keys(loaded, after, desired)
+    yield from state_notes(load(after, desired), observed, desired)
+    yield from _newly_imported_notes(loaded, after, desired)
+    yield from _nameless_default_notes(loaded, after, desired)
+    yield from _lost_key_notes(loaded, after, desired)
 
 
-def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
-    """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``found`` is what they say."""
+def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
+    """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``observed`` is what they say."""
     root = loaded[0]
     for file in loaded:
-        if file.has_cri_table and file not in counting(loaded):
+        if file.has_cri_table and file not in files_in_effect(loaded):
             yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
-    if found.default and not found.default.startswith("$") and found.default not in {"runc", *found.handlers, NAMELESS}:
-        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load"
-    yield from _alone(loaded, desired)
-    if desired.cdi and root.read_as == 1 and follows_blindly(desired):
+    if (
+        observed.default
+        and not observed.default.startswith("$")
+        and observed.default not in {"runc", *observed.handlers, NAMELESS}
+    ):
+        yield f"the default runtime, {observed.default}, has no entry, so the CRI plugin does not load"
+    yield from _ignored_table_notes(loaded, desired)
+    if desired.cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
     if is_drop_in(root, desired) and present is not None:
@@ -298,9 +306,9 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
-def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
+def _ignored_table_notes(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
     """Note that one file's CRI table replaces those of the others, which say otherwise."""
-    *others, last = counting(loaded) or (loaded[0],)
+    *others, last = files_in_effect(loaded) or (loaded[0],)
     if merges(loaded[0].schema, desired):
         return
     for file in others:
@@ -316,20 +324,20 @@ def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> lis
     return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
 
 
-def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """The files that nothing imported so far, and that are read now."""
     before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
     if others := [file.path for file in load(after, desired) if file.path not in before]:
         yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
 
 
-def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Note what becomes of the nameless default runtime if another default is requested."""
-    former = find_nameless_default(effective(loaded, desired), desired)
+    former = find_nameless_default(effective_cri_table(loaded, desired), desired)
     if not former or not desired.default:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_nameless_default(effective(load(after, desired), desired), desired):
+    if find_nameless_default(effective_cri_table(load(after, desired), desired), desired):
         yield (
             f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
             "default_runtime"
@@ -338,10 +346,10 @@ def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig
         yield f"removed default_runtime, which overrode every other default: {settings}"
 
 
-def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+def _lost_key_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
     former, now = (
-        effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
+        effective_cri_table(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
         for each in (loaded, load(after, desired))
     )
     if gone := _missing_keys(former, now):

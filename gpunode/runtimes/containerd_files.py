@@ -84,7 +84,7 @@ class ConfigFile(TomlFile):
         """The names among ``disabled_plugins`` that switch the CRI plugin off."""
         disabled = self.document.get("disabled_plugins", [])
         if not isinstance(disabled, list):
-            raise self.misshapen(("disabled_plugins",), disabled, "a list")
+            raise self.wrong_type_error(("disabled_plugins",), disabled, "a list")
         return tuple(name for name in disabled if isinstance(name, str) and name in _CRI_NAMES)
 
     @property
@@ -92,7 +92,7 @@ class ConfigFile(TomlFile):
         """The paths and patterns of further files, as they are written."""
         imports = self.document.get("imports", [])
         if not isinstance(imports, list) or not all(isinstance(one, str) for one in imports):
-            raise self.misshapen(("imports",), imports, "a list of strings")
+            raise self.wrong_type_error(("imports",), imports, "a list of strings")
         return imports
 
     def flag(self, table: Document, keys: Path) -> bool | None:
@@ -100,7 +100,7 @@ class ConfigFile(TomlFile):
         value = table.get(keys[-1])
         if value is None or isinstance(value, bool):
             return value
-        raise self.misshapen(keys, value, "true or false")
+        raise self.wrong_type_error(keys, value, "true or false")
 
 
 def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
@@ -120,7 +120,7 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     file = ConfigFile(path, text, document, version, read_as)
     if not isinstance(version, int) or isinstance(version, bool):
-        raise file.misshapen(("version",), version, "a whole number")
+        raise file.wrong_type_error(("version",), version, "a whole number")
     return file
 
 
@@ -129,7 +129,7 @@ def check_plugin(file: ConfigFile) -> None:
     containerd = (*file.cri, "containerd")
     default = file.table(containerd).get("default_runtime_name", "")
     if not isinstance(default, str):
-        raise file.misshapen((*containerd, "default_runtime_name"), default, "a string")
+        raise file.wrong_type_error((*containerd, "default_runtime_name"), default, "a string")
     runtimes = (*containerd, "runtimes")
     for entry in ((*containerd, "default_runtime"), *((*runtimes, name) for name in file.table(runtimes))):
         file.table(entry)
@@ -145,14 +145,16 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
-            found += [place for one in read(files.get(path), path).imports for place in _places(one, path)]
-    return tuple(dict.fromkeys(one for place in found for one in (wider(place) if is_pattern(place) else (place,))))
+            found += [place for one in read(files.get(path), path).imports for place in _resolve_import(one, path)]
+    return tuple(
+        dict.fromkeys(one for place in found for one in (widen_pattern(place) if is_pattern(place) else (place,)))
+    )
 
 
-def _places(written: str, parent: str) -> tuple[str, ...]:
+def _resolve_import(import_path: str, parent: str) -> tuple[str, ...]:
     """An import as an absolute path or pattern."""
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(parent), written))
-    return (place,) if written else ()
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(parent), import_path))
+    return (place,) if import_path else ()
 
 
 def edit_document(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
@@ -202,14 +204,19 @@ def _default_imports(file: ConfigFile, root: str, desired: DesiredConfig) -> lis
     return [_CONF_D] if is_silent and desired.version is not None and desired.version >= _READS_CONF_D else []
 
 
-def _match_files(written: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
-    if is_pattern(written) and not written.startswith("/") and desired.version and desired.version < _RELATIVE_PATTERNS:
+def _match_files(import_path: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
+    if (
+        is_pattern(import_path)
+        and not import_path.startswith("/")
+        and desired.version
+        and desired.version < _RELATIVE_PATTERNS
+    ):
         return ()  # taken as relative to the daemon's own working directory
-    places = _places(written, parent)
-    return [path for place in places for path in (matching(place, files) if is_pattern(place) else [place])]
+    places = _resolve_import(import_path, parent)
+    return [path for place in places for path in (match_pattern(place, files) if is_pattern(place) else [place])]
 
 
-def matching(pattern: str, files: Files) -> list[str]:
+def match_pattern(pattern: str, files: Files) -> list[str]:
     """The files that ``pattern`` names, in the order of their names; a star stands for no slash."""
     parts = pattern.split("/")
     return sorted(path for path in files if _is_match(path.split("/"), parts))
@@ -218,11 +225,11 @@ def matching(pattern: str, files: Files) -> list[str]:
 def _is_match(names: Sequence[str], parts: Sequence[str]) -> bool:
     if len(names) != len(parts):
         return False
-    return all(_component(part).fullmatch(name) for name, part in zip(names, parts, strict=True))
+    return all(_compile_component(part).fullmatch(name) for name, part in zip(names, parts, strict=True))
 
 
 @cache
-def _component(pattern: str) -> re.Pattern[str]:
+def _compile_component(pattern: str) -> re.Pattern[str]:
     """Match a component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
     found = ""
     for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
@@ -237,32 +244,32 @@ def _component(pattern: str) -> re.Pattern[str]:
         return re.compile(r"(?!)")  # containerd takes such a pattern for none, too
 
 
-def wider(pattern: str) -> tuple[str, ...]:
+def widen_pattern(pattern: str) -> tuple[str, ...]:
     """Patterns of ``*`` and ``?`` alone that find all that ``pattern`` names, hidden files among it."""
     plain = re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", "?", pattern)
     folder, slash, name = plain.rpartition("/")
     return (plain, f"{folder}{slash}.{name}") if name.startswith(("*", "?")) else (plain,)
 
 
-def imports_of(file: ConfigFile, path: str) -> Iterator[str]:
+def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:
     """The imports of ``file`` that name ``path``, as they are written."""
     for written in file.imports:
-        if any(matching(place, {path: b""}) for place in _places(written, file.path)):
+        if any(match_pattern(place, {path: b""}) for place in _resolve_import(written, file.path)):
             yield written
 
 
-def effective(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
+def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
     """The CRI plugin's table as containerd has it from the files, without its built-in defaults.
 
     A file that another schema than the root's gives other names does not count (2.1.9, ``config dump``).
     """
-    plugins = [file.plugin for file in counting(loaded)]
+    plugins = [file.plugin for file in files_in_effect(loaded)]
     if not merges(loaded[0].schema, desired):
         return plugins[-1] if plugins else {}
     return merged(*plugins)
 
 
-def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
+def files_in_effect(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
     """Return those of the files whose CRI table containerd takes, in its order."""
     return tuple(file for file in loaded if file.has_cri_table and file.cri == loaded[0].cri)
 
@@ -283,7 +290,7 @@ def merges(schema: int, desired: DesiredConfig) -> bool:
     return schema > 3 or (schema > 1 and desired.version is not None and desired.version >= MERGES)
 
 
-def first_merging(schema: int) -> tuple[int, ...]:
+def first_merging_version(schema: int) -> tuple[int, ...]:
     """Return the first containerd that reads a file of ``schema`` and merges drop-ins into it key by key."""
     return max(MERGES, SCHEMA_SINCE.get(schema, MERGES))
 
@@ -312,7 +319,7 @@ _SWITCHES = frozenset({"help", "h", "version", "v"})
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class UnitConfig:
     """A configuration that a unit names.
 
     Attributes:
@@ -329,16 +336,16 @@ def unit_patterns(files: Files) -> tuple[str, ...]:
     return systemd.unit_file_patterns(files, UNIT)
 
 
-def find_named_configuration(files: Files) -> Named | None:
+def find_unit_config(files: Files) -> UnitConfig | None:
     """The configuration that the unit names; None where it leaves containerd its usual one."""
     command = systemd.find_start_command(files, UNIT)
     path = config_of(command.argv) if command else ""
-    return Named(path, command.sources[0]) if command and path else None
+    return UnitConfig(path, command.sources[0]) if command and path else None
 
 
 def config_of(argv: Sequence[str]) -> str:
     """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
-    words = list(_own_words(argv))
+    words = list(_daemon_arguments(argv))
     found = ""
     while words and words[0].startswith("-"):
         name, mark, value = words.pop(0).lstrip("-").partition("=")
@@ -350,7 +357,7 @@ def config_of(argv: Sequence[str]) -> str:
     return posixpath.normpath(posixpath.join("/", found)) if found else ""
 
 
-def _own_words(argv: Sequence[str]) -> Sequence[str]:
+def _daemon_arguments(argv: Sequence[str]) -> Sequence[str]:
     """The words behind containerd's name; none where it is not named."""
     words = [word for one in argv for word in (systemd.split_words(one) if "containerd " in one else (one,))]
     names = [index for index, word in enumerate(words) if posixpath.basename(word) == "containerd" and "=" not in word]

@@ -13,7 +13,7 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     cgroup_handlers,
     is_under_systemd,
-    keeps_built_in,
+    keeps_builtin_handlers,
     needs_runc,
 )
 from gpunode.runtimes.tomlread import Document
@@ -31,7 +31,7 @@ _GENERIC: Document = {
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PluginContext:
     """The context in which a CRI table is read.
 
     Attributes:
@@ -45,7 +45,7 @@ class Surroundings:
     is_loaded: bool = True
 
 
-def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
+def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig) -> Document:
     """Return the table ``plugin`` with the requested handler; its shape has been checked."""
     result = dict(plugin)
     containerd = result["containerd"] = dict(plugin.get("containerd", {}))
@@ -53,14 +53,18 @@ def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig)
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
     whole = merged(beside.inherited, plugin)
-    nameless = {} if follows_blindly(desired) else find_nameless_default(whole, desired)
-    model = _model(known, nameless, former.get("default_runtime_name", ""), desired)
+    nameless = {} if mimics_nvidia_ctk(desired) else find_nameless_default(whole, desired)
+    model = _find_template(known, nameless, former.get("default_runtime_name", ""), desired)
     former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
-    is_joining = is_under_systemd(NAMELESS if nameless else former_default, systemd_cgroup(whole, desired))
-    runtimes[desired.handler] = known[desired.handler] = _entry(known.get(desired.handler), model, beside, desired)
+    is_default_under_systemd = is_under_systemd(
+        NAMELESS if nameless else former_default, systemd_cgroup(whole, desired)
+    )
+    runtimes[desired.handler] = known[desired.handler] = _make_handler_entry(
+        known.get(desired.handler), model, beside, desired
+    )
     if desired.default:
         containerd["default_runtime_name"] = desired.handler
-        if find_nameless_default(plugin, desired) and not follows_blindly(desired):
+        if find_nameless_default(plugin, desired) and not mimics_nvidia_ctk(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
             if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_TYPE:
@@ -71,11 +75,11 @@ def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig)
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
     # Also where another runtime becomes the default: a RuntimeClass may name runc.
     if beside.is_loaded and any(needs_runc(one, known, beside.schema, desired) for one in (former_default, default)):
-        runtimes["runc"] = known["runc"] = _plain(model)
-    _set_cgroup(runtimes, known, desired, is_joining=is_joining)
+        runtimes["runc"] = known["runc"] = _make_runc_entry(model)
+    _enable_systemd_cgroup(runtimes, known, desired, is_default_under_systemd=is_default_under_systemd)
     if desired.cdi:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
-        (containerd if beside.schema == 1 and follows_blindly(desired) else result)["enable_cdi"] = True
+        (containerd if beside.schema == 1 and mimics_nvidia_ctk(desired) else result)["enable_cdi"] = True
     return result
 
 
@@ -96,46 +100,48 @@ def systemd_cgroup(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
     return found
 
 
-def why_runc(schema: int, desired: DesiredConfig) -> str:
+def explain_runc_entry(schema: int, desired: DesiredConfig) -> str:
     """Why the file gets a table for runc, too; see ``needs_runc``."""
-    if keeps_built_in(schema, desired):
+    if keeps_builtin_handlers(schema, desired):
         return "also lists runc: the built-in one uses cgroupfs"
     return "also lists runc: containerd drops its built-in entry once a file lists another runtime"
 
 
-def follows_blindly(desired: DesiredConfig) -> bool:
+def mimics_nvidia_ctk(desired: DesiredConfig) -> bool:
     """Return whether to follow nvidia-ctk where containerd makes nothing of it: no daemon is known."""
     return desired.exact and desired.mode != "auto" and desired.version is None
 
 
-def _model(runtimes: Document, nameless: Document, default: str, desired: DesiredConfig) -> Document:
+def _find_template(runtimes: Document, nameless: Document, default: str, desired: DesiredConfig) -> Document:
     """Return what a new entry is copied from: the default runtime, else runc, else crun, else the present entry."""
     first = () if not default or default.startswith("nvidia") else (default,)
     named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
     # The oldest type's keys mean nothing to runc's shim.
     candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_TYPE else named
     # Options of a VM's shim mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
-    found: Document = copy.deepcopy(next((entry for entry in candidates if is_of_runc(entry)), _GENERIC))
+    found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC))
     return found
 
 
-def _entry(existing: Document | None, model: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
-    """Return the handler's table: the existing one, made to run our binary, or else a copy of ``model``.
+def _make_handler_entry(
+    existing: Document | None, template: Document, beside: PluginContext, desired: DesiredConfig
+) -> Document:
+    """Return the handler's table: the existing one, made to run our binary, or else a copy of ``template``.
 
-    An existing one keeps every key. Where it ran another binary, the keys that it lacks are those of ``model``.
+    An existing one keeps every key. Where it ran another binary, the keys that it lacks are those of ``template``.
     """
-    if existing and _runs(existing, desired.binary):
+    if existing and _runs_binary(existing, desired.binary):
         return existing
-    kept = existing if existing and is_of_runc(existing) else {}
-    entry = {**copy.deepcopy(model), **copy.deepcopy(kept)}
+    kept = existing if existing and is_runc_shim(existing) else {}
+    entry = {**copy.deepcopy(template), **copy.deepcopy(kept)}
     entry["runtime_type"] = entry.get("runtime_type") or GENERIC_TYPE
-    entry["options"] = {**model.get("options", {}), **kept.get("options", {}), "BinaryName": desired.binary}
+    entry["options"] = {**template.get("options", {}), **kept.get("options", {}), "BinaryName": desired.binary}
     if beside.schema == 1:
         entry["options"]["Runtime"] = desired.binary
     return entry
 
 
-def _plain(source: Document) -> Document:
+def _make_runc_entry(source: Document) -> Document:
     """Runc with the options of ``source``, so that it and the handler stay alike."""
     options = {key: value for key, value in source.get("options", {}).items() if key not in {"BinaryName", "Runtime"}}
     rest = {key: value for key, value in source.items() if key != "options"}
@@ -146,17 +152,19 @@ def _plain(source: Document) -> Document:
     }
 
 
-def is_of_runc(entry: Document) -> bool:
+def is_runc_shim(entry: Document) -> bool:
     """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
     return str(entry.get("runtime_type") or GENERIC_TYPE).startswith((*_OF_RUNC, "${"))
 
 
-def _runs(entry: Document, binary: str) -> bool:
-    is_typed = bool(entry.get("runtime_type")) and is_of_runc(entry)
+def _runs_binary(entry: Document, binary: str) -> bool:
+    is_typed = bool(entry.get("runtime_type")) and is_runc_shim(entry)
     return is_typed and entry.get("options", {}).get("BinaryName") == binary
 
 
-def _set_cgroup(runtimes: Document, known: Document, desired: DesiredConfig, *, is_joining: bool) -> None:
+def _enable_systemd_cgroup(
+    runtimes: Document, known: Document, desired: DesiredConfig, *, is_default_under_systemd: bool
+) -> None:
     """Put the handlers under systemd's driver where desired, or the desired one if the default runtime is under it.
 
     Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod. One that is under
@@ -166,5 +174,5 @@ def _set_cgroup(runtimes: Document, known: Document, desired: DesiredConfig, *, 
         for name in cgroup_handlers(desired, known):
             former = runtimes[name] if name in runtimes else known[name]
             runtimes[name] = {**former, "options": {**former.get("options", {}), "SystemdCgroup": True}}
-    elif is_joining:
+    elif is_default_under_systemd:
         runtimes[desired.handler].setdefault("options", {})["SystemdCgroup"] = True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.errors import Refused
-from gpunode.runtimes.crio_files import DEAD_FOLDER, config_of, folder_of
+from gpunode.runtimes.crio_files import UNREAD_FOLDER, config_of, folder_of
 from gpunode.runtimes.crio_files import reads as reads
 from gpunode.runtimes.model import (
     CRIO_DROP_IN,
@@ -30,7 +30,7 @@ from gpunode.runtimes.model import (
     Layer,
     ObservedConfig,
     Removal,
-    with_whole_path,
+    with_absolute_binary,
 )
 from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse_file, put
@@ -44,18 +44,18 @@ _OTHER_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
 _LEFTOVER = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
-class _File(TomlFile):
+class _CrioFile(TomlFile):
     """A file that CRI-O reads, its shape checked."""
 
     __slots__ = ()
     consequence = "CRI-O does not start with it either"
 
 
-def in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def files_in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
     folders = {CRIO_FOLDER, *([folder_of(desired.drop_in)] if desired.drop_in else [])}
     paths = [path for path in files if path == config_of(desired) or any(path.startswith(f"{f}/") for f in folders)]
-    return tuple(sorted(paths, key=_rank(desired)))
+    return tuple(sorted(paths, key=_make_sort_key(desired)))
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
@@ -64,7 +64,7 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     Raises:
         Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
     """
-    runtime = _merged(_read(files, desired))
+    runtime = _merge_runtime_tables(_load_files(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
     return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
 
@@ -75,18 +75,18 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: a file cannot be read, or what was requested would have no effect; nothing is half made.
     """
-    desired = with_whole_path(desired, "CRI-O resolves a relative path from its working folder")
-    read = _read(files, desired)
-    path, how = _place(read, desired)
-    target = next((file for file in read if file.path == path), _File(path, "", {}))
-    entry, inherited = _entry(read, desired)
+    desired = with_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
+    read = _load_files(files, desired)
+    path, how = _choose_file(read, desired)
+    target = next((file for file in read if file.path == path), _CrioFile(path, "", {}))
+    entry, inherited = _make_handler_entry(read, desired)
     notes = (*_notes(files, read, desired), *inherited)
-    wanted = _desired_document(target, entry, desired, _merged(read))
-    if not _unmet(_merged(read), entry, desired):
+    wanted = _desired_document(target, entry, desired, _merge_runtime_tables(read))
+    if not _unmet_keys(_merge_runtime_tables(read), entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
-    after = _merged(_with(read, replace(target, document=wanted), desired))
-    if unmet := _unmet(after, entry, desired):
-        raise _without_effect(read, path, unmet, desired)
+    after = _merge_runtime_tables(_with_file(read, replace(target, document=wanted), desired))
+    if unmet := _unmet_keys(after, entry, desired):
+        raise _overruled_error(read, path, unmet, desired)
     before = files.get(path)
     return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
 
@@ -97,16 +97,16 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
     Raises:
         Refused: one of them cannot be read.
     """
-    return tuple(Layer(file.path, file.document, _RUNTIMES, _DEFAULT) for file in _read(files, desired))
+    return tuple(Layer(file.path, file.document, _RUNTIMES, _DEFAULT) for file in _load_files(files, desired))
 
 
-def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with a note on each file that CRI-O does not read."""
     del desired
-    return removal.with_notes(*_dead(removal.files))
+    return removal.with_notes(*_unread_file_notes(removal.files))
 
 
-def _rank(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
+def _make_sort_key(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
     """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
 
     def rank(path: str) -> tuple[int, list[str]]:
@@ -116,22 +116,22 @@ def _rank(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
     return rank
 
 
-def _read(files: Files, desired: DesiredConfig) -> list[_File]:
+def _load_files(files: Files, desired: DesiredConfig) -> list[_CrioFile]:
     """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
-    return [_file(path, files[path]) for path in in_order(files, desired)]
+    return [_parse_file(path, files[path]) for path in files_in_order(files, desired)]
 
 
-def _file(path: str, data: bytes | None) -> _File:
+def _parse_file(path: str, data: bytes | None) -> _CrioFile:
     hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
     text, document = parse_file(
         data, path, hint=hint, also=". CRI-O reads this file and does not start with it either."
     )
-    file = _File(path, text, document)
+    file = _CrioFile(path, text, document)
     _check_shape(file)
     return file
 
 
-def _check_shape(file: _File) -> None:
+def _check_shape(file: _CrioFile) -> None:
     """Raises where CRI-O itself would not take what gpunode reads."""
     texts = [_DEFAULT, _CGROUP]
     for name in file.table(_RUNTIMES):
@@ -139,10 +139,10 @@ def _check_shape(file: _File) -> None:
         texts += [(*_RUNTIMES, name, "runtime_path"), (*_RUNTIMES, name, "runtime_type")]
     for keys in texts:
         if not isinstance(value := at(file.document, keys), str | None):
-            raise file.misshapen(keys, value, "a string")
+            raise file.wrong_type_error(keys, value, "a string")
 
 
-def _merged(read: Iterable[_File]) -> Document:
+def _merge_runtime_tables(read: Iterable[_CrioFile]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
@@ -159,18 +159,18 @@ def _is_oci(entry: Document) -> bool:
     return entry.get("runtime_type", "") in {"", "oci"}
 
 
-def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
+def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
     """Return the handler's table, and what to say of where its options come from.
 
     An existing one keeps every key. Where it ran another binary, the keys that it lacks are copied as for a new one.
     """
-    existing = _merged(read)["runtimes"].get(desired.handler) or {}
+    existing = _merge_runtime_tables(read)["runtimes"].get(desired.handler) or {}
     kept = existing if _is_oci(existing) else {}
     if _binary(kept) == desired.binary and not any(kept.get(key) for key in _OTHER_BINARY):
         return existing, ()
-    sources = read if desired.source is None else [_file("the output of `crio status config`", desired.source)]
-    runtimes = _merged(sources)["runtimes"]
-    candidates = [name for name in _models(sources, desired) if name in runtimes]
+    sources = read if desired.source is None else [_parse_file("the output of `crio status config`", desired.source)]
+    runtimes = _merge_runtime_tables(sources)["runtimes"]
+    candidates = [name for name in _template_names(sources, desired) if name in runtimes]
     model = next((name for name in candidates if _is_oci(runtimes[name])), None)
     skipped = candidates[: candidates.index(model)] if model else candidates
     notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in skipped)
@@ -179,20 +179,20 @@ def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tup
     return _copy({**(runtimes[model] if model else {}), **kept}, desired), notes
 
 
-def _copy(model: Document, desired: DesiredConfig) -> Document:
+def _copy(template: Document, desired: DesiredConfig) -> Document:
     """Return the handler's table, copied from that of the runtime which it replaces."""
-    entry = {key: value for key, value in copy.deepcopy(model).items() if key not in _OTHER_BINARY}
+    entry = {key: value for key, value in copy.deepcopy(template).items() if key not in _OTHER_BINARY}
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
-def _models(told: Sequence[_File], desired: DesiredConfig) -> list[str]:
+def _template_names(files: Sequence[_CrioFile], desired: DesiredConfig) -> list[str]:
     """Return the runtimes that the handler may replace, the first choice first; some may be missing."""
-    named = (at(file.document, _DEFAULT) for file in reversed(told))
+    named = (at(file.document, _DEFAULT) for file in reversed(files))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))
 
 
-def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
+def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
     if desired.mode == "in-place":
         return config_of(desired), f"in place, in {config_of(desired)}: as requested"
@@ -204,29 +204,30 @@ def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
                 hint="edit the configuration itself:\n"
                 "sudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
-        if folder_of(desired.drop_in) == DEAD_FOLDER:
+        if folder_of(desired.drop_in) == UNREAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {desired.drop_in}",
-                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {DEAD_FOLDER} by mistake",
+                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_FOLDER} by mistake",
                 hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
         return desired.drop_in, f"drop-in {desired.drop_in}: as requested"
     later = [
         file.path
         for file in read
-        if _rank(desired)(file.path) > _rank(desired)(CRIO_DROP_IN) and _concerns(file, desired)
+        if _make_sort_key(desired)(file.path) > _make_sort_key(desired)(CRIO_DROP_IN)
+        and _mentions_handler(file, desired)
     ]
     if later:
         return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
     return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(desired)}"
 
 
-def _concerns(file: _File, desired: DesiredConfig) -> bool:
+def _mentions_handler(file: _CrioFile, desired: DesiredConfig) -> bool:
     keys = [(*_RUNTIMES, desired.handler), *[_DEFAULT] * desired.default, *[_CGROUP] * desired.systemd_cgroup]
     return any(at(file.document, key) is not None for key in keys)
 
 
-def _desired_document(target: _File, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
+def _desired_document(target: _CrioFile, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
     document = put(target.document, (*_RUNTIMES, desired.handler), entry)
     if desired.default:
@@ -236,7 +237,7 @@ def _desired_document(target: _File, entry: Document, desired: DesiredConfig, me
     return document
 
 
-def _unmet(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
+def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
     """The keys in which CRI-O reads something else than is desired."""
     unmet = [(*_RUNTIMES, desired.handler)] if merged["runtimes"].get(desired.handler) != entry else []
     unmet += [_DEFAULT] if desired.default and merged.get("default_runtime") != desired.handler else []
@@ -244,14 +245,14 @@ def _unmet(merged: Document, entry: Document, desired: DesiredConfig) -> list[Pa
     return unmet
 
 
-def _with(read: Sequence[_File], target: _File, desired: DesiredConfig) -> list[_File]:
+def _with_file(read: Sequence[_CrioFile], target: _CrioFile, desired: DesiredConfig) -> list[_CrioFile]:
     """``read`` with ``target`` in its place."""
     others = [file for file in read if file.path != target.path]
-    return sorted([*others, target], key=lambda file: _rank(desired)(file.path))
+    return sorted([*others, target], key=lambda file: _make_sort_key(desired)(file.path))
 
 
-def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
-    rank = _rank(desired)
+def _overruled_error(read: Sequence[_CrioFile], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
+    rank = _make_sort_key(desired)
     order = f"CRI-O reads {config_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
     settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
@@ -265,23 +266,23 @@ def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], des
 # Writing.
 
 
-def _edit(file: _File, before: bytes | None, wanted: Document) -> bytes | None:
+def _edit(file: _CrioFile, before: bytes | None, wanted: Document) -> bytes | None:
     """The file so that it reads as ``wanted``; None for one that would be left without a word."""
-    if not _says_anything(wanted) and "#" not in file.text:
+    if not _has_settings(wanted) and "#" not in file.text:
         return None
     advice = f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again"
     return encode(file.edit(wanted, advice=advice), before)
 
 
-def _says_anything(document: Document) -> bool:
+def _has_settings(document: Document) -> bool:
     """Return whether there is anything beside empty tables."""
-    return any(_says_anything(value) if isinstance(value, dict) else True for value in document.values())
+    return any(_has_settings(value) if isinstance(value, dict) else True for value in document.values())
 
 
 # What the user should know.
 
 
-def _notes(files: Files, read: Sequence[_File], desired: DesiredConfig) -> Iterator[str]:
+def _notes(files: Files, read: Sequence[_CrioFile], desired: DesiredConfig) -> Iterator[str]:
     if desired.cdi:
         yield "CRI-O always supports CDI; there is nothing to enable"
     if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):
@@ -289,12 +290,12 @@ def _notes(files: Files, read: Sequence[_File], desired: DesiredConfig) -> Itera
     for file in read:
         if _LEFTOVER.search(file.path):
             yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"
-    yield from _dead(files)
+    yield from _unread_file_notes(files)
 
 
-def _dead(files: Files) -> Iterator[str]:
+def _unread_file_notes(files: Files) -> Iterator[str]:
     for path in sorted(files):
-        if path.startswith(f"{DEAD_FOLDER}/"):
+        if path.startswith(f"{UNREAD_FOLDER}/"):
             yield (
                 f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {CRIO_FOLDER}; it can be removed"
             )

@@ -12,26 +12,26 @@ from typing import Any, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsonread
-from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
+from gpunode.runtimes.docker_nodes import Node, check_usable, find_docker, installation_notes, reads
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.documents import edit_file
 from gpunode.runtimes.jsonread import BLANK, Path
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Layer, ObservedConfig, Removal, runs
-from gpunode.runtimes.text import decode, is_marked
+from gpunode.runtimes.text import decode, has_byte_order_mark
 from gpunode.runtimes.tomlread import Document, put
 
 __all__ = [
+    "applies_on_reload",
+    "bom_refusal",
+    "complete_removal",
     "configure",
-    "document_of",
     "flags",
+    "has_byte_order_mark",
     "inspect",
-    "is_marked",
     "keeps_containers",
     "layers",
-    "mend",
-    "no_mark",
+    "parse_daemon_json",
     "reads",
-    "takes_on_reload",
 ]
 
 # The one name that dockerd keeps for itself.
@@ -41,14 +41,14 @@ _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 # Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
 _TAKES_MARK = (23,)
 # A member's path with its new value.
-Change: TypeAlias = tuple[Path, Any]
+KeyChange: TypeAlias = tuple[Path, Any]
 # sed's words for it.
 _MARK_OUT = r"1s/^\xEF\xBB\xBF//"
 
 
 def flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The flags that dockerd is started with, but for the one that names its file."""
-    return node_of(files, desired).flags.words
+    return find_docker(files, desired).flags.words
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
@@ -57,20 +57,24 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
     Raises:
         Refused: it cannot be read.
     """
-    config = node_of(files, desired).config
-    return (Layer(config, document_of(files.get(config), config), ("runtimes",), ("default-runtime",)),)
+    config = find_docker(files, desired).config
+    return (Layer(config, parse_daemon_json(files.get(config), config), ("runtimes",), ("default-runtime",)),)
 
 
-def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with notes on what is kept, since it is not on record or gpunode does not edit it."""
-    node = node_of(removal.files, desired)
+    node = find_docker(removal.files, desired)
     now, after = (each.get(node.config) for each in (removal.files, removal.after))
     if desired.handler in node.flags.runtimes:
         removal = removal.with_notes(
             f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})"
         )
     is_recorded = removal.former.get(node.config) != now
-    if after != now and not is_recorded and object_at(document_of(after, node.config), "features").get("cdi") is True:
+    if (
+        after != now
+        and not is_recorded
+        and object_at(parse_daemon_json(after, node.config), "features").get("cdi") is True
+    ):
         return removal.with_notes("features.cdi is kept: it is not on record who enabled it")
     return removal
 
@@ -81,8 +85,8 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
-    node = node_of(files, desired)
-    return _observe(node, document_of(files.get(node.config), node.config))
+    node = find_docker(files, desired)
+    return _observe(node, parse_daemon_json(files.get(node.config), node.config))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -91,24 +95,24 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: the file cannot be read, or dockerd would not start with it.
     """
-    node = node_of(files, desired)
+    node = find_docker(files, desired)
     check_usable(files, node, desired)
     _check_names(desired, node.config)
-    document = document_of(files.get(node.config), node.config)
-    if is_marked(files.get(node.config)) and desired.version is not None and desired.version < _TAKES_MARK:
-        raise no_mark(node.config)
+    document = parse_daemon_json(files.get(node.config), node.config)
+    if has_byte_order_mark(files.get(node.config)) and desired.version is not None and desired.version < _TAKES_MARK:
+        raise bom_refusal(node.config)
     configured = _observe(node, document)
     changes = [
-        *_entry(document, configured, desired),
-        *_default(node, configured, desired),
-        *_cdi(node, configured, desired),
+        *_handler_changes(document, configured, desired),
+        *_default_changes(node, configured, desired),
+        *_cdi_changes(node, configured, desired),
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
-    notes = (*_notes(node, document, desired), *notes_on(files, node))
+    notes = (*_notes(node, document, desired), *installation_notes(files, node))
     return ConfigEdit(_edit(files.get(node.config), node, document, changes), how, notes)
 
 
-def _edit(before: bytes | None, node: Node, document: Document, changes: Sequence[Change]) -> tuple[Edit, ...]:
+def _edit(before: bytes | None, node: Node, document: Document, changes: Sequence[KeyChange]) -> tuple[Edit, ...]:
     """Return the edit that makes ``changes``; none where they change nothing.
 
     Raises:
@@ -129,7 +133,7 @@ def _edit(before: bytes | None, node: Node, document: Document, changes: Sequenc
     return (Edit(node.config, before, after, node.like if before is None else ""),)
 
 
-def no_mark(path: str) -> Refused:
+def bom_refusal(path: str) -> Refused:
     """The refusal of a file with a byte order mark, for a dockerd that takes none."""
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
@@ -138,7 +142,7 @@ def no_mark(path: str) -> Refused:
     )
 
 
-def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
+def applies_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
     """Return whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
 
     It looks at CDI at its start alone, and of a default that the file no longer names it keeps what it had.
@@ -154,12 +158,12 @@ def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool
 
 def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
     """Return whether containers outlive a restart of dockerd (``live-restore``)."""
-    node = node_of(files, desired)
-    value = document_of(files.get(node.config), node.config).get("live-restore")
+    node = find_docker(files, desired)
+    value = parse_daemon_json(files.get(node.config), node.config).get("live-restore")
     return value is True or (value is None and node.flags.live_restore is True)
 
 
-def document_of(data: bytes | None, path: str) -> Document:
+def parse_daemon_json(data: bytes | None, path: str) -> Document:
     """The file's object; empty for a missing or blank file.
 
     Raises:
@@ -170,13 +174,13 @@ def document_of(data: bytes | None, path: str) -> Document:
         return {}
     try:
         document = jsonread.parse(text)
-    except jsonread.Repeated as error:
+    except jsonread.DuplicateKey as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
             why="gpunode cannot tell which one is intended; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
-    except jsonread.Malformed as error:
+    except jsonread.MalformedJson as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
@@ -211,7 +215,7 @@ def default_of(document: Document) -> str | None:
 
 def _misshapen(text: str, path: str, keys: Path) -> Refused:
     line, column = jsonread.position(text, keys)
-    found = " ".join((jsonread.spelt(text, keys) if keys else text).split())
+    found = " ".join((jsonread.source_text(text, keys) if keys else text).split())
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],
@@ -244,8 +248,8 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
             raise Refused(f"{path}: {word!r} is not text", why="JSON must be UTF-8", hint="give another name")
 
 
-def _entry(document: Document, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
-    if runs(configured.handlers.get(desired.handler), desired):
+def _handler_changes(document: Document, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
+    if runs(observed.handlers.get(desired.handler), desired):
         return []
     where = ("runtimes", desired.handler)
     existing = object_at(document, "runtimes").get(desired.handler, {})
@@ -255,26 +259,26 @@ def _entry(document: Document, configured: ObservedConfig, desired: DesiredConfi
     return [(where, {"args": [], "path": desired.binary})]
 
 
-def _default(node: Node, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
-    is_default = configured.default == desired.handler
+def _default_changes(node: Node, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
+    is_default = observed.default == desired.handler
     if not (desired.not_default if is_default else desired.default):
         return []
     # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
     wanted = desired.handler if desired.default else _RESERVED
     if node.flags.last("default-runtime") is not None:
-        raise _on_the_command_line(node, "default-runtime", "default-runtime", f'="{wanted}"')
+        raise _set_by_flag_error(node, "default-runtime", "default-runtime", f'="{wanted}"')
     return [(("default-runtime",), wanted)]
 
 
-def _cdi(node: Node, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
-    if not desired.cdi or configured.cdi is True:
+def _cdi_changes(node: Node, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
+    if not desired.cdi or observed.cdi is True:
         return []
     if "feature" in node.flags.given:
-        raise _on_the_command_line(node, "features", "feature", " cdi=true")
+        raise _set_by_flag_error(node, "features", "feature", " cdi=true")
     return [(("features", "cdi"), True)]
 
 
-def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> Refused:
+def _set_by_flag_error(node: Node, directive: str, flag: str, wanted: str) -> Refused:
     unit = node.kind.unit
     values = " ".join(f"--{flag}={value}" for value in node.flags.given[flag])
     return Refused(

@@ -70,25 +70,25 @@ class Node:
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
-    node = node_of(files, desired)
+    node = find_docker(files, desired)
     unit_files = systemd.unit_file_patterns(files, ENGINE.unit)
-    if home := _home(desired.config):
+    if home := _rootless_home(desired.config):
         unit_files = (*systemd.unit_file_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
 
-def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
-    node = node_of(files, desired)
+    node = find_docker(files, desired)
     kind = node.kind
     here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
     return row if here == row else here
 
 
-def node_of(files: Files, desired: DesiredConfig) -> Node:
+def find_docker(files: Files, desired: DesiredConfig) -> Node:
     """Return the docker whose file is requested, else the installed one."""
-    if home := _home(desired.config):
+    if home := _rootless_home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
         flags = flags_of_command(systemd.find_start_command(files, ENGINE.unit, folders))
@@ -131,7 +131,7 @@ def check_usable(files: Files, node: Node, desired: DesiredConfig) -> None:
         )
 
 
-def notes_on(files: Files, node: Node) -> tuple[str, ...]:
+def installation_notes(files: Files, node: Node) -> tuple[str, ...]:
     """Notes for the user about this docker."""
     if node.kind is ROOTLESS:
         return _rootless_notes(files)
@@ -154,12 +154,12 @@ _NO_CGROUPS = (
 
 
 def _rootless_notes(files: Files) -> tuple[str, ...]:
-    if _no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
+    if _has_no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
         return (_RESTART_ROOTLESS,)
     return (_RESTART_ROOTLESS, _NO_CGROUPS)
 
 
-def _no_cgroups(config: bytes) -> bool:
+def _has_no_cgroups(config: bytes) -> bool:
     from gpunode.runtimes.tomlread import parse
 
     try:
@@ -181,7 +181,7 @@ def _has_engine(files: Files) -> bool:
     return systemd.find_start_command(files, ENGINE.unit) is not None
 
 
-def _home(config: str) -> str:
+def _rootless_home(config: str) -> str:
     """The home of the user whose rootless docker reads ``config``; empty for another file."""
     found = _OF_A_USER.fullmatch(config)
     return found["home"] if found else ""

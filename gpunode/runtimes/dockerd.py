@@ -54,7 +54,7 @@ _REJECTED = ("unable to configure the Docker daemon with file", "Error reconfigu
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
+class ReloadOutcome:
     """The outcome of a reload in dockerd's log.
 
     Attributes:
@@ -66,12 +66,12 @@ class Reload:
     ended: bool
 
 
-def reload(log: str) -> Reload:
+def reload(log: str) -> ReloadOutcome:
     """The reload that dockerd's ``log`` since the signal tells of."""
     lines = log.splitlines()
     rejection = next((line for line in lines if any(words in line for words in _REJECTED)), "")
     taken = any(_TAKEN in line for line in lines)
-    return Reload(rejection, bool(rejection) or taken or not any(_BEGUN in line for line in lines))
+    return ReloadOutcome(rejection, bool(rejection) or taken or not any(_BEGUN in line for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Flags:
 
 def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     """The flags of a command line that starts dockerd, itself or through a wrapper."""
-    words = list(_own_words(argv))
+    words = list(_daemon_arguments(argv))
     given: dict[str, tuple[str, ...]] = {}
     kept: list[str] = []
     while words:
@@ -151,7 +151,7 @@ def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _own_words(argv: Sequence[str]) -> Sequence[str]:
+def _daemon_arguments(argv: Sequence[str]) -> Sequence[str]:
     """The words behind dockerd's name; behind a wrapper's where dockerd is not named."""
     words = [
         word for one in argv for word in (systemd.split_words(one) if "dockerd " in one and " " in one else (one,))

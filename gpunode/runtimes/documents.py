@@ -31,7 +31,7 @@ def parse_document(data: bytes | None, path: str) -> Document:
 
     try:
         document = jsonread.parse(text)
-    except jsonread.Malformed as error:
+    except jsonread.MalformedJson as error:
         raise ValueError(error.reason) from error
     if not isinstance(document, dict):
         raise ValueError("not an object")

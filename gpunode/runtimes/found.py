@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpunode.change import FileChange, FileState, PackageState, Trigger, without_foreign_writers
+from gpunode.change import FileChange, FileState, PackageState, Trigger, restrict_writes_to_root
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, decode_matches
 from gpunode.facts.model import Facts, Unknown, need
 from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
-from gpunode.runtimes.containerd_files import is_pattern, matching
+from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gather_files
 
 States = Mapping[str, FileState]
@@ -49,11 +49,11 @@ def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger], is_r
     if edit.after is not None:
         like = before or present.get(edit.like) or FileState(b"")
         after = FileState(edit.after, like.mode, like.uid, like.gid)
-        after = without_foreign_writers(after) if is_roots and before is None else after
+        after = restrict_writes_to_root(after) if is_roots and before is None else after
     return FileChange(edit.path, before, after, triggers)
 
 
-def in_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
+def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
     """The files that ``facts`` hold; one beside the root file that nobody looked for counts as missing.
 
     Raises:
@@ -63,7 +63,7 @@ def in_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
 
     def find(place: str) -> Files:
         known = dict.fromkeys(facts.files, b"")
-        paths = matching(place, known) if is_pattern(place) else [place]
+        paths = match_pattern(place, known) if is_pattern(place) else [place]
         for path in paths:
             if path in facts.files or path == (desired.config or row.config):
                 state = _state_in_facts(facts, path)
@@ -81,8 +81,8 @@ def _state_in_facts(facts: Facts, path: str) -> FileState | None:
     return need(fact, f"what {path} holds")
 
 
-def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
-    """The files that ``look`` finds.
+def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
+    """The files that ``run_probe`` finds.
 
     Raises:
         Undetermined: one may be read by root alone.
@@ -91,7 +91,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredC
     states: dict[str, FileState] = {}
 
     def find(place: str) -> Files:
-        new = _matches(look, place) if is_pattern(place) else one_by_looking(look, place)
+        new = _probe_matches(run_probe, place) if is_pattern(place) else probe_state(run_probe, place)
         states.update(new)
         return contents(new)
 
@@ -99,41 +99,41 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredC
     return states
 
 
-def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
-    """Read as ``by_looking`` does, the file at ``path`` alone."""
-    capture = look(Probe(f"file:{path}", path=path, limit_bytes=_LIMIT_BYTES))
+def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:
+    """Read as ``probe_states`` does, the file at ``path`` alone."""
+    capture = run_probe(Probe(f"file:{path}", path=path, limit_bytes=_LIMIT_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome == "ok":
-        return {path: _state(capture.data, capture.ownership)}
+        return {path: _make_state(capture.data, capture.ownership)}
     if capture.outcome == "failed" and is_unit_file(path):
         return {path: _MASKED}
-    raise _unreadable(path, capture)
+    raise _unreadable_error(path, capture)
 
 
-def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
-    capture = look(Probe(f"files:{pattern}", glob=pattern, limit_bytes=_LIMIT_BYTES))
+def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> States:
+    capture = run_probe(Probe(f"files:{pattern}", glob=pattern, limit_bytes=_LIMIT_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome != "ok":
-        raise _unreadable(pattern, capture)
+        raise _unreadable_error(pattern, capture)
     states: dict[str, FileState] = {}
-    for one in decode_found(capture.data):
-        states.update(_find_states(look, one))
+    for one in decode_matches(capture.data):
+        states.update(_states_of_match(run_probe, one))
     return states
 
 
-def _find_states(look: Callable[[Probe], Capture], one: Found) -> States:
+def _states_of_match(run_probe: Callable[[Probe], Capture], one: GlobMatch) -> States:
     if one.data is not None and one.ownership is not None:
-        return {one.path: _state(one.data, one.ownership)}
-    return one_by_looking(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
+        return {one.path: _make_state(one.data, one.ownership)}
+    return probe_state(run_probe, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
 
 
-def _state(data: bytes, ownership: Ownership | None) -> FileState:
+def _make_state(data: bytes, ownership: Ownership | None) -> FileState:
     return FileState(data, ownership.mode, ownership.uid, ownership.gid) if ownership else FileState(data)
 
 
-def _unreadable(place: str, capture: Capture) -> Refused | Undetermined:
+def _unreadable_error(place: str, capture: Capture) -> Refused | Undetermined:
     why = capture.error.strip()[:300] or capture.outcome
     if capture.outcome == "denied":
         return Undetermined(

@@ -24,7 +24,7 @@ from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, R
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class ContainerdInstallation:
     """A containerd as some product installs it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Installation:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RuntimeChoice:
     """The row to go by, and what the user should know of the choice."""
 
     row: Runtime
@@ -54,27 +54,29 @@ class Chosen:
 # What follows loads a product's rules on their use: most nodes have none of these products.
 
 
-def _rancher(product: str, containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
+def _rancher_row(product: str, containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     from gpunode.runtimes.rancher import Rancher
 
     place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
 
-    def mend(removal: Removal, desired: DesiredConfig) -> Removal:
-        return place.mend(containerd.mend(removal, place.locate(removal.files, desired)), desired)
+    def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
+        return place.complete_removal(
+            containerd.complete_removal(removal, place.locate(removal.files, desired)), desired
+        )
 
     return replace(
         _bundled_containerd(containerd, product, kubelet, place.locate),
         config=place.config,
         reads=place.reads,
         configure=place.configure,
-        mend=mend,
+        complete_removal=complete_removal,
         inspect=place.inspect,
         beside=place.beside,
         generated=frozenset({place.config}),
     )
 
 
-def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
+def _microk8s_row(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     from gpunode.runtimes import microk8s
 
     # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
@@ -87,7 +89,7 @@ def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     )
 
 
-def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
+def _k0s_row(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     from gpunode.runtimes import k0s
 
     state = known(facts.file(k0s.CONFIG), None)
@@ -116,36 +118,38 @@ def _bundled_containerd(
         socket=kubelet.socket,
         drop_in="",
         packages=(),
-        config_from=frozenset(),
+        config_packages=frozenset(),
         layers=lambda files, desired: containerd.layers(files, locate(files, desired)),
-        mend=lambda removal, desired: containerd.mend(removal, locate(removal.files, desired)),
+        complete_removal=lambda removal, desired: containerd.complete_removal(removal, locate(removal.files, desired)),
     )
 
 
-INSTALLATIONS: Final[tuple[Installation, ...]] = (
-    Installation(
+INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
+    ContainerdInstallation(
         "k3s",
         "k3s",
         ("/run/k3s/containerd/containerd.sock",),
         ("k3s.service", "k3s-agent.service"),
-        partial(_rancher, "k3s"),
+        partial(_rancher_row, "k3s"),
     ),
-    Installation(
+    ContainerdInstallation(
         "rke2",
         "RKE2",
         # The second in releases that name it after themselves.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
-        partial(_rancher, "rke2"),
+        partial(_rancher_row, "rke2"),
     ),
-    Installation(
+    ContainerdInstallation(
         "microk8s",
         "microk8s",
         ("/var/snap/microk8s/common/run/containerd.sock",),
         ("snap.microk8s.daemon-containerd.service",),
-        _microk8s,
+        _microk8s_row,
     ),
-    Installation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service"), _k0s),
+    ContainerdInstallation(
+        "k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service"), _k0s_row
+    ),
 )
 # Of runtimes that are no containerd, or whose containerd is not configured by itself.
 _OTHERS: Final[Mapping[str, str]] = {
@@ -158,7 +162,7 @@ _OTHERS: Final[Mapping[str, str]] = {
 _DOCKERS_OWN: Final = "/run/docker/containerd/containerd.sock"
 
 
-def installation(id: str) -> Installation:  # noqa: A002 - the rows' own word
+def installation(id: str) -> ContainerdInstallation:  # noqa: A002 - the rows' own word
     """The row named ``id``."""
     return {row.id: row for row in INSTALLATIONS}[id]
 
@@ -168,15 +172,15 @@ def socket_of(unit: str) -> str:
     return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
 
 
-def choose_row(row: Runtime, facts: Facts) -> Chosen:
+def choose_row(row: Runtime, facts: Facts) -> RuntimeChoice:
     """Return what to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
     if has_products(row):
-        return _kubelets(_locate_row(row, facts), facts)
-    return Chosen(_locate_row(row, facts))
+        return _choose_for_kubelet(_locate_row(row, facts), facts)
+    return RuntimeChoice(_locate_row(row, facts))
 
 
 def has_products(row: Runtime) -> bool:
@@ -187,10 +191,10 @@ def has_products(row: Runtime) -> bool:
 def _locate_row(row: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
     masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
-    return row.located(row, {**files, **masked}, DesiredConfig())
+    return row.locate_row(row, {**files, **masked}, DesiredConfig())
 
 
-def place_row(row: Runtime, facts: Facts) -> Runtime:
+def choose_row_if_possible(row: Runtime, facts: Facts) -> Runtime:
     """The row to look at for ``row``: as ``choose_row`` says, and ``row`` itself where it cannot say."""
     try:
         return choose_row(row, facts).row
@@ -204,7 +208,7 @@ def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
     return kubelet if kubelet is not None and kubelet.socket == row.socket else None
 
 
-def with_kubelets_driver(row: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
+def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
     """``desired`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
     kubelet = kubelet_using(row, facts)
     if not row.cgroup_by_handler or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
@@ -215,29 +219,29 @@ def with_kubelets_driver(row: Runtime, facts: Facts, desired: DesiredConfig, fil
     return replace(desired, systemd_cgroup=True)
 
 
-def _kubelets(containerd: Runtime, facts: Facts) -> Chosen:
+def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> RuntimeChoice:
     if isinstance(facts.kubelet, Unknown):
-        return Chosen(containerd, _unknown(containerd, facts.kubelet))
+        return RuntimeChoice(containerd, _unknown_kubelet_note(containerd, facts.kubelet))
     kubelet = facts.kubelet.value
     if kubelet is None or kubelet.socket == containerd.socket:
-        return Chosen(containerd)
+        return RuntimeChoice(containerd)
     if other := _OTHERS.get(kubelet.socket):
         note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.unit}"
-        return Chosen(containerd, (note,))
+        return RuntimeChoice(containerd, (note,))
     for product in INSTALLATIONS:
         if product.id == kubelet.kind and kubelet.socket in product.sockets:
-            return Chosen(product.row(containerd, kubelet, facts))
-    raise _stranger(kubelet)
+            return RuntimeChoice(product.row(containerd, kubelet, facts))
+    raise _unknown_socket_error(kubelet)
 
 
-def _unknown(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
+def _unknown_kubelet_note(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
     """A note, unless nobody looked: an older capture tells nothing of kubelets."""
     if why.reason == NOT_CAPTURED:
         return ()
     return (f"cannot tell which containerd the kubelet uses ({why.reason}); assuming that of {containerd.unit}",)
 
 
-def _stranger(kubelet: Kubelet) -> Refused:
+def _unknown_socket_error(kubelet: Kubelet) -> Refused:
     if kubelet.socket == _DOCKERS_OWN:
         return Refused(
             f"the kubelet here uses {kubelet.socket}, which is dockerd's own containerd",

@@ -17,7 +17,7 @@ BLANK = " \t\r\n"
 _DEEPEST = 10_000
 
 
-class Malformed(Exception):
+class MalformedJson(Exception):
     """The text is not one JSON value; says where.
 
     Attributes:
@@ -29,7 +29,7 @@ class Malformed(Exception):
         self.reason, self.line, self.column = reason, line, column
 
 
-class Repeated(Malformed):
+class DuplicateKey(MalformedJson):
     """An object has the same key twice: JSON by the letter, and nobody knows which one is meant."""
 
 
@@ -67,12 +67,12 @@ def parse(text: str) -> Any:
     """The value: objects as ``Object``, numbers as ``Number``.
 
     Raises:
-        Malformed: it is not JSON, something follows it, or an object has a key twice.
+        MalformedJson: it is not JSON, something follows it, or an object has a key twice.
     """
     scan, opened = _Scan(text), list[_Open]()
     while True:
-        value = scan.begin()
-        if isinstance(value, Object | list) and not scan.takes(_CLOSING[type(value)]):
+        value = scan.start_value()
+        if isinstance(value, Object | list) and not scan.accept(_CLOSING[type(value)]):
             if len(opened) == _DEEPEST:
                 scan.fail(f"nested too deeply, more than {_DEEPEST} times")
             opened.append(_Open(value))
@@ -81,11 +81,11 @@ def parse(text: str) -> Any:
         _end(value, scan.at)
         while opened:
             opened[-1].add(value, scan.at)
-            if scan.takes_comma():
+            if scan.accept_comma():
                 opened[-1].expect(scan)
                 break
             closing = _CLOSING[type(opened[-1].container)]
-            if not scan.takes(closing):
+            if not scan.accept(closing):
                 scan.unexpected(f"a comma or {closing}")
             value = opened.pop().container
             _end(value, scan.at)
@@ -98,16 +98,16 @@ def position(text: str, path: Path) -> tuple[int, int]:
     """Line and column, from 1, of the value at ``path`` in a valid document."""
     if not path:
         return _place(text, SPACE.match(text, 0).end())  # type: ignore[union-attr]  # it matches everywhere
-    return _place(text, holder_of(parse(text), path).members[path[-1]].value)
+    return _place(text, parent_object(parse(text), path).members[path[-1]].value)
 
 
-def spelt(text: str, path: Path) -> str:
+def source_text(text: str, path: Path) -> str:
     """The value at ``path`` in a valid document, as it is written there."""
-    member = holder_of(parse(text), path).members[path[-1]]
+    member = parent_object(parse(text), path).members[path[-1]]
     return text[member.value : member.end]
 
 
-def holder_of(root: Any, path: Path) -> Object:
+def parent_object(root: Any, path: Path) -> Object:
     """The object that has the member at ``path``."""
     for key in path[:-1]:
         root = root[key]
@@ -138,16 +138,16 @@ class _Scan:
         self.at = found.end() if found else self.at
         return self.at
 
-    def takes(self, mark: str) -> bool:
+    def accept(self, mark: str) -> bool:
         """Return whether ``mark`` comes next; then it has been read."""
         end = self.at
         found = self.text.startswith(mark, self.skip())
         self.at = self.at + 1 if found else end
         return found
 
-    def takes_comma(self) -> bool:
+    def accept_comma(self) -> bool:
         """Read a comma after which something has to come."""
-        if not self.takes(","):
+        if not self.accept(","):
             return False
         behind = self.at
         if self.text[self.skip() : self.at + 1] in {"}", "]"}:
@@ -155,7 +155,7 @@ class _Scan:
             self.fail("trailing comma before a closing bracket")
         return True
 
-    def begin(self) -> Any:
+    def start_value(self) -> Any:
         """The value that comes next; an object or array still empty."""
         start = self.skip()
         match self.text[start : start + 1]:
@@ -190,7 +190,7 @@ class _Scan:
             self.unexpected("the end of the file")
 
     def unexpected(self, meant: str) -> NoReturn:
-        """Raises Malformed: something else than ``meant`` comes next."""
+        """Raises MalformedJson: something else than ``meant`` comes next."""
         at = self.skip()
         if at == len(self.text):
             self.fail(f"the file ends where {meant} is expected")
@@ -203,7 +203,7 @@ class _Scan:
         self.fail(f"{found!r} where {meant} is expected")
 
     def fail(self, reason: str) -> NoReturn:
-        raise Malformed(reason, *_place(self.text, self.at))
+        raise MalformedJson(reason, *_place(self.text, self.at))
 
     def _unreadable_string(self) -> NoReturn:
         begin = self.at
@@ -235,8 +235,8 @@ class _Open:
             scan.unexpected("a key")
         self.key = scan.string()
         if self.key in self.container:
-            raise Repeated(f"the key {json.dumps(self.key)} appears twice", *_place(scan.text, self.start))
-        if not scan.takes(":"):
+            raise DuplicateKey(f"the key {json.dumps(self.key)} appears twice", *_place(scan.text, self.start))
+        if not scan.accept(":"):
             scan.unexpected("a colon")
         self.value = scan.skip()
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, holder_of, parse
+from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, parent_object, parse
 from gpunode.runtimes.text import MISSING, compare_documents
 
 
@@ -29,7 +29,7 @@ def put(text: str, path: Path, value: Any) -> str:
 
 def drop(text: str, path: Path) -> str:
     """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
-    holder = holder_of(parse(text), path)
+    holder = parent_object(parse(text), path)
     keys = list(holder.members)
     index = keys.index(path[-1])
     member = holder.members[path[-1]]

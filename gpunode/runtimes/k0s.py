@@ -15,7 +15,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import first_merging, imports_of, read
+from gpunode.runtimes.containerd_files import first_merging_version, imports_matching, read
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
 CONFIG: Final = "/etc/k0s/containerd.toml"
@@ -37,7 +37,7 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """Return what containerd reads once k0s has noticed the drop-ins."""
-    return containerd.inspect(_merged(files), locate(files, desired))
+    return containerd.inspect(_with_drop_ins(files), locate(files, desired))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -63,7 +63,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             why=f"it looks for drop-ins in {FOLDER}",
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
-    edited = _with_former(files, containerd.configure(_merged(files), locate(files, desired)))
+    edited = _with_actual_before(files, containerd.configure(_with_drop_ins(files), locate(files, desired)))
     if any(edit.path == CONFIG for edit in edited.edits):
         raise _refuse_lost_edit("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
@@ -82,11 +82,11 @@ def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
     if not is_managed(files.get(CONFIG)):
         return replace(desired, config=CONFIG, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
-    version = first_merging(read(files.get(CONFIG), CONFIG).schema)
+    version = first_merging_version(read(files.get(CONFIG), CONFIG).schema)
     return replace(desired, config=CONFIG, drop_in=DROP_IN, mode="auto", version=version)
 
 
-def _merged(files: Files) -> Files:
+def _with_drop_ins(files: Files) -> Files:
     """The files that count, as if the generated one imported the drop-ins where k0s merges them itself.
 
     Our drop-in of another schema is from before an upgrade of k0s, and not read any more.
@@ -97,12 +97,12 @@ def _merged(files: Files) -> Files:
     root = read(data, CONFIG)
     if DROP_IN in files and read(files[DROP_IN], DROP_IN).schema != root.schema:
         files = {path: content for path, content in files.items() if path != DROP_IN}
-    if any(imports_of(root, DROP_IN)):
+    if any(imports_matching(root, DROP_IN)):
         return files
     return {**files, CONFIG: f'version = {root.schema}\nimports = ["{FOLDER}/*.toml"]\n'.encode()}
 
 
-def _with_former(files: Files, edited: ConfigEdit) -> ConfigEdit:
+def _with_actual_before(files: Files, edited: ConfigEdit) -> ConfigEdit:
     """``edited``, of files as they are: the drop-in is replaced where it was left out."""
     edits = (replace(edit, before=files.get(edit.path)) for edit in edited.edits)
     return replace(edited, edits=tuple(edits))

@@ -18,7 +18,7 @@ RUNC_FAMILY = ("runc", "crun")
 # The name under which containerd's CRI plugin has a default runtime that was given none (``default_runtime``).
 NAMELESS = "default"
 
-Mode: TypeAlias = Literal["auto", "in-place", "drop-in"]
+EditMode: TypeAlias = Literal["auto", "in-place", "drop-in"]
 # Every file that is there among the paths and patterns that ``Runtime.reads`` named.
 Files: TypeAlias = Mapping[str, bytes]
 
@@ -53,7 +53,7 @@ class DesiredConfig:
     systemd_cgroup: bool = False
     cdi: bool = False
     version: tuple[int, ...] | None = None
-    mode: Mode = "auto"
+    mode: EditMode = "auto"
     config: str = ""
     drop_in: str = ""
     enable_cri: bool = False
@@ -167,7 +167,7 @@ class Removal:
 Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
 Configure: TypeAlias = Callable[[Files, DesiredConfig], ConfigEdit]
 Layers: TypeAlias = Callable[[Files, DesiredConfig], tuple[Layer, ...]]
-Mend: TypeAlias = Callable[[Removal, DesiredConfig], Removal]
+CompleteRemoval: TypeAlias = Callable[[Removal, DesiredConfig], Removal]
 Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 
 
@@ -178,12 +178,12 @@ class Runtime(ContainerRuntime):
     Attributes:
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
             nothing new comes.
-        located: the row as on a node that has these files: another file may count, or another unit run it.
+        locate_row: the row as on a node that has these files: another file may count, or another unit run it.
         configure: what brings the files to the desired; no edits when nothing is to do.
         layers: the files in which handlers are registered, in the order in which it reads them.
-        mend: what completes the removal of a handler, so that the runtime starts with what is left.
+        complete_removal: what completes the removal of a handler, so that the runtime starts with what is left.
         inspect: what the files say, merged as the runtime merges them.
-        takes_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
+        applies_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
         keeps_containers: whether its containers survive its restart; asked where ``stopped`` says that some do not.
         product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
         beside: what says what it does beside ``config`` and ``drop_in``.
@@ -192,12 +192,12 @@ class Runtime(ContainerRuntime):
     """
 
     reads: Reads
-    located: Callable[[Runtime, Files, DesiredConfig], Runtime]
+    locate_row: Callable[[Runtime, Files, DesiredConfig], Runtime]
     configure: Configure
     layers: Layers
-    mend: Mend
+    complete_removal: CompleteRemoval
     inspect: Inspect
-    takes_on_reload: Callable[[Files, Files, DesiredConfig], bool]
+    applies_on_reload: Callable[[Files, Files, DesiredConfig], bool]
     keeps_containers: Callable[[Files, DesiredConfig], bool]
     product: str = ""
     beside: frozenset[str] = frozenset()
@@ -210,7 +210,7 @@ class Runtime(ContainerRuntime):
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
-def as_installed(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+def keep_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row``: this runtime has one file and one unit, whatever the node."""
     del files, desired
     return row
@@ -222,13 +222,13 @@ def no_layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
     return ()
 
 
-def leave_removal(removal: Removal, desired: DesiredConfig) -> Removal:
+def keep_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return ``removal``: nothing completes it."""
     del desired
     return removal
 
 
-def after_edits(files: Files, edited: ConfigEdit) -> Files:
+def apply_edits(files: Files, edited: ConfigEdit) -> Files:
     """The files once the edits are made."""
     after = {**files, **{edit.path: edit.after for edit in edited.edits}}
     return {path: content for path, content in after.items() if content is not None}
@@ -245,17 +245,17 @@ def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Fil
     return files
 
 
-BARE: Final = "nvidia-container-runtime"
-INSTALLED: Final = f"/usr/bin/{BARE}"
+TOOLKIT_PROGRAM_NAME: Final = "nvidia-container-runtime"
+INSTALLED: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 
 
-def with_whole_path(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
+def with_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
     """``desired`` with the path at which nvidia-container-toolkit installs its runtime, in place of its bare name.
 
     Raises:
         Refused: its binary is another relative path; ``why`` that is of no use.
     """
-    if desired.binary == BARE:
+    if desired.binary == TOOLKIT_PROGRAM_NAME:
         return replace(desired, binary=INSTALLED)
     if not desired.binary.startswith("/"):
         raise Refused(
@@ -271,29 +271,29 @@ def runs(binary: str | None, desired: DesiredConfig) -> bool:
 
     dockerd looks the bare name up in its PATH, where the package puts it.
     """
-    return binary == desired.binary or {binary, desired.binary} == {BARE, INSTALLED}
+    return binary == desired.binary or {binary, desired.binary} == {TOOLKIT_PROGRAM_NAME, INSTALLED}
 
 
-def satisfies(configured: ObservedConfig, desired: DesiredConfig) -> bool:
+def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
     """Return whether there is nothing to do; costs no more than ``inspect`` did."""
     return (
-        configured.handlers.get(desired.handler) == desired.binary
-        and (not desired.default or configured.default == desired.handler)
-        and not (desired.not_default and configured.default == desired.handler)
-        and (not desired.cdi or configured.cdi is True)
-        and (configured.schema is None or _cri_is_sound(configured, desired))
+        observed.handlers.get(desired.handler) == desired.binary
+        and (not desired.default or observed.default == desired.handler)
+        and not (desired.not_default and observed.default == desired.handler)
+        and (not desired.cdi or observed.cdi is True)
+        and (observed.schema is None or _cri_is_sound(observed, desired))
     )
 
 
-def _cri_is_sound(configured: ObservedConfig, desired: DesiredConfig) -> bool:
+def _cri_is_sound(observed: ObservedConfig, desired: DesiredConfig) -> bool:
     """Return whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
-    default = desired.handler if desired.default else configured.default or "runc"
-    if not configured.cri_disabled and needs_runc(default, configured.handlers, configured.schema or 2, desired):
+    default = desired.handler if desired.default else observed.default or "runc"
+    if not observed.cri_disabled and needs_runc(default, observed.handlers, observed.schema or 2, desired):
         return False
-    cgroup = configured.systemd_cgroup
+    cgroup = observed.systemd_cgroup
     if desired.systemd_cgroup:
-        return all(cgroup.get(name, False) for name in cgroup_handlers(desired, configured.handlers))
-    return cgroup.get(desired.handler, False) or not is_under_systemd(configured.default or "runc", cgroup)
+        return all(cgroup.get(name, False) for name in cgroup_handlers(desired, observed.handlers))
+    return cgroup.get(desired.handler, False) or not is_under_systemd(observed.default or "runc", cgroup)
 
 
 def is_under_systemd(default: str, cgroup: Mapping[str, bool]) -> bool:
@@ -315,10 +315,10 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desire
     """
     if default != "runc" or "runc" in handlers:
         return False
-    return desired.systemd_cgroup or not keeps_built_in(schema, desired)
+    return desired.systemd_cgroup or not keeps_builtin_handlers(schema, desired)
 
 
-def keeps_built_in(schema: int, desired: DesiredConfig) -> bool:
+def keeps_builtin_handlers(schema: int, desired: DesiredConfig) -> bool:
     """Return whether containerd has its built-in handlers beside those of its files."""
     return schema > 2 or (desired.version is not None and desired.version >= (2,))
 

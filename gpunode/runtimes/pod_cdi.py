@@ -16,44 +16,44 @@ _HAS_CDI, _ON_BY_DEFAULT = (1, 7), (2,)
 _SCHEMA_OF_2: Final = 3
 
 
-def reads_cdi(row: Runtime, found: ObservedConfig, version: Version) -> bool:
+def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
     """Return whether pods of the runtime get the CDI devices that the kubelet names.
 
     Args:
         row: the runtime as it is installed.
-        found: what its files say.
+        observed: what its files say.
         version: the daemon's; None where nobody knows, and then only what tells containerd 2 counts.
     """
     if not row.has_cri_plugin:
         return row.cdi == "always"
-    if found.cdi is None:
-        return _is_on_by_default(found, version)
-    return found.cdi and (_is_on_by_default(found, version) or (version or ()) >= _HAS_CDI)
+    if observed.cdi is None:
+        return _is_on_by_default(observed, version)
+    return observed.cdi and (_is_on_by_default(observed, version) or (version or ()) >= _HAS_CDI)
 
 
-def is_switched_on_by_setup(row: Runtime, found: ObservedConfig, version: Version) -> bool:
+def should_enable_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
     """Return whether setup has to, and may, write ``enable_cdi = true`` so that pods get CDI devices.
 
     A line ``enable_cdi = false`` that somebody wrote stands. In schema 2 beside ``cdi_spec_dirs`` it is the default as
     containerd 1.7's ``config default`` prints it, which is how most people make their file.
     """
-    if not row.has_cri_plugin or reads_cdi(row, found, version):
+    if not row.has_cri_plugin or reads_cdi(row, observed, version):
         return False
-    has_cdi = _is_on_by_default(found, version) or (version or ()) >= _HAS_CDI
-    return has_cdi and (found.cdi is None or found.has_default_cdi)
+    has_cdi = _is_on_by_default(observed, version) or (version or ()) >= _HAS_CDI
+    return has_cdi and (observed.cdi is None or observed.has_default_cdi)
 
 
-def why_unread(row: Runtime, found: ObservedConfig, version: Version) -> str:
+def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> str:
     """Return why pods get no CDI devices, a clause; for a runtime that does not read them."""
     shown = f"{row.id} {'.'.join(map(str, version))}" if version else row.id
     if row.has_cri_plugin and version and version < _HAS_CDI:
         return f"{shown} has no CDI for pods, 1.7 is the first that has"
-    if row.has_cri_plugin and found.cdi is False:
+    if row.has_cri_plugin and observed.cdi is False:
         return f"{row.config} says enable_cdi = false, which somebody chose"
     if row.has_cri_plugin and not version:
         return f"no package tells the version of {shown}, so its CDI support is unknown"
     return f"{shown} does not read the kubelet's CDI devices"
 
 
-def _is_on_by_default(found: ObservedConfig, version: Version) -> bool:
-    return (version or ()) >= _ON_BY_DEFAULT or (found.schema or 0) >= _SCHEMA_OF_2
+def _is_on_by_default(observed: ObservedConfig, version: Version) -> bool:
+    return (version or ()) >= _ON_BY_DEFAULT or (observed.schema or 0) >= _SCHEMA_OF_2

@@ -12,8 +12,8 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Files,
     ObservedConfig,
-    as_installed,
-    leave_removal,
+    keep_removal,
+    keep_row,
     no_layers,
 )
 from gpunode.runtimes.text import decode
@@ -32,9 +32,9 @@ _CONFIGS = (
 )
 _READS_UP_TO = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
 _CONFIGURABLE = (5, 5)
-located = as_installed
+locate_row = keep_row
 layers = no_layers
-mend = leave_removal
+complete_removal = keep_removal
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import ConfigFile, first_merging, imports_of, read
+from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, read
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal
 
 _DROP_IN: Final = "99-nvidia.toml"
@@ -103,32 +103,32 @@ class Rancher:
                 hint=f"omit --drop-in-config: gpunode writes to the place that {self.product} reads",
             )
         if self.config not in files:
-            return self._before_the_first_start(files, desired)
+            return self._configure_before_start(files, desired)
         located = self.locate(files, desired)
         if located.drop_in:
-            return self._unharmed(containerd.configure(files, located))
+            return self._refuse_generated_edit(containerd.configure(files, located))
         if desired.mode == "drop-in":
             raise Refused(
                 f"this {self.product} reads no drop-in",
                 why=f"{self.config} imports no folder; that came with its releases of spring 2026",
                 hint=f"omit --mode: gpunode writes to the place that {self.product} reads",
             )
-        return self._by_detection(files, located)
+        return self._configure_by_detection(files, located)
 
-    def _root(self, files: Files) -> ConfigFile:
+    def _read_generated(self, files: Files) -> ConfigFile:
         return read(files.get(self.config), self.config)
 
     def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
         """Return ``desired`` for the generated file, and for the drop-in that it imports."""
         here = replace(desired, config=self.config, drop_in="", mode="auto", version=None)
-        root = self._root(files)
+        root = self._read_generated(files)
         drop_in = self.drop_in(root.schema)
-        if not any(imports_of(root, drop_in)):
+        if not any(imports_matching(root, drop_in)):
             return here
         # Every k3s whose generated file imports a folder brings containerd 2.1 or later.
-        return replace(here, drop_in=drop_in, version=first_merging(root.schema))
+        return replace(here, drop_in=drop_in, version=first_merging_version(root.schema))
 
-    def _unharmed(self, edited: ConfigEdit) -> ConfigEdit:
+    def _refuse_generated_edit(self, edited: ConfigEdit) -> ConfigEdit:
         """Return ``edited``, unless it edits the generated file."""
         if any(edit.path == self.config for edit in edited.edits):
             raise Refused(
@@ -139,28 +139,28 @@ class Rancher:
         how = f"as a drop-in: {self.product} imports the folder and regenerates the rest of {self.config} at start"
         return replace(edited, how=how)
 
-    def _before_the_first_start(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        if not self._is_found(desired):
+    def _configure_before_start(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
+        if not self._is_auto_detected(desired):
             raise Refused(
                 f"{self.config} does not exist yet",
                 why=f"{self.product} creates it at its first start, and its schema is not known until then",
                 hint=f"start {self.product} once, then run the command again",
             )
-        return ConfigEdit(tuple(self._default(files, desired, None)), self._detection(desired))
+        return ConfigEdit(tuple(self._default_edits(files, desired, None)), self._describe_detection(desired))
 
-    def _detection(self, desired: DesiredConfig) -> str:
+    def _describe_detection(self, desired: DesiredConfig) -> str:
         return (
             f"{self.product} (from v1.22 on) finds {desired.binary} by itself and registers {desired.handler} "
             "when it starts"
         )
 
-    def _is_found(self, desired: DesiredConfig) -> bool:
+    def _is_auto_detected(self, desired: DesiredConfig) -> bool:
         """Return whether the product finds the handler's program by itself, under the same name."""
         program = _FOUND.get(desired.handler)
         folder, _, name = desired.binary.rpartition("/")
         return name == program and folder in _PATH
 
-    def _by_detection(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
+    def _configure_by_detection(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         """Leave the handler to the product, which registers what it finds on its PATH.
 
         Raises:
@@ -168,34 +168,34 @@ class Rancher:
         """
         present = self.inspect(files, desired)
         notes = tuple(self._notes(present, desired))
-        default = tuple(self._default(files, desired, present))
+        default = tuple(self._default_edits(files, desired, present))
         if self._is_registered(present, desired):
             return ConfigEdit(default, f"{self.product} registers {desired.handler} by itself", notes)
-        if not self._is_found(desired):
+        if not self._is_auto_detected(desired):
             raise Refused(
                 f"this {self.product} cannot register {desired.handler} with {desired.binary} by itself",
                 why=f"it looks for {', '.join(_FOUND.values())} on its PATH, and reads drop-ins only since spring 2026",
                 hint=f"omit the runtime's name and path, upgrade {self.product}, or add the runtime to a template, "
-                f"{self.template(self._root(files).schema)}",
+                f"{self.template(self._read_generated(files).schema)}",
             )
-        template = self.template(self._root(files).schema)
+        template = self.template(self._read_generated(files).schema)
         if template in files and not _RENDERS_FOUND.search(files[template]):
             raise Refused(
                 f"{template} prevents {self.product} from registering {desired.handler}",
                 why=f"the template includes none of the runtimes that {self.product} finds by itself",
                 hint=f'begin the template with {{{{ template "base" . }}}}, or delete it, then restart {self.product}',
             )
-        how = self._detection(desired)
+        how = self._describe_detection(desired)
         return ConfigEdit(default, how, notes, how)
 
     def _is_registered(self, present: ObservedConfig, desired: DesiredConfig) -> bool:
         """Return whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's)."""
         binary = present.handlers.get(desired.handler, "")
         return binary == desired.binary or (
-            self._is_found(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
+            self._is_auto_detected(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
         )
 
-    def _default(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
+    def _default_edits(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
         """Yield the product's own setting of the default runtime, where that is desired and not so already."""
         data = files.get(self.settings)
         after = _setting(desired)
@@ -211,7 +211,7 @@ class Rancher:
         if found and found != desired.binary and self._is_registered(present, desired):
             yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
 
-    def mend(self, removal: Removal, desired: DesiredConfig) -> Removal:
+    def complete_removal(self, removal: Removal, desired: DesiredConfig) -> Removal:
         """Return the removal with the product's own setting taken back; what the product finds by itself stays."""
         for path in sorted(removal.after):
             if path in {self.template(2), self.template(3)} and b"gpunode: begin" in removal.after[path]:

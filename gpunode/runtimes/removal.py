@@ -53,9 +53,9 @@ def remove_handler(
     is_recorded = removal.after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
-            raise _foreign_handler(row, desired, files)
+            raise _foreign_handler_error(row, desired, files)
         removal = _replace_entry(row, desired, removal, dict.fromkeys(files))
-    removal = row.mend(end_dangling_default(row, desired, removal), desired)
+    removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
     edits = tuple(
         Edit(path, files.get(path), removal.after.get(path))
@@ -97,7 +97,7 @@ def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
     return binary not in {None, desired.binary} and not is_nvidias
 
 
-def _foreign_handler(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
+def _foreign_handler_error(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
     binary = row.inspect(files, desired).handlers[desired.handler]
     return Refused(
         f"the runtime {desired.handler} of {row.id} was not added by configure",
@@ -127,7 +127,7 @@ def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
     return removal
 
 
-def end_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
+def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
     """Take a default out of the files that names no runtime any more: containers would not start with it.
 
     One that named none before gpunode comes back with the file that gpunode found it in.

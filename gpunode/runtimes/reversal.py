@@ -187,7 +187,7 @@ def changed_handlers(edit: Edit) -> frozenset[str]:
     return frozenset(_differing_entries(before, after))
 
 
-def took_out(edit: Edit, handler: str) -> bool:
+def removes_handler(edit: Edit, handler: str) -> bool:
     """Return whether an edit took the handler's entry out of the file."""
     had, has = (handler in changed_handlers(Edit(edit.path, None, data)) for data in (edit.before, edit.after))
     return had and not has

@@ -32,14 +32,14 @@ def decode(data: bytes | None, path: str) -> str:
         ) from error
 
 
-def is_marked(data: bytes | None) -> bool:
+def has_byte_order_mark(data: bytes | None) -> bool:
     """Return whether a file begins with a byte order mark."""
     return (data or b"").startswith(_BOM.encode())
 
 
 def encode(text: str, former: bytes | None) -> bytes:
     """``text`` as a file, with a byte order mark if ``former`` had one."""
-    return ((_BOM if is_marked(former) else "") + text).encode()
+    return ((_BOM if has_byte_order_mark(former) else "") + text).encode()
 
 
 def same(one: Any, other: Any) -> bool:

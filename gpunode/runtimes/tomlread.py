@@ -101,10 +101,10 @@ class TomlFile:
         for depth, key in enumerate(keys, 1):
             node = node.get(key, {})
             if not isinstance(node, dict):
-                raise self.misshapen(keys[:depth], node, "a table")
+                raise self.wrong_type_error(keys[:depth], node, "a table")
         return node  # type: ignore[no-any-return]  # tables are dicts all the way down
 
-    def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
+    def wrong_type_error(self, keys: Path, value: object, meant: str) -> Refused:
         """Return the error that the value at ``keys`` is not as it is ``meant``, with its line."""
         return Refused(
             f"{self._place(keys)}: {'.'.join(keys)} is not {meant}",

@@ -25,8 +25,8 @@ from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parse
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
-Usual: TypeAlias = "bool | str | tuple[str, ...]"
-Kind: TypeAlias = Literal["switch", "text", "list", "feature"]
+DefaultValue: TypeAlias = "bool | str | tuple[str, ...]"
+KeyKind: TypeAlias = Literal["switch", "text", "list", "feature"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class ToolkitKey:
     """
 
     name: str
-    kind: Kind
-    default: Usual | None = None
-    shown: Usual | None = None
+    kind: KeyKind
+    default: DefaultValue | None = None
+    shown: DefaultValue | None = None
     allowed: tuple[str, ...] = ()
 
     @property
@@ -123,7 +123,7 @@ class Setting:
 _HARMLESS = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
 
 
-def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
+def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     """The settings that are not the toolkit's own, as ``key = value``; those that change nothing for containers aside.
 
     Raises:
@@ -132,11 +132,13 @@ def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     _, document = _parse_config(data, path)
     found = ((key, at(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
     return tuple(
-        f"{key.name} = {json.dumps(value)}" for key, value in found if value is not None and value != _usual(key)
+        f"{key.name} = {json.dumps(value)}"
+        for key, value in found
+        if value is not None and value != _default_value(key)
     )
 
 
-def _usual(key: ToolkitKey) -> object:
+def _default_value(key: ToolkitKey) -> object:
     """Return the toolkit's default for the key; None where that is nothing."""
     usual = key.default if key.default is not None else key.shown if isinstance(key.shown, bool) else None
     return list(usual) if isinstance(usual, tuple) else usual
@@ -223,7 +225,7 @@ def _example(key: ToolkitKey) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostTraits:
     """The system that the usual values depend on.
 
     Attributes:
@@ -235,9 +237,9 @@ class Machine:
     real_ldconfig: bool = False
 
 
-def default(machine: Machine, desired: Sequence[Setting] = ()) -> str:
+def default(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
-    values: dict[str, Usual | Value | None] = {key.name: key.default for key in KEYS}
+    values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in KEYS}
     if machine.suse:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
@@ -249,7 +251,7 @@ def _values(desired: Sequence[Setting]) -> dict[str, Value | None]:
     return {setting.key.name: setting.value for setting in desired}
 
 
-def _write_new_file(values: Mapping[str, Usual | Value | None]) -> str:
+def _write_new_file(values: Mapping[str, DefaultValue | Value | None]) -> str:
     """A file that says ``values`` and shows what else there is in comments, laid out as nvidia-ctk does."""
     lines: list[str] = []
     headers: set[Path] = {()}
@@ -262,7 +264,7 @@ def _write_new_file(values: Mapping[str, Usual | Value | None]) -> str:
     return "\n".join((*lines, ""))
 
 
-def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, Usual | Value | None]) -> Iterator[str]:
+def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, DefaultValue | Value | None]) -> Iterator[str]:
     for key in keys:
         if (value := values.get(key.name)) is not None:
             yield _statement(key, value)
@@ -270,11 +272,11 @@ def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, Usual | Value |
             yield f"#{_statement(key, key.shown)}"
 
 
-def _statement(key: ToolkitKey, value: Value | Usual) -> str:
+def _statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
     return f"{key.path[-1]} = {literal(value)}"
 
 
-def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
+def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = CONFIG) -> bytes:
     """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:

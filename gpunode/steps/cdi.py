@@ -18,8 +18,8 @@ from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, in_facts
-from gpunode.steps.installed_driver import matches
+from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.kernel import is_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
@@ -34,7 +34,7 @@ ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
 _TOOLKIT = PackageId("nvidia-container-toolkit-base")
 # The first toolkit whose package brings the units.
-_WITH_UNITS = (1, 18)
+_UNITS_SINCE = (1, 18)
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
 _ALL = "all"
 KEPT_FRESH = "; the toolkit's units keep it fresh"
@@ -139,10 +139,10 @@ def _has_unit(facts: Facts) -> bool:
     if isinstance(facts.packages, Unknown) or facts.packages.probe != PLAN:
         return False
     to_come = facts.packages.value.get(_TOOLKIT)
-    if not matches(to_come, "") or to_come is None:
+    if not is_at_version(to_come, "") or to_come is None:
         return False
     version = numbers(to_come.version)  # none: the newest, known after the index is read
-    return version is None or version >= _WITH_UNITS
+    return version is None or version >= _UNITS_SINCE
 
 
 def _expected_driver(facts: Facts) -> LoadedDriver | None:
@@ -172,7 +172,9 @@ def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
         return CDI_FOLDERS
     from gpunode.runtimes import podman
 
-    return podman.spec_folders(contents(in_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts))
+    return podman.spec_folders(
+        contents(states_from_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts)
+    )
 
 
 def podman_version(facts: Facts) -> podman.Version | None:
@@ -201,9 +203,9 @@ def find_devices(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> CdiDevice
     return cdi.resolve_devices(_read_specifications(facts), places)
 
 
-def describe_verdict(judged: CdiVerdict) -> str:
+def describe_verdict(verdict: CdiVerdict) -> str:
     """Describe the verdict for the plan and the checks."""
-    spec = judged.spec
+    spec = verdict.spec
     if spec is None:
         return "no usable specification"
     of = f" of driver {', '.join(sorted(spec.drivers))}" if spec.drivers else ""

@@ -18,16 +18,16 @@ from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
     branch_of,
+    explain_manual_marks,
     family_of,
     has_driver,
     installed_driver_packages,
-    matches,
+    is_at_version,
+    plan_manual_marks,
     preexisting_driver,
-    set_manual,
-    why_manual,
 )
 from gpunode.steps.leftovers import find_run_toolkits
-from gpunode.steps.packages import PROFILE, refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import PROFILE, packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
 PARTS: Final = ("nvcc", "cudart", "cublas")
@@ -58,7 +58,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the toolkit's packages and the file that puts it in PATH; other releases stay beside it."""
     if refused := _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return refused
-    driver = _find_driver(recipe, facts)
+    driver = _find_driver_limit(recipe, facts)
     if isinstance(driver, Refusal):
         return driver
     version = _choose_release(recipe, facts, driver)
@@ -70,22 +70,22 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     names = tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
         return refuse_unlocked(recipe.lock, unlocked[0])
-    absent = [name for name in names if recipe.upgrade or not matches(packages.get(name), "")]
+    absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
     along = [one for one in (recipe.lock.packages if recipe.lock else ()) if _is_component(one, version)]
-    strays = [one for one in unlocked_versions(recipe, packages, along) if one not in names]
-    wanted = tuple(dict.fromkeys((*absent, *unlocked_versions(recipe, packages, names), *strays)))
+    strays = [one for one in packages_off_lock(recipe, packages, along) if one not in names]
+    wanted = tuple(dict.fromkeys((*absent, *packages_off_lock(recipe, packages, names), *strays)))
     if held := [name for name in wanted if name in packages and packages[name].held]:
-        return refusal_of_hold(facts, held, f"CUDA {show_version(version)}")
-    marked = set_manual(packages, [name for name in names if name not in wanted])
+        return refuse_held_packages(facts, held, f"CUDA {show_version(version)}")
+    marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
     states = ((name, wanted_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
         PackageChange(name, packages.get(name), replace(state, auto=name in strays and packages[name].auto))
         for name, state in states
     ]
     changes += [*marked, *_plan_profile(version, facts), *_plan_pin(version, facts)]
-    reason = _explain(version, facts, driver)
+    reason = _explain_choice(version, facts, driver)
     if marked:
-        reason += f"; {why_manual(marked, facts)}"
+        reason += f"; {explain_manual_marks(marked, facts)}"
     notes = (
         *_compatibility_notes(version, driver),
         *_older_than_gpu_notes(version, facts),
@@ -162,7 +162,7 @@ def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
     )
 
 
-def _find_driver(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
+def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
     """Return the driver that the node has or gets, as far as its version is known."""
     driver = wanted_driver(recipe, facts)
     if isinstance(driver, Refusal):
@@ -210,7 +210,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     limits = [cuda.releases()[-1].version]
     if oldest is not None and (compiles := cuda.newest_for(cuda.parts(oldest.compute_capability))):
         limits.append(compiles)
-    if driver.version and (runs := cuda.supported_by(driver.version)):
+    if driver.version and (runs := cuda.newest_supported_by(driver.version)):
         limits.append(runs)
     # Nor does an upgrade go back: the run after it would keep the newer release again.
     return _check_release(max([min(limits), *working]), facts, driver)
@@ -254,7 +254,7 @@ def _refuse_unknown_release(version: Version) -> Refusal:
 
 
 def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
-    newest = cuda.supported_by(driver.version) if driver.version else None
+    newest = cuda.newest_supported_by(driver.version) if driver.version else None
     instead = f' or cuda.version = "{show_version(newest)}"' if newest else ""
     return Refusal(
         what=f"CUDA {show_version(release.version)} does not run on driver {driver.version or driver.branch}",
@@ -302,20 +302,20 @@ def _plan_pin(version: Version, facts: Facts) -> Iterator[FileChange]:
         return
     release, package_system = "-".join(map(str, version)), system(facts)
     patterns = (f"cuda-*-{release}", f"lib*-{release}")
-    wanted = FileState(package_system.exclude_archives(patterns, family.cuda_origins))
+    wanted = FileState(package_system.render_cuda_pin(patterns, family.cuda_origins))
     present = need(facts.file(package_system.cuda_pin_file), f"what {package_system.cuda_pin_file} holds")
     if present != wanted:
         yield FileChange(package_system.cuda_pin_file, present, wanted)
 
 
-def _explain(version: Version, facts: Facts, driver: _DriverLimit) -> str:
+def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str:
     """Return which release it is, and what rules out a newer one."""
     text, limits = f"CUDA {show_version(version)} in /usr/local/cuda-{show_version(version)}", list[str]()
     oldest = _find_oldest_gpu(facts)
     compiles = cuda.newest_for(cuda.parts(oldest.compute_capability)) if oldest else None
     if oldest is not None and compiles == version and compiles != cuda.releases()[-1].version:
         limits.append(f"the newest that compiles for {oldest.label}")
-    if driver.version and cuda.supported_by(driver.version) == version:
+    if driver.version and cuda.newest_supported_by(driver.version) == version:
         limits.append(f"the newest that driver {driver.version} supports in full")
     return f"{text}: {' and '.join(limits)}" if limits else text
 
@@ -328,7 +328,7 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
             "its release notes do"
         )
         return
-    newest = cuda.supported_by(driver.version) if driver.version else None
+    newest = cuda.newest_supported_by(driver.version) if driver.version else None
     if newest is not None and newest < version:
         yield (
             f"driver {driver.version} supports CUDA {show_version(newest)} in full: programs compiled by "
@@ -358,6 +358,6 @@ def find_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the packages of the chosen release; none where there is none."""
     if _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return ()
-    driver = _find_driver(recipe, facts)
+    driver = _find_driver_limit(recipe, facts)
     version = driver if isinstance(driver, Refusal) else _choose_release(recipe, facts, driver)
     return () if isinstance(version, Refusal) else tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))

@@ -52,7 +52,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
         )
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED}")
-    wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
+    wanted = ServiceState(enabled=True, active=unit.state.active or _can_run_persistenced(recipe, facts))
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, deferred=fact.probe == PLAN)
@@ -61,7 +61,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     )
 
 
-def _can_run(recipe: Recipe, facts: Facts) -> bool:
+def _can_run_persistenced(recipe: Recipe, facts: Facts) -> bool:
     """Return whether systemd can start the daemon and the loaded module is the installed driver's.
 
     The daemon cannot talk to a module of another version.
@@ -175,29 +175,29 @@ _HOLDS_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
 _SERVICES_STOP_FIRST: Final = "stopped first and started again at the end; setup refuses while programs use a GPU"
 
 
-def find_gpu_loss(changes: Collection[Change], owed: Collection[Trigger] = ()) -> GpuLoss | None:
-    """Return the most severe loss that ``changes`` and ``owed`` mean to the users of GPUs; None where there is none.
+def find_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> GpuLoss | None:
+    """Return the most severe loss that ``changes`` and ``pending_triggers`` mean to users of GPUs; else None.
 
     A driver's packages count as soon as one of its version is replaced or removed: programs that start meanwhile find
     no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
     """
     unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.among(changes))
     uninstalls = any(change.runs(*UNINSTALL_RUN_DRIVER) for change in changes)
-    if unloads or uninstalls or any(_takes_driver(change) for change in PackageChange.among(changes)):
+    if unloads or uninstalls or any(_disrupts_driver(change) for change in PackageChange.among(changes)):
         return "driver"
     if MigChange.among(changes):
         return "layout"
     stops = any(one.unit == MPS_SERVICE and not one.after.active for one in ServiceChange.among(changes))
-    return "mps" if stops or Trigger("restart", MPS_SERVICE) in {*triggers(changes), *owed} else None
+    return "mps" if stops or Trigger("restart", MPS_SERVICE) in {*triggers(changes), *pending_triggers} else None
 
 
-def _takes_driver(change: PackageChange) -> bool:
+def _disrupts_driver(change: PackageChange) -> bool:
     name, before = change.id.name, change.before
     is_part = before is not None and purge_reason(name, before.version) not in {None, "relation"}
     return is_part and name not in STANDALONE_TOOLS and change.removes_or_replaces
 
 
-def plan_pauses(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
+def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
     """Return the stop of each running service that holds what ``changes`` take; a trigger starts it again."""
     loss = find_gpu_loss(changes)
     if loss not in ("driver", "layout"):
@@ -214,10 +214,10 @@ def plan_pauses(changes: Collection[Change], facts: Facts) -> tuple[ServiceChang
 
 def plan_gpu_services(changes: Collection[Change], facts: Facts) -> Planned:
     """Return the plan of the pauses that the other changes of a stage need."""
-    return Planned(plan_pauses(changes, facts), _SERVICES_STOP_FIRST)
+    return Planned(plan_service_stops(changes, facts), _SERVICES_STOP_FIRST)
 
 
 # Not in the table of steps: its changes follow from those of the other steps of a stage.
-GPU_RELEASE: Final = Step(
+GPU_SERVICES_STEP: Final = Step(
     "gpu-services", "GPU services", "packages", lambda _, __: Planned((), _SERVICES_STOP_FIRST, requested=False)
 )

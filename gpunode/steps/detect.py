@@ -17,7 +17,7 @@ from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import (
     GPU_CLASSES,
     GPU_OPTION,
-    PASSED_THROUGH,
+    VFIO_DRIVER,
     find_gpus,
     find_other_gpus,
     find_own_gpus,
@@ -48,7 +48,7 @@ def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
-_LOOKED = {"pci-modalias": "/sys/bus/pci/devices"}
+_PROBE_PLACES = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -69,12 +69,12 @@ def _plan_managed_host(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
-    if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
+    if isinstance(facts.platform, Known) and not facts.platform.value.can_install_kernel_driver:
         return _plan_without_own_kernel(recipe, facts.platform.value)
     if isinstance(found := _check_family(recipe, facts), Refusal):
         return found
     if not wants_driver(recipe, facts):
-        return _without_driver(recipe, facts)
+        return _plan_without_driver(recipe, facts)
     devices = need(facts.devices, "which PCI devices there are")
     usable = find_own_gpus(devices)
     if not usable:
@@ -84,7 +84,7 @@ def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
     notes = (
         *_unmet_expectations(recipe.expect, usable),
         *_collect_notes(recipe, devices, facts),
-        *_mistaken_gpu_notes(facts),
+        *_ignored_gpu_option_notes(facts),
         *note_old_tables(facts),
     )
     return Planned((), _describe_gpus(usable) + _describe_other_gpus(devices), notes)
@@ -100,14 +100,14 @@ def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterat
         yield f'the recipe expects model = "{expect.model}", but this node has {", ".join(names)}: verify will fail'
 
 
-def _without_driver(recipe: Recipe, facts: Facts) -> Planned:
+def _plan_without_driver(recipe: Recipe, facts: Facts) -> Planned:
     """Plan without a GPU: a node may be prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := find_own_gpus(facts.devices.value)):
         devices = facts.devices.value
         return Planned(
             (),
             _describe_gpus(usable) + _describe_other_gpus(devices),
-            (*_collect_notes(recipe, devices, facts), *_mistaken_gpu_notes(facts)),
+            (*_collect_notes(recipe, devices, facts), *_ignored_gpu_option_notes(facts)),
         )
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
@@ -167,10 +167,10 @@ def _refuse_without_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: F
         held = ", ".join(d.address for d in passed)
         return Refusal(
             what="every NVIDIA GPU is passed through to virtual machines",
-            why=f"{held}: bound to {PASSED_THROUGH}",
+            why=f"{held}: bound to {VFIO_DRIVER}",
             hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
         )
-    where = _LOOKED.get(facts.devices.probe, facts.devices.probe)
+    where = _PROBE_PLACES.get(facts.devices.probe, facts.devices.probe)
     count = "1 PCI device" if len(devices) == 1 else f"{len(devices)} PCI devices"
     looked = f"{where} lists {count}, none of vendor 10de with class 0300 or 0302"
     return Refusal(
@@ -225,12 +225,12 @@ def _describe_gpus(usable: tuple[PciDevice, ...]) -> str:
 
 def _collect_notes(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     notes = []
-    if passed := [d.address for d in find_gpus(devices) if d.driver == PASSED_THROUGH]:
-        notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
+    if passed := [d.address for d in find_gpus(devices) if d.driver == VFIO_DRIVER]:
+        notes.append(f"{', '.join(passed)} is bound to {VFIO_DRIVER} for a virtual machine and is left alone")
     return (*notes, *fabric_notes(recipe, facts))
 
 
-def _mistaken_gpu_notes(facts: Facts) -> Iterator[str]:
+def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each device that ``--gpu`` names and that is no GPU."""
     if facts.devices.probe != GPU_OPTION:
         return

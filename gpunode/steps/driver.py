@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpunode.catalog.conflicts import (
     OWN_VERSIONS_IN_DISTROS,
+    STANDALONE_PREFIX,
     STANDALONE_TOOLS,
-    STANDS_ALONE,
     is_cuda_metapackage,
     pinned_names,
     purge_reason,
@@ -27,24 +27,24 @@ from gpunode.steps.fabric import wanted_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
+    explain_manual_marks,
     installed_driver_packages,
-    matches,
-    pinned_by_package,
+    is_at_version,
+    package_version_prefix,
+    pinned_by_nvidia_package,
+    plan_manual_marks,
     prefix,
-    prefix_of,
-    set_manual,
     version_matches,
-    why_manual,
 )
 from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import locked_driver_packages, refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import locked_driver_packages, packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     WantedDriver,
-    built_for_ubuntu,
     kept_version,
     mismatched_packages,
-    modules_version,
+    module_package_version,
+    packages_built_for_ubuntu,
     tools_of_mismatched,
     wanted_driver,
 )
@@ -63,11 +63,11 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     chosen, package_system = driver.chosen, system(facts)
-    pinned = pinned_by_package(known(facts.packages, {}))
+    pinned = pinned_by_nvidia_package(known(facts.packages, {}))
     if pinned and not _are_compatible(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
-            why=f"this node needs {_describe_hold(chosen.branch, chosen.exact)}: {chosen.reason}",
+            why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
@@ -75,12 +75,12 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
-        return Planned((), f"held at {_describe_hold(chosen.branch, chosen.exact)}", notes)
-    reason = f"driver {_describe_hold(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
+        return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
+    reason = f"driver {_describe_pin(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
     return Planned((FileChange(package_system.pin_file, present, wanted),), reason, notes)
 
 
-def _describe_hold(branch: int, exact: str) -> str:
+def _describe_pin(branch: int, exact: str) -> str:
     return exact or f"branch {branch}"
 
 
@@ -128,7 +128,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     if known(facts.run_installer, default=False):
         return _RUN_INSTALLER
-    leftovers, notes = _foreign_files(driver, facts)
+    leftovers, notes = _check_foreign_files(driver, facts)
     if leftovers:
         return leftovers
     chosen = driver.chosen
@@ -143,13 +143,13 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     old = {
         package: state
         for package, state in installed.items()
-        if package not in kept and _is_other(package.name, state.version, chosen)
+        if package not in kept and _is_conflicting(package.name, state.version, chosen)
     }
     if chosen.source == "distro":
         from gpunode.steps.own_driver import find_other_packagers  # loaded on use
 
         old |= find_other_packagers(installed, old, driver)
-    foreign = built_for_ubuntu(facts, driver)
+    foreign = packages_built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one not in kept and one.name not in STANDALONE_TOOLS]
     old |= {package: installed[package] for package in rebuilt}
     moves: tuple[PackageChange, ...] = ()
@@ -157,7 +157,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         from gpunode.steps import fabric_moves  # only on a machine with a fabric
 
         old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
-        moves = fabric_moves.plan_moves(recipe, facts, driver)
+        moves = fabric_moves.plan_version_moves(recipe, facts, driver)
     departure = _find_departure(driver, old, kept, facts)
     if not old and not moves and not departure:
         return Planned((), "no package of another driver is installed", notes)
@@ -204,7 +204,7 @@ def _explain_conflicts(
     return "; ".join((*said, *([departure.reason] if departure else ())))
 
 
-def _foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
+def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
     """Return why files of no package block the installation, and notes on those that do not."""
     notes = _note_leftovers(facts)
     has_strays = any(not file.dkms for file in known(facts.module_files, ()))
@@ -213,7 +213,7 @@ def _foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, 
     from gpunode.steps import leftovers  # loaded on use
 
     refused = leftovers.refuse_leftovers(facts) or leftovers.refuse_stray_modules(driver, facts)
-    return refused, (*leftovers.local_libraries(facts), *notes, *leftovers.note_stray_modules(driver, facts))
+    return refused, (*leftovers.local_library_notes(facts), *notes, *leftovers.note_stray_modules(driver, facts))
 
 
 def _note_leftovers(facts: Facts) -> tuple[str, ...]:
@@ -237,10 +237,10 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
 def _is_helper(package: PackageId, state: PackageState) -> bool:
     """Return whether a package goes where it is of no use, and only the package manager knows whether it is."""
     is_relation = purge_reason(package.name, state.version) == "relation"
-    return is_relation and not state.config_files_only and not package.name.startswith(STANDS_ALONE)
+    return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_PREFIX)
 
 
-def _is_other(name: str, version: str, chosen: Choice) -> bool:
+def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
     """Return whether a package is of another driver version and cannot stand beside the chosen one."""
     if name in STANDALONE_TOOLS and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
@@ -254,9 +254,9 @@ CONFLICTS = Step("conflicts", "old drivers", "packages", plan_conflicts, for_dri
 
 # In the paths of what a driver's packages bring.
 _FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
-_SHOWS = frozenset({"nvidia", "nouveau"})
+_DISPLAY_DRIVERS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
-_SIGNATURES = (
+_SIGNING_WARNING = (
     "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
     "{when}, the kernel refuses them until that key is "
     "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
@@ -278,35 +278,39 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     packages = need(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
-    missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix_of(n, chosen)))
+    missing = (
+        names
+        if recipe.upgrade
+        else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
+    )
     strays = mismatched_packages(recipe, facts, driver)
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
-    foreign = () if recipe.upgrade else built_for_ubuntu(facts, driver)
+    foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one in names or one.name in STANDALONE_TOOLS]
     # With a lock also what came along with them, each in its own version.
-    locked = unlocked_versions(recipe, packages, locked_driver_packages(recipe))
+    locked = packages_off_lock(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refusal_of_hold(facts, held, f"driver {prefix(chosen)}*")
+        return refuse_held_packages(facts, held, f"driver {prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
     away = tuple(system(facts).diverted(facts, _FILES))
-    marked = set_manual(packages, (name for name in names if name not in wanted))
+    marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
-        reason = why_manual(marked, facts) if marked else chosen.reason
+        reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
     states = ((one, packages.get(one)) for one in wanted)
-    as_modules = PackageState(modules_version(facts, driver)) if rebuilt else after
+    as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
     changes = tuple(
         PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
         for one, now in states
     )
-    is_new = any(not matches(packages.get(name), "") for name in wanted)
+    is_new = any(not is_at_version(packages.get(name), "") for name in wanted)
     signed = _signature_warning(driver, facts) if is_new else ()
     about_changes = (
         *(_display_warning(recipe, facts) if is_new else ()),
@@ -315,15 +319,17 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         *_reboot_warning(chosen, facts),
     )
     reason = (
-        _explain_strays(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
+        _explain_mismatch(strays, packages, version)
+        if version and strays and not missing
+        else _describe_choice(chosen, recipe)
     )
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
 
 
-def _explain_strays(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
+def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
     """Return why packages of another version are brought back."""
-    first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
-    others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
+    first = f"{mismatched[0]} is {upstream(packages[mismatched[0]].version)}"
+    others = f", and {len(mismatched) - 1} more are not" if mismatched[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"
 
 
@@ -335,7 +341,7 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the state to bring about; a dependency goes on counting as one."""
-    if (own := prefix_of(package, driver.chosen)) != prefix(driver.chosen):
+    if (own := package_version_prefix(package, driver.chosen)) != prefix(driver.chosen):
         otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
@@ -355,14 +361,14 @@ def _signature_warning(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     if driver.modules:
         return ()
     dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
-    has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
+    has_dkms = is_at_version(known(facts.packages, {}).get(dkms_package), "")
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
     secure_boot = facts.secure_boot
     if not is_prebuilt or has_dkms or (isinstance(secure_boot, Known) and not secure_boot.value):
         return ()
     is_on = isinstance(secure_boot, Known)
     when = "Because Secure Boot is on" if is_on else "If Secure Boot is on (mokutil --sb-state)"
-    return (_SIGNATURES.format(when=when),)
+    return (_SIGNING_WARNING.format(when=when),)
 
 
 def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
@@ -371,16 +377,18 @@ def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
         return ()
     packages = known(facts.packages, {})
     cards = [
-        d.address for d in find_own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver in _SHOWS
+        d.address
+        for d in find_own_gpus(known(facts.devices, ()))
+        if d.class_code == "0300" and d.driver in _DISPLAY_DRIVERS
     ]
-    desktop = sorted(name for name in _DESKTOP if matches(packages.get(PackageId(name)), ""))
+    desktop = sorted(name for name in _DESKTOP if is_at_version(packages.get(PackageId(name)), ""))
     if not cards or not desktop:
         return ()
     where, what = ", ".join(cards), ", ".join(desktop)
     return (f'{what}: a display on {where} may turn off; driver.scope = "full" in the recipe keeps it',)
 
 
-def _reason(chosen: Choice, recipe: Recipe) -> str:
+def _describe_choice(chosen: Choice, recipe: Recipe) -> str:
     display = {
         "compute": "without display, NVENC and NVDEC libraries",
         "media": "with video, without a display",

@@ -15,13 +15,13 @@ from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.steps.installed_driver import matches
+from gpunode.steps.installed_driver import is_at_version
 
 HASH_FILE: Final = "/run/gpunode-mok-password"
 """Where the hash of the one-time password lies while mokutil reads it."""
 KEY_BACKUP: Final = "/var/lib/gpunode/module-key"
 """Where a copy of a key that gpunode made is kept."""
-_NOT_ASKED: Final = Unknown("not captured", "module-certificate")
+_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
 _FOR_EVER: Final = -1
 _TOOLS: Final = ("mokutil", "openssl")
 # As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
@@ -49,23 +49,23 @@ mv "$2.new" "$2"
 
 def plan_enrolment(facts: Facts) -> Outcome:
     """Plan the key made, and its enrolment queued; wait for the console until the firmware has it."""
-    key = need(facts.module_key or _NOT_ASKED, "which key signs kernel modules")
+    key = need(facts.module_key or _NOT_PROBED, "which key signs kernel modules")
     if refused := _refuse_unusable(key):
         return refused
     request = need(facts.file(ENROLMENT_REQUEST), f"what {ENROLMENT_REQUEST} holds")
     if is_trusted(key, facts):
-        return Planned(tuple(_end_request(key, request)), f"on; {_describe(key)} is enrolled")
+        return Planned(tuple(_plan_timeout_restore(key, request)), f"on; {_describe(key)} is enrolled")
     if key.queued:
         return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe(key)}")
     packages = need(facts.packages, "which packages are installed")
     tools = tuple(
         PackageChange(one, packages.get(one), KnownAfter(why="Secure Boot"))
         for one in map(PackageId, _TOOLS)
-        if not matches(packages.get(one), "")
+        if not is_at_version(packages.get(one), "")
     )
     again = "its enrolment was not confirmed during the last boot, so it is queued again"
     reason = again if request is not None else "the kernel loads the driver only once the firmware has this key"
-    return Planned((*tools, *_request(key, request)), f"on; {_describe(key)}: {reason}", change_notes=(_NOTE,))
+    return Planned((*tools, *_plan_request(key, request)), f"on; {_describe(key)}: {reason}", change_notes=(_NOTE,))
 
 
 _NOTE: Final = (
@@ -123,7 +123,7 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
     return None
 
 
-def _request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
+def _plan_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
     """Yield what queues the enrolment: the key where there is none, the firmware's patience, and the request itself."""
     if request is None:
         yield FileChange(ENROLMENT_REQUEST, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
@@ -137,12 +137,12 @@ def _request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
     yield CommandChange(queue, "the next boot asks whether to enrol the key", ("mokutil", "--revoke-import"))
 
 
-def _end_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
+def _plan_timeout_restore(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
     """Yield what puts the firmware's patience back as it was before the request."""
     if request is None:
         return
     yield FileChange(ENROLMENT_REQUEST, request, None)
-    seconds = _read_seconds(request)
+    seconds = _read_saved_timeout(request)
     if key.timeout_s == _FOR_EVER and seconds != _FOR_EVER:
         yield CommandChange(("mokutil", "--timeout", str(seconds)), "as it was before the key was enrolled")
 
@@ -167,11 +167,11 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
         )
     if key.queued:
         yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
-    if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_seconds(request)) != _FOR_EVER:
+    if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_saved_timeout(request)) != _FOR_EVER:
         yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
 
 
-def _read_seconds(request: FileState) -> int:
+def _read_saved_timeout(request: FileState) -> int:
     before = request.content.decode("utf-8", "replace").strip()
     return int(before) if before.lstrip("-").isdecimal() else MOK_TIMEOUT_S
 
@@ -193,12 +193,12 @@ def refuse_rejected_modules(facts: Facts) -> Refusal | None:
             why=f"Secure Boot is on, and {_describe(key)} signs what DKMS builds: the kernel would reject this module, "
             "and the next boot would have no driver. DKMS leaves a module unsigned where the kernel's sign-file is "
             "missing, and says so in its build log alone",
-            hint="\n".join(_rebuild(kernel, facts)),
+            hint="\n".join(_rebuild_commands(kernel, facts)),
         )
     return None
 
 
-def _rebuild(kernel: str, facts: Facts) -> Iterator[str]:
+def _rebuild_commands(kernel: str, facts: Facts) -> Iterator[str]:
     yield f"sudo {system(facts).install((f'linux-headers-{kernel}',))}"
     if build := known(facts.dkms, {}).get(kernel):
         which = f"{build.module}/{build.version}"

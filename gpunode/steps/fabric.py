@@ -38,14 +38,14 @@ from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.steps.gpus import GPU_OPTION, PASSED_THROUGH, find_nvswitches, find_own_gpus
-from gpunode.steps.installed_driver import matches, prefix, set_manual
+from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
+from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, prefix
 from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
-_NOT_LOOKED_FOR: Final = Unknown("not captured", "switch-bridges")
+_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
 
 
@@ -76,7 +76,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
     switches = [
         one
         for one in find_nvswitches(devices)
-        if one.device not in UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH  # its virtual machine programs it
+        if one.device not in UNSUPPORTED_SWITCHES and one.driver != VFIO_DRIVER  # its virtual machine programs it
     ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
@@ -96,10 +96,10 @@ def find_fabric(facts: Facts) -> Fabric | None:
 
 def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
     """Return the addresses of the bridges to this machine's switches, but for those that a virtual machine has."""
-    found = known(facts.switch_bridges or _NOT_LOOKED_FOR, ())
+    found = known(facts.switch_bridges or _NOT_PROBED, ())
     if facts.devices.probe == GPU_OPTION:
         return []
-    return [one.address for one in devices if one.address in found and one.driver != PASSED_THROUGH]
+    return [one.address for one in devices if one.address in found and one.driver != VFIO_DRIVER]
 
 
 def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool:
@@ -133,11 +133,11 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
     locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_unlocked(recipe.lock, unlocked[0])
-    missing = [name for name in locked if recipe.upgrade or not matches(packages.get(name), of_driver)]
-    absent = [name for name in free if not matches(packages.get(name), "")]
-    wanted = tuple(dict.fromkeys((*missing, *absent, *unlocked_versions(recipe, packages, (*locked, *free)))))
+    missing = [name for name in locked if recipe.upgrade or not is_at_version(packages.get(name), of_driver)]
+    absent = [name for name in free if not is_at_version(packages.get(name), "")]
+    wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))
     if held := [name for name in wanted if name in packages and packages[name].held]:
-        return refusal_of_hold(facts, held, f"the driver {of_driver}*")
+        return refuse_held_packages(facts, held, f"the driver {of_driver}*")
     changes = [
         PackageChange(
             name,
@@ -146,7 +146,7 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
         )
         for name in wanted
     ]
-    marked = set_manual(packages, [name for name in (*locked, *free) if name not in wanted])
+    marked = plan_manual_marks(packages, [name for name in (*locked, *free) if name not in wanted])
     what = "memory that trays share" if fabric.kind == "rack" else "CUDA on these GPUs"
     reason = f"{fabric.seen}: {what} needs {needed.locked[0]} at the driver's exact version"
     return Planned((*changes, *marked), reason, tuple(_imex_notes(fabric, facts)))
@@ -169,7 +169,7 @@ def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
 def _old_switch_notes(facts: Facts) -> Iterator[str]:
     """Yield that switches are there which no driver of today binds."""
     devices = find_nvswitches(known(facts.devices, ()))
-    if any(one.device in UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH for one in devices):
+    if any(one.device in UNSUPPORTED_SWITCHES and one.driver != VFIO_DRIVER for one in devices):
         yield UNSUPPORTED_NOTE
 
 
@@ -249,7 +249,7 @@ def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
         notes = () if fabric.kind == "rack" else (f"{fabric.unit} is masked, so CUDA does not start here",)
         return Planned((), f"{fabric.unit} is masked", notes)
     package = PackageId(_fabric_packages(fabric, driver, facts).locked[0])
-    if not unit.exists and not matches(known(facts.packages, {}).get(package), ""):
+    if not unit.exists and not is_at_version(known(facts.packages, {}).get(package), ""):
         return Planned((), f"{fabric.unit} is not there: {package} is not installed", deferred=True)
     if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", deferred=True)

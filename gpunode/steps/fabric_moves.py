@@ -10,12 +10,12 @@ from gpunode.facts.model import Facts, known
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import FABRIC, wanted_packages
-from gpunode.steps.installed_driver import matches, prefix
+from gpunode.steps.installed_driver import is_at_version, prefix
 from gpunode.steps.packages import wanted_state
 from gpunode.steps.selection import WantedDriver, kept_version
 
 
-def plan_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
+def plan_version_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
     """Return what brings the parts that are there to the driver's version, where their own step is left out.
 
     They work only with the driver of their exact version, also where somebody else installed them.
@@ -24,11 +24,11 @@ def plan_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[Pack
         return ()
     packages, version = known(facts.packages, {}), kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver")
-    there = {package_stem(one.name): state for one, state in packages.items() if matches(state, "")}
+    there = {package_stem(one.name): state for one, state in packages.items() if is_at_version(state, "")}
     return tuple(
         PackageChange(one, packages.get(one), wanted_state(recipe, one, after))
-        for one in _locked_parts(recipe, facts)
-        if (state := there.get(package_stem(one.name))) and not matches(state, after.prefix)
+        for one in _version_locked_packages(recipe, facts)
+        if (state := there.get(package_stem(one.name))) and not is_at_version(state, after.prefix)
     )
 
 
@@ -37,12 +37,12 @@ def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
 
     Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
     """
-    moves = (change.id for change in plan_moves(recipe, facts, driver))
-    coming = {*(moves if FABRIC.id in recipe.skip else _locked_parts(recipe, facts))}
+    moves = (change.id for change in plan_version_moves(recipe, facts, driver))
+    coming = {*(moves if FABRIC.id in recipe.skip else _version_locked_packages(recipe, facts))}
     stems = {package_stem(one.name) for one in coming}
-    there = sorted(one for one, state in known(facts.packages, {}).items() if matches(state, ""))
+    there = sorted(one for one, state in known(facts.packages, {}).items() if is_at_version(state, ""))
     return tuple(one for one in there if one not in coming and package_stem(one.name) in stems)
 
 
-def _locked_parts(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+def _version_locked_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     return (one for one in wanted_packages(recipe, facts) if is_version_locked(one.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
+from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, GpuDirectFeature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
@@ -14,9 +14,15 @@ from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step, StepPackag
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import MACHINE, matches, preexisting_driver, set_manual, why_manual
+from gpunode.steps.installed_driver import (
+    PLATFORM_QUESTION,
+    explain_manual_marks,
+    is_at_version,
+    plan_manual_marks,
+    preexisting_driver,
+)
 from gpunode.steps.kernel import MODULE_LOAD
-from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.selection import WantedDriver, refuse_unlocked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
@@ -27,7 +33,7 @@ _KERNEL: Final = Pattern(r"(\d+)\.(\d+)")
 _OFED: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
 
 
-def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
+def wanted_features(recipe: Recipe) -> tuple[GpuDirectFeature, ...]:
     """Return the requested features, in the order of the table."""
     asked = recipe.gpudirect
     wants = (asked.rdma == "dma-buf", asked.rdma == "peermem", asked.gds, asked.gdrcopy)
@@ -75,7 +81,7 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
     return _DriverTraits(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
 
 
-def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[Feature]) -> Refusal | None:
+def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[GpuDirectFeature]) -> Refusal | None:
     """Refuse if this node cannot have one of ``features``."""
     driver = _find_driver(recipe, facts)
     if isinstance(driver, Refusal):
@@ -83,7 +89,7 @@ def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[Feature
     return next((found for feature in features if (found := _find_obstacle(feature, facts, driver))), None)
 
 
-def _find_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
+def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
     kernels = need(facts.kernels, "which kernels are installed").wanted
     if old := [kernel for kernel in kernels if _parse_kernel_version(kernel) < feature.kernel]:
         oldest = ".".join(map(str, feature.kernel))
@@ -109,7 +115,7 @@ def _find_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Ref
     return None
 
 
-def _find_build_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
+def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
     """Refuse if DKMS could not build the module of ``feature``."""
     if not driver.built_here:
         return Refusal(
@@ -133,28 +139,28 @@ def _parse_kernel_version(kernel: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
+def _has_peer_memory(feature: GpuDirectFeature, facts: Facts) -> bool:
     """Return True if an RDMA stack with peer memory is there; a loaded module proves one."""
     packages = need(facts.packages, "which packages are installed")
-    is_installed = any(matches(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())
+    is_installed = any(is_at_version(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())
     return is_installed or feature.module in known(facts.modules, frozenset())
 
 
 # -- the steps
 
 
-def _plan_nothing(recipe: Recipe, facts: Facts) -> Planned | None:
+def _plan_if_unneeded(recipe: Recipe, facts: Facts) -> Planned | None:
     """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
     if not wanted_features(recipe):
         return Planned((), "not requested", requested=False)
-    if not need(facts.platform, MACHINE).owns_kernel:
+    if not need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
         return Planned((), "its kernel modules belong to the host of this system", deferred=True)
     return None
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the packages of the requested features; installed ones stay."""
-    if (nothing := _plan_nothing(recipe, facts)) is not None:
+    if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
     features = wanted_features(recipe)
     if refusal := _refuse_unsupported(recipe, facts, features):
@@ -162,10 +168,10 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages, asked = need(facts.packages, "which packages are installed"), feature_packages(recipe)
     if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
         return refuse_unlocked(recipe.lock, unknown[0])
-    missing = asked if recipe.upgrade else tuple(one for one in asked if not matches(packages.get(one), ""))
-    strays = unlocked_versions(recipe, packages, asked)
+    missing = asked if recipe.upgrade else tuple(one for one in asked if not is_at_version(packages.get(one), ""))
+    strays = packages_off_lock(recipe, packages, asked)
     if recipe.lock and (held := [one for one in strays if packages[one].held]):
-        return refusal_of_hold(facts, held, recipe.lock.file)
+        return refuse_held_packages(facts, held, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
@@ -175,23 +181,23 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
         for one in wanted
     )
-    marked = set_manual(packages, (one for one in asked if one not in wanted))
+    marked = plan_manual_marks(packages, (one for one in asked if one not in wanted))
     if changes:
         built = _join_titles([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
-        return Planned(marked, why_manual(marked, facts))
+        return Planned(marked, explain_manual_marks(marked, facts))
     installed = f"{', '.join(map(str, asked))} installed" if asked else "no package needed"
     return Planned((), f"{_join_titles(features)}: {installed}, kernel and driver fit")
 
 
-def _join_titles(features: Sequence[Feature]) -> str:
+def _join_titles(features: Sequence[GpuDirectFeature]) -> str:
     return ", ".join(feature.name for feature in features)
 
 
 def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan to load the modules, now if the driver is loaded, and at each boot."""
-    if (nothing := _plan_nothing(recipe, facts)) is not None:
+    if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
     features = tuple(feature for feature in wanted_features(recipe) if feature.module)
     if refusal := _refuse_unsupported(recipe, facts, features):
@@ -202,7 +208,7 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
     file = () if present == after else (FileChange(MODULES_FILE, present, after),)
     if not modules:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
-    if not _is_driver_up(recipe, facts):
+    if not _is_driver_loaded(recipe, facts):
         return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", deferred=not file)
     loaded = need(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
@@ -212,14 +218,14 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((*file, *loads, *starts), f"{_join_titles(features)}: loaded now and at each boot")
 
 
-def _is_driver_up(recipe: Recipe, facts: Facts) -> bool:
+def _is_driver_loaded(recipe: Recipe, facts: Facts) -> bool:
     """Return True if the loaded driver is the intended one."""
     if facts.is_image or isinstance(MODULE_LOAD.plan(recipe, facts), Blocked):
         return False
     return known(facts.loaded_driver, None) is not None
 
 
-def _start_services(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange]:
+def _start_services(features: Sequence[GpuDirectFeature], facts: Facts) -> Iterator[ServiceChange]:
     """Yield the starts of services that make device nodes; their package starts them once, even without a driver."""
     for feature in features:
         fact = facts.unit(feature.unit)

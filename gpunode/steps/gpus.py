@@ -15,7 +15,7 @@ CLASSES = {"audio function": "0403", "USB controller": "0c03", "NVSwitch": BRIDG
 UNKNOWN_CLASS = "0880"
 # Where the GPUs come from that the user names for another machine.
 GPU_OPTION = "--gpu"
-PASSED_THROUGH = "vfio-pci"
+VFIO_DRIVER = "vfio-pci"
 
 
 def find_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
@@ -25,7 +25,7 @@ def find_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
 
 def find_own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
     """Return the GPUs that this system itself may use, without those bound to vfio-pci."""
-    return tuple(d for d in find_gpus(devices) if d.driver != PASSED_THROUGH)
+    return tuple(d for d in find_gpus(devices) if d.driver != VFIO_DRIVER)
 
 
 def find_other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:

@@ -11,8 +11,8 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
     OWN_VERSIONS_IN_DISTROS,
+    STANDALONE_PREFIX,
     STANDALONE_TOOLS,
-    STANDS_ALONE,
     driver_packages,
     purge_reason,
     upstream,
@@ -29,12 +29,12 @@ from gpunode.packages.version import without_epoch
 from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
 
-MACHINE = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
+PLATFORM_QUESTION = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
     """Return whether the driver is gpunode's to install: the recipe asks for it, and the kernel is this machine's."""
-    return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
+    return recipe.driver.version != "none" and need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver
 
 
 def family_of(facts: Facts) -> Family | Refusal:
@@ -59,7 +59,7 @@ _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 _LIBRARY_NAMES = frozenset({"libcuda1", "libnvidia-ml1"})
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
+_MAY_DIFFER = (STANDALONE_PREFIX, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +89,20 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
     modules whose key the firmware may not know.
     """
-    if recipe.driver.version == "none" or not (isinstance(facts.platform, Known) and facts.platform.value.owns_kernel):
+    if recipe.driver.version == "none" or not (
+        isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
+    ):
         return None
-    loaded, pinned = known(facts.loaded_driver, None), pinned_by_package(known(facts.packages, {}))
+    loaded, pinned = known(facts.loaded_driver, None), pinned_by_nvidia_package(known(facts.packages, {}))
     branch = branch_of(loaded.version) if loaded else 0
     if loaded is None or not is_maintained(branch) or recipe.upgrade or recipe.lock is not None or pinned:
         return None
     if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
         return None
     flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
-    chosen = _answering(recipe, facts, branch, flavour)
+    chosen = _loaded_driver_as_choice(recipe, facts, branch, flavour)
     version = _library_version(known(facts.packages, {}))
-    modules = _modules_on_disk(version, facts) if branch_of(version) == branch else ()
+    modules = _are_modules_from_dkms(version, facts) if branch_of(version) == branch else ()
     if chosen is None or not modules or not is_version_of(version, chosen):
         return None
     # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
@@ -110,7 +112,10 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     # A recipe that asks for the distribution's own driver has gpunode manage that one, and replace NVIDIA's.
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
     theirs = (replace(chosen, flavour=one, source=source) for one in flavours for source in sources)
-    if any(builds_modules(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
+    if any(
+        is_dkms_package_installed(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe)
+        for one in theirs
+    ):
         return None
     reason = (
         f"driver {version}, from other packages than those of NVIDIA's repository, is maintained and drives every GPU, "
@@ -119,7 +124,7 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     return PreexistingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
 
 
-def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
+def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
     """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
     devices = known(facts.devices, ())
     if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in find_own_gpus(devices)):
@@ -152,16 +157,16 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
     return versions.pop() if has_library and len(versions) == 1 else ""
 
 
-def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
+def _are_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
     """Return of each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
     files = (file for file in known(facts.module_files, ()) if file.kernel == running)
     return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
 
 
-def pinned_by_package(packages: Mapping[PackageId, PackageState]) -> str:
+def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
-    names = sorted(package.name for package in packages if matches(packages[package], ""))
+    names = sorted(package.name for package in packages if is_at_version(packages[package], ""))
     return next(
         (n.removeprefix(PINNING) for n in names if n.startswith(f"{PINNING}") and n[len(PINNING)].isdigit()), ""
     )
@@ -174,9 +179,9 @@ def flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
     )
 
 
-def builds_modules(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
+def is_dkms_package_installed(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
     """Return whether the package that builds the kernel modules is installed in the chosen version."""
-    return matches(known(facts.packages, {}).get(PackageId(dkms_package)), prefix(chosen))
+    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), prefix(chosen))
 
 
 def is_maintained(number: int) -> bool:
@@ -212,7 +217,7 @@ def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
     )
 
 
-def packages_with(
+def packages_with_library(
     library: Literal["libcuda1", "libnvidia-ml1"], packages: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, PackageState]:
     """Return the installed packages that bring a library: Debian's and NVIDIA's of its name, or Ubuntu's for both."""
@@ -246,7 +251,7 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
         return False
     packages = known(facts.packages, {})
     names = found.driver_packages(chosen, recipe.driver.scope)
-    return all(matches(packages.get(one), prefix_of(one, chosen)) for one in map(PackageId, names))
+    return all(is_at_version(packages.get(one), package_version_prefix(one, chosen)) for one in map(PackageId, names))
 
 
 def prefix(chosen: Choice) -> str:
@@ -254,7 +259,7 @@ def prefix(chosen: Choice) -> str:
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
 
 
-def prefix_of(package: PackageId, chosen: Choice) -> str:
+def package_version_prefix(package: PackageId, chosen: Choice) -> str:
     """Return the start of the version that a package of the chosen driver must have; empty where any will do.
 
     A distribution has tools with versions of their own within the branch; those of prebuilt modules are a kernel's.
@@ -270,7 +275,7 @@ def is_version_of(version: str, chosen: Choice) -> bool:
     return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 
 
-def matches(state: PackageState | None, wanted: str) -> bool:
+def is_at_version(state: PackageState | None, wanted: str) -> bool:
     """Return whether a package is installed in a version that starts with ``wanted``."""
     return state is not None and not state.config_files_only and version_matches(state.version, wanted)
 
@@ -280,17 +285,19 @@ def version_matches(version: str, wanted: str) -> bool:
     return without_epoch(version).startswith(wanted)
 
 
-def set_manual(packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]) -> tuple[PackageChange, ...]:
-    """Return changes that mark those of ``asked`` as manual which are installed and marked as automatic."""
-    states = ((package, packages.get(package)) for package in asked)
+def plan_manual_marks(
+    packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
+) -> tuple[PackageChange, ...]:
+    """Return changes that mark those of ``requested`` as manual which are installed and marked as automatic."""
+    states = ((package, packages.get(package)) for package in requested)
     return tuple(
         PackageChange(package, state, replace(state, auto=False))
         for package, state in states
-        if state is not None and state.auto and matches(state, "")
+        if state is not None and state.auto and is_at_version(state, "")
     )
 
 
-def why_manual(marked: Iterable[PackageChange], facts: Facts) -> str:
+def explain_manual_marks(marked: Iterable[PackageChange], facts: Facts) -> str:
     """Return why marks change."""
     names = ", ".join(str(change.id) for change in marked)
     return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"

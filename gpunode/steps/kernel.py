@@ -10,7 +10,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, FileChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
-from gpunode.facts.kernels import modprobe_directives, modules_loaded_by_name
+from gpunode.facts.kernels import modprobe_directives, module_load_lines
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, Unknown, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
@@ -21,13 +21,13 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PreexistingDriver,
+    explain_manual_marks,
     family_of,
     is_version_of,
+    plan_manual_marks,
     preexisting_driver,
     prefix,
-    set_manual,
     wants_driver,
-    why_manual,
 )
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment, lacks_enrolment
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
@@ -70,11 +70,13 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         wanted.append(meta)
     missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
     listed = " and ".join(kernels.wanted)
-    marked = set_manual(packages, [meta] if meta and meta not in missing else [])
+    marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
     held = meta is not None and meta not in missing and packages[meta].held
     notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
     if not missing:
-        return Planned(marked, why_manual(marked, facts) if marked else f"headers for {listed} are installed", notes)
+        return Planned(
+            marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
+        )
     changes = tuple(PackageChange(one, packages.get(one), KnownAfter(why="headers")) for one in missing)
     reason = f"the driver's module is built for {listed}"
     return Planned(
@@ -102,13 +104,13 @@ _IN_USE: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
 
 def hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for every line by which modules or device files will not be as the driver needs them."""
-    said = (*_notes_of_module_lists(facts), *_notes_of_directives(facts), *_kernel_arguments(facts))
-    closed = () if any(_DEVICE_FILES in note for note in said) else tuple(_closed_devices(facts))
-    return (*said, *closed, *_old_initramfs(facts))
+    said = (*_notes_of_module_lists(facts), *_notes_of_directives(facts), *_notes_of_kernel_arguments(facts))
+    closed = () if any(_DEVICE_FILES in note for note in said) else tuple(_closed_device_notes(facts))
+    return (*said, *closed, *_old_initramfs_notes(facts))
 
 
 def _notes_of_module_lists(facts: Facts) -> Iterator[str]:
-    for one in modules_loaded_by_name(facts):
+    for one in module_load_lines(facts):
         if one.words[0] in RIVALS:
             yield f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist: remove it"
 
@@ -155,7 +157,7 @@ def _describe_effect(words: tuple[str, ...], group: int) -> str:
             return ""
 
 
-def _kernel_arguments(facts: Facts) -> Iterator[str]:
+def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
     said = set()
     group = _device_group(facts)
@@ -187,7 +189,7 @@ def _argument_effect(word: str, group: int) -> str:
     return ""
 
 
-def _closed_devices(facts: Facts) -> Iterator[str]:
+def _closed_device_notes(facts: Facts) -> Iterator[str]:
     """Yield a note where the loaded driver gives its device files a mode that only root can use."""
     state = known(facts.file(DRIVER_PARAMETERS), None)
     found = {
@@ -220,7 +222,7 @@ def _parse_parameter(text: str) -> int | None:
         return None
 
 
-def _old_initramfs(facts: Facts) -> Iterator[str]:
+def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each initramfs of a kernel that will boot and that was made before the blacklist was."""
     written = facts.modified_at.get(BLACKLIST)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
@@ -292,7 +294,7 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
 
         return plan_prebuilt(driver, kernels, facts)
-    missing = missing_for(chosen, kernels, facts)
+    missing = kernels_without_module(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
     if not missing:
@@ -315,7 +317,7 @@ def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
     # Of a prebuilt module the branch alone is known.
     wanted = need(facts.kernels, "which kernels are installed")
-    lacking = missing_for(replace(preexisting.chosen, exact=""), wanted, facts)
+    lacking = kernels_without_module(replace(preexisting.chosen, exact=""), wanted, facts)
     kernel = ", ".join(lacking)
     mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
     warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
@@ -330,7 +332,7 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
     return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, but its file is gone")
 
 
-def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
+def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
     built = {file.kernel for file in files if _belongs_to(file, chosen)}

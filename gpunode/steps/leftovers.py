@@ -43,7 +43,7 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
     """Yield a note for each leftover of the node."""
     yield from _note_toolkits(facts)
     yield from _note_dkms(facts)
-    yield from _note_loader_folders(facts)
+    yield from _note_shadowing_folders(facts)
     yield from _note_docker_wrapper(facts)
     yield from _note_withdrawn_key(facts)
 
@@ -102,7 +102,7 @@ def _note_dkms(facts: Facts) -> Iterator[str]:
         )
 
 
-def _note_loader_folders(facts: Facts) -> Iterator[str]:
+def _note_shadowing_folders(facts: Facts) -> Iterator[str]:
     """Yield a note for each line of ld.so's configuration whose folder shadows the driver's libraries."""
     for path, number, folder in _list_loader_folders(facts, LOADER_FILE):
         if path.endswith("-linux-gnu.conf"):
@@ -225,7 +225,7 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     if _is_interrupted(facts):
         return None
     versions = _packaged_versions(facts)
-    found = {path: match["version"] for path in _libraries(facts) if (match := _LIBRARY.search(path))}
+    found = {path: match["version"] for path in _unpackaged_libraries(facts) if (match := _LIBRARY.search(path))}
     foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL)}
     if not foreign:
         return None
@@ -242,13 +242,13 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     )
 
 
-def local_libraries(facts: Facts) -> Iterator[str]:
+def local_library_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for the driver libraries in /usr/local/lib, which ld.so prefers to those of packages.
 
     Source: /etc/ld.so.conf.d of Debian and Ubuntu, read by name: libc.conf has /usr/local/lib, and comes before the
     file with the system's own folders.
     """
-    if paths := [path for path in _libraries(facts) if path.startswith(_LOCAL)]:
+    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL)]:
         belong = "belongs" if len(paths) == 1 else "belong"
         yield (
             f"{', '.join(paths)} {belong} to no package, and programs load libraries in /usr/local/lib before the "
@@ -256,7 +256,7 @@ def local_libraries(facts: Facts) -> Iterator[str]:
         )
 
 
-def _libraries(facts: Facts) -> list[str]:
+def _unpackaged_libraries(facts: Facts) -> list[str]:
     fact = facts.driver_libraries
     return sorted(fact.value) if isinstance(fact, Known) else []
 

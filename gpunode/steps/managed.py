@@ -13,7 +13,7 @@ from gpunode.outcome import Refusal
 # Why a provider's host is left alone, and what to do instead.
 # Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus, "Create a GPU node pool"; docs.openshift.com, "Machine
 # configuration", and docs.nvidia.com, "NVIDIA GPU Operator on Red Hat OpenShift"; bottlerocket.dev, "Design".
-_ALONE: Final[dict[Provider, tuple[str, str]]] = {
+_UNSUPPORTED_PROVIDERS: Final[dict[Provider, tuple[str, str]]] = {
     "gke": (
         "GKE installs the driver and the device plugin itself, and replaces its nodes when it upgrades or repairs them",
         (
@@ -35,7 +35,7 @@ _ALONE: Final[dict[Provider, tuple[str, str]]] = {
 }
 # Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
 # Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
-_BRINGS: Final[dict[Provider, str]] = {
+_DRIVER_PROVIDERS: Final[dict[Provider, str]] = {
     "eks": "its AMI has driver and toolkit, so there is nothing to set up here; to bring your own driver, use an AMI "
     "without one, such as Ubuntu's for EKS",
     "aks": "AKS installed driver and toolkit, so there is nothing to set up here; to bring your own driver, create the "
@@ -48,14 +48,14 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
     provider = known(facts.provider, None)
     if provider is None:
         return None
-    if provider in _ALONE:
-        why, hint = _ALONE[provider]
+    if provider in _UNSUPPORTED_PROVIDERS:
+        why, hint = _UNSUPPORTED_PROVIDERS[provider]
         return Refusal(f"this is {PROVIDERS[provider]}, and gpunode leaves its host alone", why, hint)
     if has_providers_driver(facts):
         return Refusal(
             f"this is {PROVIDERS[provider]} with a driver of its provider, and gpunode leaves both alone",
             "a driver is loaded that belongs to no installed package",
-            f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
+            f"{_DRIVER_PROVIDERS[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
         )
     return None
@@ -64,7 +64,7 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
 def has_providers_driver(facts: Facts) -> bool:
     """Return True if the loaded driver comes from the node's provider, and not from a package."""
     loaded, packages = known(facts.loaded_driver, None), facts.packages
-    if known(facts.provider, None) not in _BRINGS or loaded is None:
+    if known(facts.provider, None) not in _DRIVER_PROVIDERS or loaded is None:
         return False
     return isinstance(packages, Unknown) or not driver_packages(packages.value)
 
@@ -72,7 +72,7 @@ def has_providers_driver(facts: Facts) -> bool:
 def replacement_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note if the provider replaces nodes regardless of their setup."""
     provider = known(facts.provider, None)
-    if provider is None or provider not in _BRINGS:
+    if provider is None or provider not in _DRIVER_PROVIDERS:
         return ()
     name = provider.upper()
     return (

@@ -9,7 +9,7 @@ from gpunode.catalog.conflicts import is_cuda_metapackage, purge_reason
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.package_id import PackageId
-from gpunode.steps.installed_driver import installed_driver_packages, matches, set_manual
+from gpunode.steps.installed_driver import installed_driver_packages, is_at_version, plan_manual_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ def plan_departure(leaving: Collection[PackageId], kept: Collection[PackageId], 
     if isinstance(facts.dependencies, Unknown):
         return None
     packages, installed = known(facts.packages, {}), installed_driver_packages(facts)
-    there = {one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and matches(state, "")}
+    there = {
+        one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
+    }
     locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
     candidates = {*there, *locked} - {*kept, *leaving}
     needs = facts.dependencies.value.answers(packages, candidates)
@@ -45,4 +47,4 @@ def plan_departure(leaving: Collection[PackageId], kept: Collection[PackageId], 
         gone |= new
     found = {one: packages[one] for one in sorted(gone & candidates)}
     parts = {part for one in found.keys() & there for met in needs[one] for part in met}
-    return Departure(found, set_manual(packages, sorted(parts - {*found, *installed}))) if found else None
+    return Departure(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

@@ -49,7 +49,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(error.what, error.why, error.hint)
 
 
-def may_divide(recipe: Recipe) -> bool:
+def may_use_mig(recipe: Recipe) -> bool:
     """Return True if the recipe may ask for MIG layouts on this host with some GPUs."""
     wanted = recipe.kubernetes
     if recipe.mig.layout or wanted is None or wanted.stack != "device-plugin":
@@ -70,7 +70,7 @@ def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
             why=f"{recipe.mig.file} may contain several",
             hint='set layout in [mig] to one of the names under mig-configs, such as layout = "all-1g.10gb"',
         )
-    if own and wanted is not None and _is_operators(wanted):
+    if own and wanted is not None and _is_operator_managed(wanted):
         raise Refused(
             "[mig] and the GPU Operator would both set MIG layouts",
             why="the operator's MIG manager sets the layout of [kubernetes.mig] and removes all others",
@@ -93,12 +93,12 @@ def _cluster_layout(wanted: Kubernetes | None, names: Sequence[str]) -> str:
     return fitting[0].layout if fitting else wanted.mig.layout
 
 
-def _is_operators(wanted: Kubernetes | None) -> bool:
+def _is_operator_managed(wanted: Kubernetes | None) -> bool:
     return wanted is not None and wanted.stack == "gpu-operator"
 
 
 def _plan_nothing(wanted: Kubernetes | None) -> Planned:
-    if wanted is not None and _is_operators(wanted) and wanted.mig.layout:
+    if wanted is not None and _is_operator_managed(wanted) and wanted.mig.layout:
         return Planned((), "the GPU Operator's MIG manager sets the layout", deferred=True)
     return Planned((), "not requested", requested=False)
 
@@ -123,7 +123,7 @@ def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
 def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
     """Refuse a layout for GPUs without MIG by the catalog, even before a driver is installed."""
     models = [gpus.lookup(one.device) for one in find_own_gpus(known(facts.devices, ()))]
-    if without := [model.label for model in models if mig.is_impossible(model)]:
+    if without := [model.label for model in models if mig.cannot_have_mig(model)]:
         raise Refused(
             f"{', '.join(dict.fromkeys(without))} cannot have the MIG layout {layout}",
             why="it has no MIG",
@@ -212,7 +212,7 @@ def _instance_counts(
     if recipe.mig.file:
         return _counts_from_file(recipe.mig.file, facts, name, index, device)
     try:
-        found = mig.counts(device.device, name)
+        found = mig.instances_in_layout(device.device, name)
     except KeyError:
         return True, {mig.profile_of(name): 1}
     if found is None:
@@ -283,7 +283,7 @@ def _has_instances(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
 def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
     """Yield the files of the unit that restores the layouts and is started at boot; none with MIG off."""
     divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
-    states = ((MIG_UNIT, make_unit(divided)), (MIG_WANTS, _WANTS))
+    states = ((MIG_UNIT, render_mig_unit(divided)), (MIG_WANTS, _WANTS))
     for path, content in states:
         before = need(facts.file(path), f"what {path} holds")
         after = FileState(content) if divided else None
@@ -291,7 +291,7 @@ def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[Fil
             yield FileChange(path, before, after, _RELOAD)
 
 
-def make_unit(divided: Mapping[str, MigLayout]) -> bytes:
+def render_mig_unit(divided: Mapping[str, MigLayout]) -> bytes:
     """Return the unit that partitions the GPUs at boot, by nvidia-smi.
 
     Not by gpunode: the driver brings nvidia-smi, always to the same place, while gpunode may have moved or gone. One

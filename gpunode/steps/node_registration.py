@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.change import FileChange, FileState
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.facts.kubelet import has_started
+from gpunode.facts.kubelet import has_joined_cluster
 from gpunode.facts.model import Facts, Known, KubeletKind, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Outcome, Planned, Refusal, Step
@@ -77,7 +77,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     before = need(facts.file(path), f"what {path} holds")
     content = before.content if before else b""
-    after = _with_flags(content, labels, taints) if path == ENVIRONMENT else _rancher_file(labels, taints)
+    after = _add_kubelet_flags(content, labels, taints) if path == ENVIRONMENT else _rancher_file(labels, taints)
     if after is None:
         return Refusal(
             f"{path} has a {_VARIABLE} that gpunode cannot extend",
@@ -88,7 +88,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if after == content:
         return Planned((), reason)
     change = FileChange(path, before, replace(before, content=after) if before else FileState(after))
-    return Planned((change,), reason, change_notes=_after_joining(facts, register, labels, taints))
+    return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
 
 
 def _file_with_taints(facts: Facts) -> str:
@@ -107,9 +107,11 @@ def registration_labels(wanted: Kubernetes) -> dict[str, str]:
     return {**wanted.labels, **stack_labels(wanted.stack)}
 
 
-def _after_joining(facts: Facts, kind: KubeletKind, labels: Sequence[str], taints: Sequence[str]) -> tuple[str, ...]:
+def _joined_node_notes(
+    facts: Facts, kind: KubeletKind, labels: Sequence[str], taints: Sequence[str]
+) -> tuple[str, ...]:
     """Return what is left to do for a node that joined before: the kubelet leaves its Node as it is."""
-    if not has_started(facts, kind):
+    if not has_joined_cluster(facts, kind):
         return ()
     name = (kubelet.node_name if (kubelet := known(facts.kubelet, None)) else "") or "NODE"
     commands = [str(command("kubectl", "label", "node", name, *labels))] if labels else []
@@ -133,7 +135,7 @@ def _flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
     return found + ([f"--register-with-taints={','.join(taints)}"] if taints else [])
 
 
-def _with_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
+def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
     """Return the environment file with these among the kubelet's flags; None where its syntax is not understood."""
     text = content.decode("utf-8", "surrogateescape")
     found = list(_ASSIGNMENT.finditer(text))

@@ -15,7 +15,7 @@ from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.kernel import missing_for
+from gpunode.steps.kernel import kernels_without_module
 from gpunode.steps.packages import plan_cuda_repository, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, choose_driver
 
@@ -58,7 +58,7 @@ def find_other_packagers(
 def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outcome:
     """Plan nothing: packages bring the modules; refuse where they have not."""
     # Of a prebuilt module the branch alone is known.
-    if lacking := missing_for(replace(driver.chosen, exact=""), kernels, facts):
+    if lacking := kernels_without_module(replace(driver.chosen, exact=""), kernels, facts):
         packages = known(facts.packages, {})
         there = {one: packages[one] for one in map(PackageId, driver.modules) if one in packages}
         return Refusal(

@@ -13,8 +13,8 @@ from gpunode.catalog.repositories import (
     CUDA_KEYRING,
     TOOLKIT_KEYRING,
     cuda_repository,
-    former_toolkit_repository,
-    other_cuda_folder,
+    describe_former_address,
+    describe_other_cuda_folder,
     toolkit_repository,
 )
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState, SigningKey
@@ -25,7 +25,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, wants_driver
+from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, prefix, wants_driver
 from gpunode.steps.kernel import header_packages
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
@@ -55,8 +55,8 @@ def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> froz
     leaving = frozenset(change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
     if facts.unconfigured <= leaving:
         return facts.unconfigured
-    builds, runs_dkms = system(facts).builds_driver, system(facts).runs_dkms
-    would_build = any(builds(one) or runs_dkms(one) for one in facts.unconfigured)
+    builds, triggers_dkms = system(facts).builds_driver, system(facts).triggers_dkms
+    would_build = any(builds(one) or triggers_dkms(one) for one in facts.unconfigured)
     return frozenset(filter(builds, leaving)) if would_build else frozenset()
 
 
@@ -110,7 +110,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
             else _hint_without_toolkit(facts),
         )
     key = SigningKey(row.key_url, row.fingerprints)
-    alias = partial(other_cuda_folder, row)
+    alias = partial(describe_other_cuda_folder, row)
     repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     outcome = system(facts).plan_repository(repository, facts)
     return (
@@ -136,7 +136,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     asked = recipe.repositories
     row = toolkit_repository(asked.toolkit, asked.toolkit_key_fingerprint, asked.toolkit_key_file)
     key = SigningKey(row.key_url, row.fingerprints)
-    repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
+    repository = Repository(row.url, row.list_file, row.keyring, key, describe_former_address, architecture)
     return system(facts).plan_repository(repository, facts)
 
 
@@ -162,12 +162,12 @@ def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | K
     return PackageState(version) if version else otherwise
 
 
-def unlocked_versions(
-    recipe: Recipe, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
+def packages_off_lock(
+    recipe: Recipe, packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
 ) -> tuple[PackageId, ...]:
-    """Return those of ``asked`` that are installed in another version than the lock holds."""
+    """Return those of ``requested`` that are installed in another version than the lock holds."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
-    there = (one for one in asked if one in locked and matches(packages.get(one), ""))
+    there = (one for one in requested if one in locked and is_at_version(packages.get(one), ""))
     return tuple(one for one in there if packages[one].version != locked[one])
 
 
@@ -180,18 +180,18 @@ def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
 
 
-def refusal_of_hold(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:
+def refuse_held_packages(facts: Facts, packages: Iterable[PackageId], requester: str) -> Refusal:
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
-        what=f"{', '.join(map(str, listed))} is held, and {asks} needs another version",
+        what=f"{', '.join(map(str, listed))} is held, and {requester} needs another version",
         why="somebody put it on hold; gpunode breaks no holds",
         hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,
     )
 
 
-def with_all_holds(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
+def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
     """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
     first, *others = refusals
     held = tuple(dict.fromkeys(chain.from_iterable(one.held for one in refusals)))
@@ -223,7 +223,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return refusal_of_hold(facts, held, f"{missing[0].needed_by}")
+        return refuse_held_packages(facts, held, f"{missing[0].needed_by}")
     changes = tuple(
         PackageChange(one.package, packages.get(one.package), _target_state(recipe, facts, chosen, one))
         for one in missing

@@ -16,25 +16,31 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    ordered,
+    sort_changes,
 )
 from gpunode.command import Command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.access import describe_write_access, explain_restriction, exposure_notes, restrict_to_root
 from gpunode.facts.model import Facts, Known, Unit, Unknown, holds, known, need
-from gpunode.facts.probes import TOOLKIT_LIST, TOOLKIT_PROGRAM
+from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.runtimes import RUNTIMES, ConfigEdit, DesiredConfig, Files, ObservedConfig, Runtime, after_edits, runtime
-from gpunode.runtimes.found import States, contents, file_changes, in_facts, packaged_version
-from gpunode.runtimes.installations import Chosen, choose_row, has_products, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
-from gpunode.steps.installed_driver import matches, set_manual, why_manual
-from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.runtimes import RUNTIMES, ConfigEdit, DesiredConfig, Files, ObservedConfig, Runtime, apply_edits, runtime
+from gpunode.runtimes.found import States, contents, file_changes, packaged_version, states_from_facts
+from gpunode.runtimes.installations import (
+    RuntimeChoice,
+    choose_row,
+    has_products,
+    kubelet_using,
+    with_kubelet_cgroup_driver,
+)
+from gpunode.runtimes.pod_cdi import explain_no_cdi, reads_cdi, should_enable_cdi
+from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
+from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.selection import refuse_unlocked
 from gpunode.steps.toolkit import CONFIG
 
@@ -51,7 +57,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{row.product} includes its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
     for package in map(PackageId, row.packages):
-        if matches(packages.get(package), ""):
+        if is_at_version(packages.get(package), ""):
             return _plan_installed(recipe, facts, package, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
@@ -61,13 +67,13 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
     """Plan the distribution's package of a runtime that is not here."""
-    if _has_kind(recipe) and known(facts.rootless_docker, default=False):
+    if _uses_kind_cluster(recipe) and known(facts.rootless_docker, default=False):
         return _refuse_rootless(facts)
-    if row.from_elsewhere:
+    if row.external_source:
         return Refusal(
             what=f"{row.id} is not installed",
             why="no supported distribution packages it",
-            hint=f"install it from {row.from_elsewhere}; then run the command again",
+            hint=f"install it from {row.external_source}; then run the command again",
         )
     if recipe.runtime.install == "never":
         product = ", or k3s or RKE2, which include theirs" if has_products(row) else ""
@@ -95,7 +101,7 @@ def _refuse_rootless(facts: Facts) -> Refusal:
     )
 
 
-def _has_kind(recipe: Recipe) -> bool:
+def _uses_kind_cluster(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
@@ -106,11 +112,11 @@ def _plan_installed(
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
         return refuse_unlocked(lock, package)
-    if lock is None or not unlocked_versions(recipe, packages, (package,)):
-        marked, installed = set_manual(packages, (package,)), f"{package} {present.version} is installed"
-        return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
+    if lock is None or not packages_off_lock(recipe, packages, (package,)):
+        marked, installed = plan_manual_marks(packages, (package,)), f"{package} {present.version} is installed"
+        return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
     if present.held:
-        return refusal_of_hold(facts, (package,), lock.file)
+        return refuse_held_packages(facts, (package,), lock.file)
     after = wanted_state(recipe, package, KnownAfter(why="runtime"))
     return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
@@ -119,7 +125,7 @@ def _installed_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the package that provides the recipe's runtime on this node."""
     packages = need(facts.packages, "which packages are installed")
     named = runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
-    return tuple(one for one in map(PackageId, named) if matches(packages.get(one), ""))[:1]
+    return tuple(one for one in map(PackageId, named) if is_at_version(packages.get(one), ""))[:1]
 
 
 RUNTIME_INSTALL = Step(
@@ -134,7 +140,7 @@ RUNTIME_INSTALL = Step(
 
 
 # Root's programs read these for every container.
-_TOOLKITS = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+_TOOLKIT_FILES = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 
 
 def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
@@ -159,23 +165,23 @@ def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusa
     others = (change for change in planned.changes if change.subject != CONFIG)
     accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
     reason = f"{planned.reason}; the toolkit {accepted} requests for GPUs by mounts"
-    return replace(planned, changes=ordered((*others, *changes)), reason=reason)
+    return replace(planned, changes=sort_changes((*others, *changes)), reason=reason)
 
 
-def _plan_configuration(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:
-    row = place.row
+def _plan_configuration(recipe: Recipe, facts: Facts, choice: RuntimeChoice) -> Planned | Refusal:
+    row = choice.row
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return _plan_deferred(row, fact)
     desired = _desired_config(recipe, row, facts)
-    present = in_facts(facts, row, desired)
+    present = states_from_facts(facts, row, desired)
     if recipe.runtime.cgroup_driver == "auto":
-        desired = with_kubelets_driver(row, facts, desired, contents(present))
+        desired = with_kubelet_cgroup_driver(row, facts, desired, contents(present))
     found = row.inspect(contents(present), desired)
-    if _is_for_pods(recipe) and is_switched_on_by_setup(row, found, desired.version):
+    if _is_for_pods(recipe) and should_enable_cdi(row, found, desired.version):
         desired = replace(desired, cdi=True)
-    target = RuntimeTarget(row, desired, present, facts, place.notes)
-    lacks = missing_program(TOOLKIT_PROGRAM, row.id) if _lacks_program(facts) else None
+    target = RuntimeTarget(row, desired, present, facts, choice.notes)
+    lacks = missing_program(TOOLKIT_PROGRAM, row.id) if _is_toolkit_missing(facts) else None
     if lacks and facts.is_image:
         lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
     refuse_default(target, lacks)
@@ -187,18 +193,18 @@ def _plan_configuration(recipe: Recipe, facts: Facts, place: Chosen) -> Planned 
     )
     notes = (
         *planned.notes,
-        *_other_driver(recipe, facts, row),
-        *_preexisting_default(recipe, row, present),
-        *_needs_class(recipe, row, found, desired),
+        *_cgroup_driver_note(recipe, facts, row),
+        *_preexisting_default_note(recipe, row, present),
+        *_runtime_class_note(recipe, row, found, desired),
     )
     lacking = (lacks.note,) if lacks else ()
     if not planned.changes:
         return replace(planned, notes=(*notes, *lacking))
-    about_changes = (*planned.change_notes, *lacking, *_not_startable(row, facts))
+    about_changes = (*planned.change_notes, *lacking, *_not_startable_note(row, facts))
     return replace(planned, notes=notes, change_notes=about_changes)
 
 
-def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
+def _preexisting_default_note(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
     """Return a note that NVIDIA's runtime is the default although the recipe does not say so."""
     desired = DesiredConfig()
     if recipe.runtime.set_as_default is not None or row.inspect(contents(present), desired).default != desired.handler:
@@ -222,29 +228,31 @@ def _is_for_pods(recipe: Recipe) -> bool:
     return recipe.runtime.set_as_default is not True and recipe.runtime.cdi is None
 
 
-def _needs_class(recipe: Recipe, row: Runtime, found: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
+def _runtime_class_note(
+    recipe: Recipe, row: Runtime, observed: ObservedConfig, desired: DesiredConfig
+) -> tuple[str, ...]:
     """Return that pods need the RuntimeClass on this node; nothing where CDI gives them their GPUs."""
     wanted, version = recipe.kubernetes, desired.version
     if (
         not _is_for_pods(recipe)
         or desired.cdi
-        or reads_cdi(row, found, version)
+        or reads_cdi(row, observed, version)
         or not (wanted and wanted.runtime_class)
     ):
         return ()
     needs = f"pods on this node get a GPU only with runtimeClassName: {wanted.runtime_class}"
-    return (f"{needs}: {why_unread(row, found, version)}",)
+    return (f"{needs}: {explain_no_cdi(row, observed, version)}",)
 
 
 def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     """Return ``planned`` with files that name programs for root to run closed to other writers."""
     row, facts, present = target.row, target.facts, target.present
-    own = [path for path in (*present, *_TOOLKITS) if path in row.own_files or path in _TOOLKITS]
+    own = [path for path in (*present, *_TOOLKIT_FILES) if path in row.own_files or path in _TOOLKIT_FILES]
     found = {change.path: change for change in restrict_to_root(facts, own)}
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
     touched = {change.path for change in FileChange.among(planned.changes)}
-    edited = (one.without_foreign_writers() if one.subject in found else one for one in planned.changes)
+    edited = (one.restrict_writes_to_root() if one.subject in found else one for one in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and describe_write_access(present[path])]
     notes = (
@@ -252,25 +260,25 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
             f"{path} {describe_write_access(present[path])}, and {row.unit} reads it; gpunode leaves that"
             for path in others
         ),
-        *exposure_notes(facts, (*present, *_TOOLKITS)),
+        *exposure_notes(facts, (*present, *_TOOLKIT_FILES)),
     )
     return replace(
         planned,
-        changes=ordered((*edited, *(change for change in beside if change.path not in touched))),
+        changes=sort_changes((*edited, *(change for change in beside if change.path not in touched))),
         reason="; ".join((explain_restriction(found.values()), planned.reason)) if found else planned.reason,
         notes=(*planned.notes, *notes),
     )
 
 
-def _lacks_program(facts: Facts) -> bool:
+def _is_toolkit_missing(facts: Facts) -> bool:
     """Return whether the program of the runtime is missing, and no step before brings it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
         return False
     packages = known(facts.packages, {})
-    return not any(matches(packages.get(name), "") for name in TOOLKIT_PACKAGES)
+    return not any(is_at_version(packages.get(name), "") for name in TOOLKIT_PACKAGES)
 
 
-def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
+def _not_startable_note(row: Runtime, facts: Facts) -> tuple[str, ...]:
     """Return that no systemd runs here which could start the runtime; nothing where it can, or in an image."""
     unit = facts.unit(row.unit)
     if facts.is_image or facts.can_start(row.unit) or not isinstance(unit, Known) or not unit.value.exists:
@@ -279,7 +287,7 @@ def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
     return (f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start: {how}",)
 
 
-def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
+def _cgroup_driver_note(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
     """Return a note that the recipe wants another cgroup driver than the kubelet has."""
     kubelet = kubelet_using(row, facts)
     if (
@@ -333,7 +341,7 @@ RUNTIME_CONFIG = Step(
     "runtime",
     plan_runtime_config,
     needs=("toolkit", "runtime-install"),
-    files=_TOOLKITS,
+    files=_TOOLKIT_FILES,
 )
 
 
@@ -360,11 +368,11 @@ class RuntimeTarget:
         return self.desired.config or self.row.config
 
     @property
-    def is_usual(self) -> bool:
+    def is_default_config(self) -> bool:
         """True if ``main`` is the file that the runtime reads by itself."""
         config = self.desired.config
         usual = replace(self.desired, config="")
-        return not config or config == self.row.located(self.row, contents(self.present), usual).config
+        return not config or config == self.row.locate_row(self.row, contents(self.present), usual).config
 
     @property
     def own(self) -> frozenset[str]:
@@ -389,7 +397,7 @@ class RuntimeTarget:
             return None
         asks = self.desired.cdi and self.desired.exact
         unwritten = {path: content for path, content in files.items() if path != self.main}
-        reloads = row.reloads and (not asks or row.takes_on_reload(unwritten, files, self.desired))
+        reloads = row.reloads and (not asks or row.applies_on_reload(unwritten, files, self.desired))
         return Trigger("reload" if reloads else "restart", row.unit)
 
 
@@ -401,7 +409,7 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     edited = row.configure(files, desired)
-    written = after_edits(files, edited)
+    written = apply_edits(files, edited)
     after = row.inspect(written, desired)
     _check_default(row, desired, after)
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
@@ -417,26 +425,26 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     return replace(planned, notes=(*planned.notes, *lasting, *_cri_notes(target, after)), change_notes=passing)
 
 
-def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, meant: RuntimeExpectation) -> Planned:
+def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected: RuntimeExpectation) -> Planned:
     """Plan the ``edited`` files, or a re-read by a daemon that is older than they are.
 
     Args:
         target: the runtime.
         edited: its files.
         reason: why they change.
-        meant: what its parser must find in them; what a product makes of its files is there after its next start.
+        expected: what its parser must find in them; what a product makes of its files is there after its next start.
     """
     row, files = target.row, contents(target.present)
-    expectation = None if row.product else meant
+    expectation = None if row.product else expected
     notes = (*target.notes, *_masked_notes(target))
     if not edited.edits:
-        again = _plan_unread(target, edited) or Planned((), edited.how)
+        again = _plan_reread_if_stale(target, edited) or Planned((), edited.how)
         return replace(
             again, notes=(*notes, *edited.notes, *_unregistered_notes(target, edited)), expectation=expectation
         )
-    trigger = _trigger_of_edit(target, after_edits(files, edited))
+    trigger = _trigger_of_edit(target, apply_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
-    changes = file_changes(edited, target.present, triggers, is_roots=target.is_usual)
+    changes = file_changes(edited, target.present, triggers, is_roots=target.is_default_config)
     return Planned(changes, reason, notes, edited.notes, expectation, _describe_disruption(target, trigger))
 
 
@@ -449,7 +457,7 @@ def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Pla
     return Planned(changes, reason, disrupts=_describe_disruption(target, trigger))
 
 
-def _plan_unread(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
+def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
     """Plan a re-read of files newer than the daemon; None if there are none or a time is unknown."""
     row, unit, changed_at = target.row, target.unit, target.facts.changed_at
     if target.trigger is None:
@@ -463,22 +471,22 @@ def _plan_unread(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
     if (
         edited.restart
         and row.config in changed_at
-        and not _has_looked(target)
+        and not _started_after_toolkit(target)
         and (is_told or not target.desired.exact)
     ):
         return plan_reread(target, (row.config,), edited.restart)
     return None
 
 
-def _has_looked(target: RuntimeTarget) -> bool:
+def _started_after_toolkit(target: RuntimeTarget) -> bool:
     """Return True if the unit was started after the toolkit's installation, so that a restart changes nothing."""
-    unit, came = target.unit, target.facts.changed_at.get(TOOLKIT_LIST)
+    unit, came = target.unit, target.facts.changed_at.get(TOOLKIT_FILE_LIST)
     return unit is not None and unit.started_at is not None and came is not None and unit.started_at > came
 
 
 def _unregistered_notes(target: RuntimeTarget, edited: ConfigEdit) -> tuple[str, ...]:
     """Return a note if a product that registers the handler by itself has not done so."""
-    if not edited.restart or not _has_looked(target):
+    if not edited.restart or not _started_after_toolkit(target):
         return ()
     row, desired = target.row, target.desired
     return (
@@ -536,7 +544,7 @@ def _trigger_of_edit(target: RuntimeTarget, after: Files) -> Trigger | None:
     row = target.row
     if target.trigger is None:
         return None
-    reloads = row.reloads and row.takes_on_reload(contents(target.present), after, target.desired)
+    reloads = row.reloads and row.applies_on_reload(contents(target.present), after, target.desired)
     return Trigger("reload" if reloads else "restart", row.unit)
 
 
@@ -568,18 +576,20 @@ def missing_program(program: str, runtime: str, *where: str) -> MissingProgram:
     return MissingProgram(program, sudo_gpunode("setup", f"--runtime={runtime}", *steps, *where))
 
 
-def refuse_default(target: RuntimeTarget, lacks: MissingProgram | None) -> None:
+def refuse_default(target: RuntimeTarget, missing: MissingProgram | None) -> None:
     """Refuse a default runtime whose program is not installed, since no container could start.
 
     Raises:
         Refused: if so.
     """
     desired = target.desired
-    if lacks is not None and desired.default and target.is_usual:
+    if missing is not None and desired.default and target.is_default_config:
         raise Refused(
-            f"{desired.handler} cannot be the default runtime of {target.row.id}: {lacks.program} is not installed",
+            f"{desired.handler} cannot be the default runtime of {target.row.id}: {missing.program} is not installed",
             why=f"{target.row.id} could not start any container",
             hint="\n".join(
-                filter(None, (f"install it first, or do not make {desired.handler} the default runtime", lacks.install))
+                filter(
+                    None, (f"install it first, or do not make {desired.handler} the default runtime", missing.install)
+                )
             ),
         )

@@ -15,7 +15,7 @@ from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, 
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, wants_driver
+from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, wants_driver
 
 AWAITS_ENROLMENT: Final = "waits until the firmware has this machine's key, see Secure Boot"
 _SIGNATURES: Final = "module.sig_enforce"
@@ -54,11 +54,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{state}: the distribution has signed the driver's modules", requested=False)
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
-        has_shim = matches(known(facts.packages, {}).get(PackageId("shim-signed")), "")
+        has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IN_IMAGE,) if has_shim else ()
         return Planned((), "whether it is on, the first boot of the image tells", notes, deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
-        notes = () if known(facts.loaded_driver, None) else (_UNREAD,)
+        notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
         return Planned((), "on; which key signs modules was not captured", notes, deferred=True)
     if facts.module_key is None:
         if isinstance(facts.secure_boot, Known):
@@ -75,7 +75,7 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
     Without Secure Boot the kernel does not trust the keys that shim has. Source: security/integrity/platform_certs/
     load_uefi.c, ``load_uefi_certs``.
     """
-    why = _find_signature_demand(facts)
+    why = _explain_signature_policy(facts)
     if not why or known(facts.loaded_driver, None):
         return None
     return Refusal(
@@ -88,7 +88,7 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
     )
 
 
-def _find_signature_demand(facts: Facts) -> str:
+def _explain_signature_policy(facts: Facts) -> str:
     """Return what says that the kernel takes signed modules alone; empty where nothing does."""
     arguments = _read_text(KERNEL_ARGUMENTS, facts).split()
     found = [word for word in arguments if word in {_SIGNATURES, *(f"{_SIGNATURES}={on}" for on in "1yY")}]
@@ -105,7 +105,7 @@ def _read_text(path: str, facts: Facts) -> str:
     return state.content.decode("utf-8", "replace") if state else ""
 
 
-_UNREAD: Final = (
+_ENROLMENT_NOTE: Final = (
     "Secure Boot is on: the kernel loads the modules that DKMS builds only after this machine's key is enrolled, which "
     f"somebody must confirm at the console during a reboot; `{gpunode('doctor', 'secure-boot-key-not-enrolled')}` "
     "shows the commands"

@@ -26,16 +26,16 @@ from gpunode.steps.installed_driver import (
     NAMED_KINDS,
     PINNING,
     branch_of,
-    builds_modules,
     family_of,
     flavours,
     installed_branches,
+    is_at_version,
+    is_dkms_package_installed,
     is_installed,
     is_maintained,
     is_of_kind,
     is_version_of,
-    matches,
-    pinned_by_package,
+    pinned_by_nvidia_package,
     preexisting_driver,
     prefix,
     wants_driver,
@@ -106,10 +106,10 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     if family.signs_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = [one for one in _NAMED_ALIKE if matches(packages.get(one), f"{chosen.branch}.")]
+    there = [one for one in _NAMED_ALIKE if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # Of a planned package the branch alone is known.
     revisions = {one: packages[one].version.partition("-")[2] for one in there}
-    others = [one for one, revision in revisions.items() if revision and _is_nvidias(revision) == wants_own]
+    others = [one for one, revision in revisions.items() if revision and _is_nvidia_revision(revision) == wants_own]
     if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
@@ -137,18 +137,18 @@ _NAMED_ALIKE = tuple(
 )
 
 
-def _is_nvidias(revision: str) -> bool:
+def _is_nvidia_revision(revision: str) -> bool:
     """Return whether NVIDIA's packages have it: 1 those for Debian, whose own have -0+deb12u1 or -2; or for Ubuntu."""
     return revision == "1" or _UBUNTU in revision
 
 
-def choose_from_source(facts: Facts, present: tuple[GpuModel, ...], wish: Driver) -> Choice | Impossible:
-    """Return the driver that the wish's source has for these GPUs, or why there is none."""
-    if wish.source == "nvidia":
-        return choose(present, wish)
+def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Impossible:
+    """Return the driver that the request's source has for these GPUs, or why there is none."""
+    if request.source == "nvidia":
+        return choose(models, request)
     from gpunode.catalog.distro_drivers import choose_from_distro  # loaded on use
 
-    return choose_from_distro(present, wish, need(facts.distro, "which distribution this is"))
+    return choose_from_distro(models, request, need(facts.distro, "which distribution this is"))
 
 
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
@@ -168,7 +168,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
         return kept
     if recipe.driver.version == "auto":
         is_nvidias = recipe.driver.source == "nvidia"
-        pinned = pinned_by_package(known(facts.packages, {})) if is_nvidias else ""
+        pinned = pinned_by_nvidia_package(known(facts.packages, {})) if is_nvidias else ""
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
         if not pinned and (kept := _keep_installed(recipe, facts, present)) is not None:
@@ -177,24 +177,24 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             is_nvidias
             and not pinned
             and recipe.upgrade
-            and (onward := _next_branch(recipe, facts, present)) is not None
+            and (onward := _choose_successor_branch(recipe, facts, present)) is not None
         ):
             return onward
     return _as_refusal(choose_from_source(facts, present, recipe.driver))
 
 
-def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+def _keep_installed(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | None:
     """Return the installed driver as a choice: all of it, else the package that builds its kernel modules.
 
     An incomplete driver is completed; that is no reason for another branch or other modules.
     """
     found = family_of(facts)
-    fitting = [] if isinstance(found, Refusal) else list(_fitting_choices(recipe, facts, present))
+    fitting = [] if isinstance(found, Refusal) else list(_fitting_choices(recipe, facts, models))
     whole = (chosen for chosen in fitting if is_installed(facts, chosen, recipe))
     begun = (
         chosen
         for chosen in fitting
-        if isinstance(found, Family) and builds_modules(found.dkms_package(chosen), chosen, facts)
+        if isinstance(found, Family) and is_dkms_package_installed(found.dkms_package(chosen), chosen, facts)
     )
     chosen = next(chain(whole, begun), None)
     if chosen is None:
@@ -202,7 +202,7 @@ def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...])
     status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
     status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
-    best = choose_from_source(facts, present, recipe.driver)
+    best = choose_from_source(facts, models, recipe.driver)
     if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
@@ -210,16 +210,16 @@ def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...])
     return replace(chosen, reason=kept)
 
 
-def _next_branch(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+def _choose_successor_branch(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | None:
     """Return the next maintained branch if the installed one has ended and is newer than the default."""
-    best, found = choose(present, recipe.driver), family_of(facts)
+    best, found = choose(models, recipe.driver), family_of(facts)
     if not isinstance(best, Choice) or isinstance(found, Refusal):
         return None
     may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
-    former = next((one.branch for one in may_be if builds_modules(found.dkms_package(one), one, facts)), 0)
+    former = next((one.branch for one in may_be if is_dkms_package_installed(found.dkms_package(one), one, facts)), 0)
     newer = [row for row in branches.all_branches() if row.active and row.number > former > best.branch]
     for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
-        chosen = choose(present, replace(recipe.driver, version=str(row.number)))
+        chosen = choose(models, replace(recipe.driver, version=str(row.number)))
         if isinstance(chosen, Choice):
             reason = f"branch {former} has reached its end of life, and an upgrade does not downgrade to {best.branch}"
             return replace(chosen, reason=reason)
@@ -245,7 +245,7 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
     return version if is_own and is_version_of(version, chosen) else ""
 
 
-def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | Refusal:
+def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | Refusal:
     """Return the locked driver, if it supports this node's GPUs and agrees with the recipe."""
     found = family_of(facts)
     if isinstance(found, Refusal):
@@ -261,7 +261,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
             hint="leave one of them out",
         )
     wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
-    outcomes = [choose_from_source(facts, present, wish) for wish in wishes]
+    outcomes = [choose_from_source(facts, models, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         return _as_refusal(outcomes[0])
@@ -298,13 +298,13 @@ def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
     )
 
 
-def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
+def _fitting_choices(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """Yield the choices of installed branches that their source maintains for these GPUs, in every allowed flavour."""
     for branch in installed_branches(facts):
         is_offered = recipe.driver.source == "distro" or is_maintained(branch)
         for flavour in flavours(recipe) if is_offered and is_of_kind(branch, recipe.driver.version) else ():
             chosen = choose_from_source(
-                facts, present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
+                facts, models, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
             )
             if isinstance(chosen, Choice):
                 yield chosen
@@ -326,10 +326,10 @@ def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
 
 def installed_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the chosen driver's installed version, by the package of its kernel modules; empty if none."""
-    return upstream(modules_version(facts, driver))
+    return upstream(module_package_version(facts, driver))
 
 
-def modules_version(facts: Facts, driver: WantedDriver) -> str:
+def module_package_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
     if driver.chosen.source == "distro":
@@ -338,16 +338,16 @@ def modules_version(facts: Facts, driver: WantedDriver) -> str:
         if find_foreign_packages(packages, driver):
             return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
+    return next((state.version for state in modules if state and is_at_version(state, prefix(driver.chosen))), "")
 
 
-def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
     """Return the installed packages of the driver that NVIDIA built for Ubuntu, where its kernel modules are Debian's.
 
     They have the same driver version, but come from another folder of the repository, with other dependencies. Only
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
-    version, packages = modules_version(facts, driver), known(facts.packages, {})
+    version, packages = module_package_version(facts, driver), known(facts.packages, {})
     if not version or _UBUNTU in version or driver.chosen.source == "distro":
         return ()
     of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
@@ -376,9 +376,9 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
 
 
 def tools_of_mismatched(
-    strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
+    mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
 ) -> tuple[PackageId, ...]:
     """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
-    theirs = {upstream(packages[package].version) for package in strays}
+    theirs = {upstream(packages[package].version) for package in mismatched}
     installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOLS)) if one in packages)
     return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)

@@ -15,13 +15,13 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.installed_driver import matches, set_manual, why_manual
+from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import wants_toolkit
 from gpunode.steps.selection import refuse_unlocked
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
-CONFIG_FROM = TOOLKIT_PACKAGES[1]
+CONFIG_PACKAGE = TOOLKIT_PACKAGES[1]
 # kind gives its nodes GPUs by these mounts, which a container cannot make for itself.
 VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
@@ -36,7 +36,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return wanted
     newer = recipe.upgrade and not wanted
     names = (
-        TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _is_right_version(packages, n, wanted))
+        TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _has_right_version(packages, n, wanted))
     )
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
@@ -51,10 +51,10 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         *_replaced_program_notes(facts),
         *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
-    marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
+    marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
-        return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed, notes)
+        return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed, notes)
     # Without a pin the newest is taken, so a version that is known is asked for by its whole name.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
     states = ((name, packages.get(name)) for name in names)
@@ -65,7 +65,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each program of the toolkit in whose place something else stands; it may be meant."""
     packages = known(facts.packages, {})
-    anew = system(facts).reinstall({one: packages[one] for one in TOOLKIT_PACKAGES if matches(packages.get(one), "")})
+    anew = system(facts).reinstall(
+        {one: packages[one] for one in TOOLKIT_PACKAGES if is_at_version(packages.get(one), "")}
+    )
     for path in known(facts.replaced_programs, ()):
         yield f"{path} is not the program of its package; it may be a wrapper. To restore the package's program: {anew}"
 
@@ -77,14 +79,14 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
         return
     if (state := fact.value) is None:
         # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults hold.
-        if fact.probe != PLAN and matches(known(facts.packages, {}).get(CONFIG_FROM), ""):
+        if fact.probe != PLAN and is_at_version(known(facts.packages, {}).get(CONFIG_PACKAGE), ""):
             again = sudo_gpunode("ctk", "config", "--in-place")
             yield f"{CONFIG} is missing, so the toolkit uses its built-in defaults: `{again}` writes it again"
         return
     from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
 
     try:
-        found = toolkit.departures(state.content)
+        found = toolkit.non_default_settings(state.content)
         if recipe.toolkit.volume_mounts is not None:
             found = tuple(one for one in found if not one.startswith(f"{VOLUME_MOUNTS} "))
     except Refused as refusal:
@@ -99,7 +101,7 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 def _hold_notes(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
     """Yield a note if toolkit packages are on hold and the recipe leaves the version open."""
-    held = [name for name in TOOLKIT_PACKAGES if matches(packages.get(name), "") and packages[name].held]
+    held = [name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "") and packages[name].held]
     if held and recipe.toolkit.version == "auto" and recipe.lock is None:
         names, version = ", ".join(map(str, held)), packages[held[0]].version
         yield f"{names} {'is' if len(held) == 1 else 'are'} held at {version}, so upgrades leave that version"
@@ -112,7 +114,7 @@ def _is_dependency(package: PackageId, before: PackageState | None) -> bool:
 
 def _explain_changes(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
     """Explain why packages change, with the versions that differ."""
-    present = {name: packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
+    present = {name: packages[name].version for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")}
     if len(set(present.values())) > 1:
         versions = ", ".join(f"{name} {version}" for name, version in present.items())
         return f"its four packages must have the same version, but they differ: {versions}"
@@ -132,30 +134,30 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
         return named
     if recipe.upgrade:
         return ""
-    present = {packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
+    present = {packages[name].version for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")}
     return present.pop() if len(present) == 1 else ""
 
 
-def _locked_version(lock: VersionLock, named: str) -> str | Refusal:
+def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
     """Return the common version of all four in the lock, unless the recipe names another."""
     if missing := [name for name in TOOLKIT_PACKAGES if name not in lock.packages]:
         return refuse_unlocked(lock, missing[0])
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
-    if len(versions) > 1 or (named and named not in versions):
+    if len(versions) > 1 or (requested and requested not in versions):
         return Refusal(
             what=f"{lock.file} pins the toolkit to {', '.join(sorted(versions))}, which is impossible",
-            why=f"the recipe asks for {named}" if named else "its packages must all have the same version",
+            why=f"the recipe asks for {requested}" if requested else "its packages must all have the same version",
             hint="correct the lock, or write it again",
         )
     return versions.pop()
 
 
-def _is_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
+def _has_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
     """Return True if the package has the wanted version or, without one, if all four share one."""
     state = packages.get(package)
     if state is None or state.config_files_only or wanted:
         return state is not None and not state.config_files_only and state.version == wanted
-    return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1
+    return len({packages[other].version for other in TOOLKIT_PACKAGES if is_at_version(packages.get(other), "")}) == 1
 
 
 TOOLKIT = Step(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpunode.change import Deferred, FileChange, FileState, without_foreign_writers
+from gpunode.change import Deferred, FileChange, FileState, restrict_writes_to_root
 from gpunode.facts.model import Facts, Known, Unknown, holds, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.steps.toolkit import CONFIG, CONFIG_FROM, VOLUME_MOUNTS
+from gpunode.steps.toolkit import CONFIG, CONFIG_PACKAGE, VOLUME_MOUNTS
 
 if TYPE_CHECKING:
-    from gpunode.runtimes.toolkit import Machine
+    from gpunode.runtimes.toolkit import HostTraits
 
 
 def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
@@ -22,34 +22,34 @@ def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
         Refused: if the file cannot be read or edited.
         Undetermined: if only root may read it.
     """
-    asked = recipe.toolkit.volume_mounts
-    if asked is None:
+    enabled = recipe.toolkit.volume_mounts
+    if enabled is None:
         return ()
     fact = facts.file(CONFIG)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
-        return _plan_deferred(facts, asked=asked)
+        return _plan_deferred(facts, enabled=enabled)
     state = need(fact, f"what {CONFIG} holds")
     from gpunode.runtimes import toolkit  # loaded on use: most recipes do not ask for it
 
-    desired = toolkit.settings([f"{VOLUME_MOUNTS}={str(asked).lower()}"])
+    desired = toolkit.settings([f"{VOLUME_MOUNTS}={str(enabled).lower()}"])
     content = toolkit.configure(state.content if state else None, desired, _find_machine(facts), CONFIG)
     if state and state.content == content:
         return ()
-    return (FileChange(CONFIG, state, replace(without_foreign_writers(state or FileState(b"")), content=content)),)
+    return (FileChange(CONFIG, state, replace(restrict_writes_to_root(state or FileState(b"")), content=content)),)
 
 
-def _plan_deferred(facts: Facts, *, asked: bool) -> tuple[FileChange, ...]:
+def _plan_deferred(facts: Facts, *, enabled: bool) -> tuple[FileChange, ...]:
     """Return the change of a file that the toolkit's package will install."""
     promise = Deferred(
-        f"the package's file, with {VOLUME_MOUNTS} = {str(asked).lower()}", f"{CONFIG_FROM} is installed"
+        f"the package's file, with {VOLUME_MOUNTS} = {str(enabled).lower()}", f"{CONFIG_PACKAGE} is installed"
     )
     return () if holds(facts.file(CONFIG), promise) else (FileChange(CONFIG, None, promise),)
 
 
-def _find_machine(facts: Facts) -> Machine:
+def _find_machine(facts: Facts) -> HostTraits:
     """Return the machine's traits for a new file: Ubuntu wraps ldconfig."""
-    from gpunode.runtimes.toolkit import Machine
+    from gpunode.runtimes.toolkit import HostTraits
 
     distro = facts.distro
     is_ubuntu = isinstance(distro, Known) and "ubuntu" in {distro.value.id, *distro.value.like}
-    return Machine(real_ldconfig=is_ubuntu)
+    return HostTraits(real_ldconfig=is_ubuntu)

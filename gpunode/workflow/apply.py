@@ -23,7 +23,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, TriggerResult
-from gpunode.journal.history import pending_triggers, triggers_settled_by
+from gpunode.journal.history import pending_triggers, triggers_done_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
@@ -32,8 +32,8 @@ from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import TRANSACTION, Applied, Applying, Observer, Triggered, Triggering
 
-Pause = Callable[[], None]
-_UNITS = frozenset({"reload", "restart"})
+InterruptCheck = Callable[[], None]
+_UNIT_TRIGGER_KINDS = frozenset({"reload", "restart"})
 _RECOVERY = "recovery"
 
 
@@ -42,47 +42,47 @@ class Applier:
     """Applies changes to one node in one journaled run.
 
     Attributes:
-        pause: called between changes; raises Interrupted after a signal.
-        unsettled: changes of interrupted runs, newest first, whose daemons have not read them yet.
-        owed: the pending triggers of these runs.
+        check_interrupt: called between changes; raises Interrupted after a signal.
+        untriggered_changes: changes of interrupted runs, newest first, whose daemons have not read them yet.
+        pending_triggers: the pending triggers of these runs.
         checked: the answer of a runtime's own parser to a step's files before they were written, by the step's id.
     """
 
     host: Host
     run: Run
     on_event: Observer
-    pause: Pause
-    unsettled: tuple[FileChange, ...] = ()
-    owed: Collection[Trigger] = ()
+    check_interrupt: InterruptCheck
+    untriggered_changes: tuple[FileChange, ...] = ()
+    pending_triggers: Collection[Trigger] = ()
     checked: dict[str, str] = field(default_factory=dict)
     _expectations: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
-    _tried: set[Trigger] = field(default_factory=set)
+    _attempted_triggers: set[Trigger] = field(default_factory=set)
 
     def apply_stage(self, plan: StagePlan) -> None:
-        """Make the changes of a stage, and settle the triggers that later stages need.
+        """Make the changes of a stage, and run_triggers the triggers that later stages need.
 
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
         """
         for _, same in groupby(plan.changes, key=type):
             self._apply_batch(plan, tuple(same))
-        self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
+        self.run_triggers([trigger for trigger in plan.triggers if trigger.runs_at_stage_end])
 
-    def settle(self, owed: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
-        """Settle ``owed``; a daemon that does not come back first gets its former configuration back.
+    def run_triggers(self, pending_triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
+        """Settle ``pending_triggers``; a daemon that does not come back first gets its former configuration back.
 
         Raises:
             ChangeFailed: one of them failed. Services that let go of the GPUs are all started before that.
         """
         done: list[TriggerResult] = []
         failures: list[ChangeFailed] = []
-        for _, same in groupby(owed, key=_batch_key):
+        for _, same in groupby(pending_triggers, key=_batch_key):
             batch = tuple(same)
             if failures and batch[0].kind != "start":
                 break
             self.on_event(Triggering(batch))
             try:
-                done += self._settle_batch(batch)
+                done += self._run_trigger_batch(batch)
             except ChangeFailed as failure:
                 if batch[0].kind != "start":
                     raise
@@ -91,28 +91,28 @@ class Applier:
             raise failures[0]
         return tuple(done)
 
-    def restart_paused(self) -> None:
+    def restart_paused_services(self) -> None:
         """Start what this run has stopped for the sake of its changes, as far as it was not tried yet.
 
         Raises:
             ChangeFailed: one did not start.
         """
         paused = [trigger for trigger in pending_triggers(self.run.entries()) if trigger.kind == "start"]
-        self.settle([trigger for trigger in paused if trigger not in self._tried])
+        self.run_triggers([trigger for trigger in paused if trigger not in self._attempted_triggers])
 
-    def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
-        self._tried.update(batch)
+    def _run_trigger_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
+        self._attempted_triggers.update(batch)
         try:
             settled = self.host.run_triggers(batch)
             for one in settled:
                 if one.trigger in self._expectations and not one.skipped:
                     self.host.check_daemon(self._expectations[one.trigger])
         except ChangeFailed as failure:
-            if batch[0].kind in _UNITS:
+            if batch[0].kind in _UNIT_TRIGGER_KINDS:
                 self._restore_and_restart(batch, failure)
             raise
         for one in settled:
-            self.run.settle(one.trigger, one.skipped)
+            self.run.record_trigger(one.trigger, one.skipped)
             self.on_event(Triggered(one))
             yield one
 
@@ -121,14 +121,14 @@ class Applier:
         units = ", ".join(trigger.target for trigger in failed)
         restored: list[str] = []
         try:
-            for change in self._writes_read_by(failed):
+            for change in self._changes_with_trigger(failed):
                 self._restore_file(change, failure)
                 restored.append(change.path)
             if not restored and failed[0].kind == "reload":
                 failure.why += "\ngpunode did not write the rejected file, so nothing was restored"
                 return
             for one in self.host.run_triggers(failed):
-                self.run.settle(one.trigger, "with the former configuration")
+                self.run.record_trigger(one.trigger, "with the former configuration")
                 self.on_event(Triggered(one))
         except GpunodeError as second:
             if restored:
@@ -145,9 +145,9 @@ class Applier:
         else:
             failure.why += f"\ngpunode wrote none of its files, so none was restored; started again, {units} is running"
 
-    def _writes_read_by(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
+    def _changes_with_trigger(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
-        for change in (*self._written_files(), *self.unsettled):
+        for change in (*self._written_files(), *self.untriggered_changes):
             # A file that only had to be read again holds what somebody else wrote.
             if change.triggers & set(failed) and not change.is_reread:
                 yield change
@@ -164,7 +164,7 @@ class Applier:
     def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
         """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
         if isinstance(change.after, FileState):
-            kept = self.run.keep(change.path, change.after.content)
+            kept = self.run.save_rejected_file(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
         if (back := change.inverse()) is not None:
             self.apply_change(_RECOVERY, "put-back", back, failure.what)
@@ -192,7 +192,7 @@ class Applier:
 
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
-            self.pause()
+            self.check_interrupt()
 
             def step_of(change: PackageChange) -> str:
                 found = plan.step_of(change)
@@ -201,22 +201,22 @@ class Applier:
             self.apply_packages(plan.stage, PackageChange.among(batch), step_of)
             return
         for change in batch:
-            self.pause()
+            self.check_interrupt()
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            note = self._check_candidates(step) if isinstance(change, FileChange) else ""
+            note = self._check_candidate_files(step) if isinstance(change, FileChange) else ""
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
                 if (change,) == FileChange.among(step.changes)[-1:]:
-                    self._check_written(step)
+                    self._check_written_files(step)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
-                    self._restore_for_unit(change, failure)
+                    self._restore_unit_config(change, failure)
                 self._restore_partial_edit(step, change, failure)
                 raise
 
-    def _check_written(self, step: StepPlan) -> None:
+    def _check_written_files(self, step: StepPlan) -> None:
         """Have the runtime's own parser check the written files of ``step``."""
         if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
             self.host.check_written_files(step.outcome.expectation)
@@ -229,23 +229,23 @@ class Applier:
         if self.restore_files(failure, {change.path for change in files}):
             self.cancel_triggers(triggers(files), "restored before any daemon read it")
 
-    def cancel_triggers(self, owed: Iterable[Trigger], why: str) -> None:
-        """Record that this run does not need ``owed``; what an earlier run left pending stays so."""
-        for trigger in owed:
-            if not set(triggers_settled_by(trigger)) & set(self.owed):
-                self.run.settle(trigger, why)
+    def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
+        """Record that this run does not need ``pending_triggers``; what an earlier run left pending stays so."""
+        for trigger in pending_triggers:
+            if not set(triggers_done_by(trigger)) & set(self.pending_triggers):
+                self.run.record_trigger(trigger, why)
 
-    def _check_candidates(self, step: StepPlan) -> str:
+    def _check_candidate_files(self, step: StepPlan) -> str:
         """Return what the runtime's parser said of all files of ``step``, before the first is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.checked:
             return ""
         changes = FileChange.among(step.changes)
-        self.checked[step.step.id] = self.host.check_candidates(expectation, changes)
+        self.checked[step.step.id] = self.host.check_candidate_files(expectation, changes)
         self.expect(expectation, *triggers(changes))
         return self.checked[step.step.id]
 
-    def _restore_for_unit(self, change: Change, failure: ChangeFailed) -> None:
+    def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
         """Restore the former configuration, too, of a daemon that could not be started and did not run."""
         for one in self._written_files() if change.running_unit else ():
             if any(trigger.target == change.running_unit for trigger in one.triggers):
@@ -257,7 +257,7 @@ class Applier:
         self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
         concrete = self.host.complete_change(change)
-        (seq,) = self.run.intend_all(stage, step, (concrete,), reason)
+        (seq,) = self.run.record_intents(stage, step, (concrete,), reason)
         self._make_and_record((concrete,), (seq,))
         self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
 
@@ -267,11 +267,13 @@ class Applier:
         """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
         self.on_event(Applying(stage, TRANSACTION, batch))
         started = time.monotonic()
-        seqs = [*self.run.intend_all(stage, CONFFILES, self._find_purged_conffiles(batch), "removed by the purge")]
-        seqs += self.run.intend_all(stage, OVERWRITTEN, self._find_foreign(batch), "a package may overwrite it")
+        seqs = [*self.run.record_intents(stage, CONFFILES, self._find_purged_conffiles(batch), "removed by the purge")]
+        seqs += self.run.record_intents(
+            stage, OVERWRITTEN, self._find_unowned_driver_files(batch), "a package may overwrite it"
+        )
         for step, same in groupby(batch, key=step_of):
-            seqs += self.run.intend_all(stage, step, tuple(same))
-        self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched(batch))
+            seqs += self.run.record_intents(stage, step, tuple(same))
+        self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
@@ -281,7 +283,7 @@ class Applier:
             if (state := live_state.read_file_state(self.host, path)) is not None:
                 yield self.host.complete_change(FileChange(path, state, None))
 
-    def _find_foreign(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+    def _find_unowned_driver_files(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
         if not driver_packages(change.id for change in batch if change.before is None):
             return
@@ -289,7 +291,7 @@ class Applier:
             if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
                 yield self.host.complete_change(FileChange(path, state, None))
 
-    def _find_touched(self, batch: Sequence[PackageChange]) -> frozenset[Change]:
+    def _find_touched_packages(self, batch: Sequence[PackageChange]) -> frozenset[Change]:
         """Return the changes of packages that a failed transaction touched; the user may change the others later.
 
         All of them if the package database does not tell; then they are undone as they are.
@@ -333,7 +335,7 @@ def recording_failure(applier: Applier) -> Iterator[None]:
         yield
     except GpunodeError as error:
         with _appending_errors(error):
-            applier.restart_paused()
+            applier.restart_paused_services()
         with _appending_errors(error):
             applier.run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
@@ -359,9 +361,9 @@ def _installed_version(state: PackageState | None) -> str:
 
 def _batch_key(trigger: Trigger) -> Trigger | str:
     """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
-    return trigger if trigger.kind in {*_UNITS, "start"} else trigger.kind
+    return trigger if trigger.kind in {*_UNIT_TRIGGER_KINDS, "start"} else trigger.kind
 
 
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
     """Return the triggers that are settled after the last stage."""
-    return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.ends_stage)
+    return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.runs_at_stage_end)

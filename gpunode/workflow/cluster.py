@@ -13,7 +13,7 @@ from gpunode.facts.probes import DEVICE_PLUGIN
 from gpunode.kubernetes.cluster_nodes import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, in_facts, packaged_version
+from gpunode.runtimes.found import contents, packaged_version, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from gpunode.runtimes.pod_cdi import reads_cdi
 from gpunode.steps.gpus import find_models, find_own_gpus
@@ -67,7 +67,7 @@ def _reads_cdi(facts: Facts) -> bool:
             return False
         version = packaged_version(row, known(facts.packages, {}))
         desired = DesiredConfig(version=version)
-        return reads_cdi(row, row.inspect(contents(in_facts(facts, row, desired)), desired), version)
+        return reads_cdi(row, row.inspect(contents(states_from_facts(facts, row, desired)), desired), version)
     except (Refused, Undetermined):
         return False
 

@@ -66,11 +66,11 @@ def apply_plan(plan: ClusterPlan, store: Store, header: RunHeader, *, wait: Read
     def apply_waves(run: Run) -> None:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
-            apply_items(wave, cluster, run, on_event, wait.pause)
+            apply_items(wave, cluster, run, on_event, wait.check_interrupt)
             unapplied = [one.title for one in plan.changes if one.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
-                    with _naming_unapplied(unapplied):
+                    with _report_unapplied(unapplied):
                         wait.wait_for_daemon_set(item)
         # Unchanged DaemonSets start pods on a node that was just labelled.
         wait.wait_for_rest(plan.items, plan.releases)
@@ -85,7 +85,7 @@ def apply_removal(
     header: RunHeader,
     *,
     on_event: Observer,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
 ) -> str:
     """Apply the plan of a removal or a rollback; see ``apply_plan``.
 
@@ -96,7 +96,7 @@ def apply_removal(
     failures: list[tuple[str, GpunodeError]] = []
 
     def apply_all(run: Run) -> None:
-        apply_items(plan.items, cluster, run, on_event, pause, failures)
+        apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
             raise kind(
@@ -132,21 +132,21 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-class _AppliedInPart(VerifyFailed):
+class _PartialApplyError(VerifyFailed):
     """A workload did not become ready, so later changes were not applied."""
 
     meaning = VerifyFailed.meaning
 
 
 @contextmanager
-def _naming_unapplied(unapplied: Sequence[str]) -> Iterator[None]:
+def _report_unapplied(unapplied: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except VerifyFailed as error:
         if not unapplied:
             raise
         why = f"{error.why}; not applied yet: {', '.join(unapplied)}"
-        raise _AppliedInPart(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
+        raise _PartialApplyError(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
 
 
 def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) -> str:
@@ -170,7 +170,7 @@ def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) 
         run.commit("interrupted", str(error))
         raise
     except GpunodeError as error:
-        if isinstance(error, VerifyFailed) and not isinstance(error, _AppliedInPart):
+        if isinstance(error, VerifyFailed) and not isinstance(error, _PartialApplyError):
             run.commit("done")
             raise
         run.commit("failed", f"{error}: {error.why}")
@@ -187,7 +187,7 @@ def apply_items(
     cluster: Cluster,
     run: Run,
     on_event: Observer,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
     """Apply the changes of ``items``, each journaled before.
@@ -197,9 +197,9 @@ def apply_items(
     for item in items:
         if item.change is None:
             continue
-        pause()
+        check_interrupt()
         on_event(Applying("kubernetes", "cluster", (item.change,)))
-        seq = run.intend("kubernetes", "cluster", item.change, item.why)
+        seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
         began = time.monotonic()
         try:
             apply_change(item.change, cluster)

@@ -12,11 +12,11 @@ from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_desired_and_ready
 from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
-    OURS,
+    OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
     find_installed,
@@ -114,7 +114,7 @@ def _with_pod_problems(
         if is_unchanged_workload(item):
             own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not count_pods(found.live or {})[0]):
+        if found is None or (is_labelled_now and not count_desired_and_ready(found.live or {})[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
@@ -181,9 +181,9 @@ def _read_live_state(
         operators, unseen = _find_operators(cluster)
         others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
         notes = (*refuse_second_advertiser(rendered, others, nodes, releases, *typed), *unseen)
-        ours = [one for one in workloads if _is_labelled_ours(one)]
+        ours = [one for one in workloads if _is_managed_by_gpunode(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
-            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
+            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     projected, untested = _dry_run(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
@@ -312,7 +312,7 @@ def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
     return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
 
 
-def _is_labelled_ours(body: Body) -> bool:
+def _is_managed_by_gpunode(body: Body) -> bool:
     labels = body["metadata"].get("labels", {})
     return all(labels.get(name) == value for name, value in MANAGED_BY.items())
 

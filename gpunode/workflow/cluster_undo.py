@@ -20,8 +20,8 @@ from gpunode.journal.store import Store
 from gpunode.kubernetes.model import ChartRelease
 from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned_fields
 from gpunode.kubernetes.reconcile import (
-    OUR_RELEASES,
-    OURS,
+    OUR_LABEL_SELECTOR,
+    OUR_RELEASE_SELECTOR,
     Key,
     PlanItem,
     State,
@@ -34,8 +34,8 @@ from gpunode.kubernetes.reconcile import (
     object_key,
     object_ref,
     owned_node_fields,
-    removal_of_fields,
-    removal_of_labels,
+    plan_field_removal,
+    plan_label_removal,
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
@@ -66,8 +66,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     """
     identity = cluster.identify()
     try:
-        labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OURS)
-        found = (*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled, *_jobs_of_checks(cluster))
+        labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+        found = (*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled, *_list_check_jobs(cluster))
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER):
@@ -87,10 +87,10 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     return ClusterPlan(identity, (*releases, *items), skipped)
 
 
-def _jobs_of_checks(cluster: Cluster) -> Sequence[Body]:
+def _list_check_jobs(cluster: Cluster) -> Sequence[Body]:
     """Return the Jobs of checks; empty if the credential may not list Jobs, which the cluster deletes itself."""
     try:
-        return cluster.list("jobs.batch", "--all-namespaces", "--selector", OURS)
+        return cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     except Forbidden:
         return ()
 
@@ -98,7 +98,7 @@ def _jobs_of_checks(cluster: Cluster) -> Sequence[Body]:
 def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's part of the object; None if it has none."""
     if not is_left_over(live, time.time()):
-        return removal_of_fields(live, cluster)
+        return plan_field_removal(live, cluster)
     kind, namespace, name = object_key(live)
     return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
@@ -111,7 +111,7 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Identi
     skipped = ["all but this Node: the kubelet's credential may not list it; use one that may: --kubeconfig FILE"]
     items = []
     for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
-        if change := removal_of_labels(live, identity.uid):
+        if change := plan_label_removal(live, identity.uid):
             items.append(
                 PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
             )
@@ -133,7 +133,7 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
 
 def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     """Return the namespaces and names of the releases that gpunode made."""
-    secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
+    secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
     places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
     return tuple(dict.fromkeys(places))
 
@@ -172,7 +172,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     current = {one: _with_current_state(one, live) for one in changes}
     pending = {one: now for one, now in current.items() if now.before != now.after}
     revisions = cluster.helm.count_revisions() if commands else {}
-    steps: dict[Change, PlanItem] = {one: _plan_release(one) for one in commands if is_pending(one, revisions)}
+    steps: dict[Change, PlanItem] = {one: _plan_release(one) for one in commands if needs_undo(one, revisions)}
     _refuse_replaced([made for one in commands if (made := _created_or_removed_release(one)) in revisions], cluster)
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
         one.title for one in steps.values() if one.state == "delete"
@@ -195,13 +195,13 @@ def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     return one is None or not is_applied_by_kubectl(one)
 
 
-def is_pending(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
+def needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
     """Return whether the release is as the run left it; false if the run never changed it, or it is undone already.
 
     Raises:
         Conflict: if it was released again since.
     """
-    release = _release_name(change.argv)
+    release = _release_namespace_and_name(change.argv)
     after: int | None
     before: int | None
     match change.argv, change.undo:
@@ -225,7 +225,9 @@ def is_pending(change: CommandChange, revisions: Mapping[tuple[str, str], int]) 
 
 def _created_or_removed_release(change: CommandChange) -> tuple[str, str] | None:
     """Return the release that the command creates or removes; None if it changes one that stays."""
-    return _release_name(change.argv) if "uninstall" in (change.argv[1], *(change.undo or ())[1:2]) else None
+    return (
+        _release_namespace_and_name(change.argv) if "uninstall" in (change.argv[1], *(change.undo or ())[1:2]) else None
+    )
 
 
 def _refuse_replaced(releases: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
@@ -234,12 +236,12 @@ def _refuse_replaced(releases: Sequence[tuple[str, str] | None], cluster: Cluste
     if foreign := next((one for one in releases if one and one not in ours), None):
         raise Conflict(
             f"Helm release {'/'.join(foreign)} is not gpunode's",
-            why=f"it lacks the label {OUR_RELEASES}: somebody installed it after gpunode's was removed",
+            why=f"it lacks the label {OUR_RELEASE_SELECTOR}: somebody installed it after gpunode's was removed",
             hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
         )
 
 
-def _release_name(argv: Sequence[str]) -> tuple[str, str]:
+def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
     """Return the namespace and name of the release that a Helm command changes."""
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
@@ -248,7 +250,7 @@ def _plan_release(change: CommandChange) -> PlanItem:
     is_made = change.undo is not None and change.undo[1] == "uninstall"
     state: State = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
     why = "gpunode released it" if state == "delete" else "as it was before that run"
-    return PlanItem("Helm release", *_release_name(change.argv), state, why, 0, change)
+    return PlanItem("Helm release", *_release_namespace_and_name(change.argv), state, why, 0, change)
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:
@@ -278,7 +280,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
 
 def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
     state: State = "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
-    why = _reason(change)
+    why = _undo_reason(change)
     if state == "delete" and not _is_deleted(change, live):
         note = "stays: somebody applied it with kubectl, too"
         return PlanItem(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
@@ -292,7 +294,7 @@ def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, dele
     return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change)
 
 
-def _reason(change: ObjectChange) -> str:
+def _undo_reason(change: ObjectChange) -> str:
     if change.after is not None:
         return "as it was before that run"
     if change.before is None and change.kind in {"Pod", "Job"}:

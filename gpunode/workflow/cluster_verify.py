@@ -26,7 +26,7 @@ from gpunode.kubernetes.live_checks import (
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
 from gpunode.kubernetes.own_pod import fix_cdi_choice
-from gpunode.kubernetes.reconcile import OURS
+from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
 from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.trials import (
@@ -36,9 +36,9 @@ from gpunode.kubernetes.trials import (
     check_sharing,
     check_test_pod,
     deadline_job,
-    find_users,
+    find_resource_users,
+    has_ended,
     is_left_over,
-    is_over,
     is_unscheduled,
     judge_handler,
     make_test_pods,
@@ -65,7 +65,7 @@ class VerifyRequest:
         image: the image of the test pods; empty for the recipe's.
         timeout_s: how long they may take.
         apply: the command that applies the recipe, for hints.
-        on_node: returns the check of a node's container runtime if the node is this machine.
+        check_local_handler: returns the check of a node's container runtime if the node is this machine.
     """
 
     recipe: Recipe
@@ -73,11 +73,11 @@ class VerifyRequest:
     image: str
     timeout_s: int
     apply: Command
-    on_node: live_checks.LocalCheck
+    check_local_handler: live_checks.LocalCheck
 
 
 def verify(
-    request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None], progress: OnProgress
+    request: VerifyRequest, cluster: Cluster, *, check_interrupt: Callable[[], None], progress: OnProgress
 ) -> VerifyReport:
     """Check the cluster and run the test pods, which are deleted afterwards.
 
@@ -93,20 +93,22 @@ def verify(
     if desired.kind:
         refuse_other_cluster(desired.kind, cluster.identify())
         # Its workers are containers of this machine with container runtimes of their own.
-        request = replace(request, nodes=cluster_members(kubernetes, request.nodes), on_node=lambda _: None)
+        request = replace(request, nodes=cluster_members(kubernetes, request.nodes), check_local_handler=lambda _: None)
     nodes = {node.name: node for node in request.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
     ready = {name: body for name, body in live.items() if not live_checks.why_not_ready(body)}
     checks = [live_checks.check_node(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
     checks += _check_handlers(kubernetes, ready, request, cluster)
     checks += _check_workloads(desired, request, cluster)
-    checks += _check_offers(kubernetes, desired, {name: nodes[name] for name in ready}, ready, request, cluster)
+    checks += _check_offered_resources(
+        kubernetes, desired, {name: nodes[name] for name in ready}, ready, request, cluster
+    )
     for name in ready:
-        pause()
+        check_interrupt()
         checks.append(_check_kubelet(name, ready[name], request, cluster))
-    trials, skipped = _make_trials(kubernetes, desired, nodes, ready, request)
-    checks += _clear_leftovers(trials, cluster)
-    results = _run_trials(trials, ready, request, cluster, pause, progress) if trials else ()
+    test_pods, skipped = _make_test_pods(kubernetes, desired, nodes, ready, request)
+    checks += _clear_leftovers(test_pods, cluster)
+    results = _run_test_pods(test_pods, ready, request, cluster, check_interrupt, progress) if test_pods else ()
     pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], request.apply) for ran in results]
     # A pod with a log was started through the handler, whether or not it found a GPU.
     through = {ran.test_pod.node for ran in results if ran.log and "runtimeClassName" in ran.test_pod.pod["spec"]}
@@ -138,14 +140,14 @@ def _check_handlers(
 
     def check_runtime_class() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
-        return [*live_checks.check_handlers(name, found, nodes, request.on_node, request.apply)]
+        return [*live_checks.check_handlers(name, found, nodes, request.check_local_handler, request.apply)]
 
     return _check_or_skip(check_runtime_class, "runtime-class", f"RuntimeClass {name}")
 
 
-def _check_workloads(desired: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
+def _check_workloads(rendered: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
     def find_and_check_workloads() -> Sequence[Check]:
-        found = find_workloads(desired, cluster.list("daemonsets.apps", "--all-namespaces"))
+        found = find_workloads(rendered, cluster.list("daemonsets.apps", "--all-namespaces"))
         return [_check_workload(one, request, cluster) for one in found]
 
     return _check_or_skip(find_and_check_workloads, "workloads", "DaemonSets")
@@ -165,9 +167,9 @@ def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster
     return check_workload(workload, request.apply, pods, events, diagnosis)
 
 
-def _check_offers(
+def _check_offered_resources(
     desired: Kubernetes,
-    rendering: Rendered,
+    rendered: Rendered,
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
     request: VerifyRequest,
@@ -177,7 +179,7 @@ def _check_offers(
         return [
             check
             for name, node in nodes.items()
-            for check in live_checks.check_resources(node, live[name], rendering.expected.get(name), request.apply)
+            for check in live_checks.check_resources(node, live[name], rendered.expected.get(name), request.apply)
         ]
 
     def check_resource_slices() -> Sequence[Check]:
@@ -199,9 +201,9 @@ def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Clust
     return live_checks.check_kubelet(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
 
 
-def _make_trials(
+def _make_test_pods(
     desired: Kubernetes,
-    rendering: Rendered,
+    rendered: Rendered,
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
     request: VerifyRequest,
@@ -224,7 +226,7 @@ def _make_trials(
                 live[name],
                 pod,
                 by_node.get(name, SharingConfig("whole")),
-                rendering.expected.get(name),
+                rendered.expected.get(name),
                 run=run,
                 new_name=lambda: f"{TEST_POD}-{_random_name()}",
                 image=request.image,
@@ -245,32 +247,33 @@ def _random_name() -> str:
     return "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(5))
 
 
-def _run_trials(
-    trials: Sequence[GpuTestPod],
+def _run_test_pods(
+    test_pods: Sequence[GpuTestPod],
     nodes: Mapping[str, Body],
     request: VerifyRequest,
     cluster: Cluster,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
     progress: OnProgress,
 ) -> tuple[GpuTestPodResult, ...]:
-    """Run the trials' pods to their end, delete them, and return the results."""
-    pause()
-    with _create_trials(trials, request.timeout_s, cluster) as created:
+    """Run the test_pods' pods to their end, delete them, and return the results."""
+    check_interrupt()
+    with _create_test_pods(test_pods, request.timeout_s, cluster) as created:
         names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
-        waiting = [one for one in trials if one.name in names]
-        results = _wait_for_pods(waiting, request.timeout_s, cluster, pause, progress) if waiting else {}
+        waiting = [one for one in test_pods if one.name in names]
+        results = _wait_for_pods(waiting, request.timeout_s, cluster, check_interrupt, progress) if waiting else {}
         found = {one.name: _add_explanation(results[one.name], nodes[one.node], cluster) for one in waiting}
     return tuple(
-        found.get(one.name) or GpuTestPodResult(one, None, 0.0, error=_creation_error(created, one)) for one in trials
+        found.get(one.name) or GpuTestPodResult(one, None, 0.0, error=_creation_error(created, one))
+        for one in test_pods
     )
 
 
-def _clear_leftovers(trials: Sequence[GpuTestPod], cluster: Cluster) -> Sequence[Check]:
+def _clear_leftovers(test_pods: Sequence[GpuTestPod], cluster: Cluster) -> Sequence[Check]:
     """Delete what a killed run left in the namespace, and return a check that lists it, if any."""
     id, title = "leftovers", "earlier checks"  # noqa: A001 - the check's own word
 
     def clear() -> Sequence[Check]:
-        where = ("--namespace", trials[0].namespace, "--selector", f"{RUN_LABEL},{OURS}")
+        where = ("--namespace", test_pods[0].namespace, "--selector", f"{RUN_LABEL},{OUR_LABEL_SELECTOR}")
         leftovers = [one for one in cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]
         if not leftovers:
             return ()
@@ -278,14 +281,14 @@ def _clear_leftovers(trials: Sequence[GpuTestPod], cluster: Cluster) -> Sequence
         names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in leftovers)
         return [Check(id, title, "passed", f"deleted what a killed run left: {names}")]
 
-    return _check_or_skip(clear, id, title) if trials else ()
+    return _check_or_skip(clear, id, title) if test_pods else ()
 
 
 @contextmanager
-def _create_trials(trials: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
-    """Create the trials' objects for the duration, as far as the API server accepts them."""
-    job = deadline_job(trials[0], timeout_s)
-    bodies = [job, *(body for one in trials for body in one.bodies)]
+def _create_test_pods(test_pods: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
+    """Create the test_pods' objects for the duration, as far as the API server accepts them."""
+    job = deadline_job(test_pods[0], timeout_s)
+    bodies = [job, *(body for one in test_pods for body in one.bodies)]
     result: DryRunResult | None = None
     try:
         owner = cluster.create([job])
@@ -293,7 +296,7 @@ def _create_trials(trials: Sequence[GpuTestPod], timeout_s: int, cluster: Cluste
         result = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
         yield result
     finally:
-        _delete_objects(bodies if result is None else result.objects, trials[0], cluster)
+        _delete_objects(bodies if result is None else result.objects, test_pods[0], cluster)
 
 
 def _delete_objects(bodies: Sequence[Body], first: GpuTestPod, cluster: Cluster) -> None:
@@ -311,27 +314,31 @@ def _delete_objects(bodies: Sequence[Body], first: GpuTestPod, cluster: Cluster)
         ) from error
 
 
-def _creation_error(created: DryRunResult, trial: GpuTestPod) -> str:
+def _creation_error(created: DryRunResult, test_pod: GpuTestPod) -> str:
     """Return why a pod was not created."""
-    own = [text for text in created.errors if trial.name in text]
+    own = [text for text in created.errors if test_pod.name in text]
     return next(iter(own or created.errors), "the API server reported no status")
 
 
 def _wait_for_pods(
-    trials: Sequence[GpuTestPod], timeout_s: float, cluster: Cluster, pause: Callable[[], None], progress: OnProgress
+    test_pods: Sequence[GpuTestPod],
+    timeout_s: float,
+    cluster: Cluster,
+    check_interrupt: Callable[[], None],
+    progress: OnProgress,
 ) -> Mapping[str, GpuTestPodResult]:
     """Wait until each pod ends, or its time is up, and return the results by pod name."""
     began = time.monotonic()
-    run = trials[0].pod["metadata"]["labels"][RUN_LABEL]
+    run = test_pods[0].pod["metadata"]["labels"][RUN_LABEL]
     found: dict[str, GpuTestPodResult] = {}
     while True:
-        listed = cluster.list("pods", "--namespace", trials[0].namespace, "--selector", f"{RUN_LABEL}={run}")
+        listed = cluster.list("pods", "--namespace", test_pods[0].namespace, "--selector", f"{RUN_LABEL}={run}")
         pods = {str(one["metadata"]["name"]): one for one in listed}
         seconds = time.monotonic() - began
-        for one in trials:
-            if one.name not in found or not is_over(found[one.name].pod or {}):
+        for one in test_pods:
+            if one.name not in found or not has_ended(found[one.name].pod or {}):
                 found[one.name] = GpuTestPodResult(one, pods.get(one.name, one.pod), seconds)
-        running = [ran for ran in found.values() if not is_over(ran.pod or {})]
+        running = [ran for ran in found.values() if not has_ended(ran.pod or {})]
         stuck = seconds > _UNSCHEDULED_TIMEOUT_S and all(is_unscheduled(ran.pod or {}) for ran in running)
         if (
             not running
@@ -342,7 +349,7 @@ def _wait_for_pods(
             return found
         done = 100.0 * (len(found) - len(running)) / len(found)
         progress(Progress("wait", done, f"up to {timeout_s:.0f} s: {_describe_waiting(running)}"))
-        pause()
+        check_interrupt()
         time.sleep(_POLL_INTERVAL_S)
 
 
@@ -359,23 +366,23 @@ def _describe_waiting(running: Sequence[GpuTestPodResult]) -> str:
     return f"pod {first.test_pod.name} on {first.test_pod.node}{f' ({found.why})' if found else ''}{more}"
 
 
-def _add_explanation(ran: GpuTestPodResult, node: Body, cluster: Cluster) -> GpuTestPodResult:
+def _add_explanation(result: GpuTestPodResult, node: Body, cluster: Cluster) -> GpuTestPodResult:
     """Return the result with the pod's log and, if it did not succeed, what else explains that."""
-    trial, pod = ran.test_pod, ran.pod or {}
+    test_pod, pod = result.test_pod, result.pod or {}
     phase = pod.get("status", {}).get("phase")
     log: str | None = ""
     if phase in {"Succeeded", "Failed", "Running"}:
-        log = _read_log(cluster, trial.namespace, trial.name)
+        log = _read_log(cluster, test_pod.namespace, test_pod.name)
     if phase == "Succeeded":
-        return replace(ran, log=log, error="" if log is not None else "kubectl logs failed")
+        return replace(result, log=log, error="" if log is not None else "kubectl logs failed")
     in_use: Sequence[str] = ()
-    if is_unscheduled(pod) and trial.resource:
-        on_node = cluster.list("pods", "--all-namespaces", "--field-selector", f"spec.nodeName={trial.node}")
-        in_use = find_users(on_node, node, trial.resource)
-    events = cluster.list("events", "--namespace", trial.namespace)
+    if is_unscheduled(pod) and test_pod.resource:
+        on_node = cluster.list("pods", "--all-namespaces", "--field-selector", f"spec.nodeName={test_pod.node}")
+        in_use = find_resource_users(on_node, node, test_pod.resource)
+    events = cluster.list("events", "--namespace", test_pod.namespace)
     found = first_problem([pod], events)
     diagnosis = _diagnose_log(pod, log or (found.why if found else ""))
-    return replace(ran, log=log, events=events, diagnosis=diagnosis, users=in_use)
+    return replace(result, log=log, events=events, diagnosis=diagnosis, users=in_use)
 
 
 def _read_log(cluster: Cluster, namespace: str, pod: str) -> str | None:

@@ -11,8 +11,14 @@ from typing import Final
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
+from gpunode.kubernetes.live_checks import (
+    RequiredDaemonSet,
+    count_desired_and_ready,
+    find_release_workloads,
+    first_problem,
+)
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
+from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
 
@@ -33,11 +39,11 @@ class ReadinessWait:
     Each of its methods raises VerifyFailed where they are not within the time, with the reason of a pod.
 
     Attributes:
-        pause: called meanwhile; raises Interrupted after a signal.
+        check_interrupt: called meanwhile; raises Interrupted after a signal.
     """
 
     cluster: Cluster
-    pause: Callable[[], None]
+    check_interrupt: Callable[[], None]
     progress: OnProgress
     timeout_s: float
 
@@ -67,10 +73,10 @@ class ReadinessWait:
         """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
         began = time.monotonic()
         while (found := find_unready()) is not None:
-            desired, ready = count_pods(found.live or {})
+            desired, ready = count_desired_and_ready(found.live or {})
             percent = 100.0 * ready / desired if desired else 0.0
             self.progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
-            self.pause()
+            self.check_interrupt()
             has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
             if time.monotonic() > began + (no_node_timeout_s if has_no_node else self.timeout_s):
                 state, trouble = explain_unready(found, self.cluster)
@@ -88,7 +94,7 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
 
 def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    desired, ready = count_pods(found.live or {})
+    desired, ready = count_desired_and_ready(found.live or {})
     if found.live is None and found.release is not None:
         place = ("--namespace", found.release.namespace, found.release.name)
         return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
@@ -174,7 +180,7 @@ def _is_automatic_token(body: Body) -> bool:
 def _titles(body: Body) -> Iterator[str]:
     """Yield the object's title, and that of the Helm release that it belongs to, if any."""
     metadata = body["metadata"]
-    yield f"{body['kind']} {metadata['namespace']}/{metadata['name']}"
+    yield object_title(body)
     labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
     name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
     if name:

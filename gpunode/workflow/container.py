@@ -11,19 +11,21 @@ from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Runtime
 from gpunode.workflow.driver_checks import count_gpus
-from gpunode.workflow.verify import Effective
+from gpunode.workflow.verify import ReadEffectiveConfig
 
 _TITLE = "a container sees the same GPUs"
-_TRY_A_POD = "start a pod that requests nvidia.com/gpu"
+_POD_HINT = "start a pod that requests nvidia.com/gpu"
 
 
-def container_check(runner: Runner, effective: Effective) -> Callable[[NvmlInventory, Runtime], Check]:
+def make_container_check(
+    runner: Runner, read_effective_config: ReadEffectiveConfig
+) -> Callable[[NvmlInventory, Runtime], Check]:
     """Return the check for ``verify.ExtraChecks``, made with ``runner``."""
 
     def check(inventory: NvmlInventory, row: Runtime) -> Check:
-        commands = _commands(row, effective)
+        commands = _container_commands(row, read_effective_config)
         if commands is None:
-            return Check("container", _TITLE, "skipped", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
+            return Check("container", _TITLE, "skipped", f"{row.id} runs containers only for a kubelet", _POD_HINT)
         found = container.check_container(runner, commands, inventory.uuids)
         if found.passed:
             return Check(
@@ -36,7 +38,7 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[NvmlInven
     return check
 
 
-def _commands(row: Runtime, effective: Effective) -> container.ContainerCommands | None:
+def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> container.ContainerCommands | None:
     token = container.new_token()
     match row.client:
         case "kubelet":
@@ -47,7 +49,7 @@ def _commands(row: Runtime, effective: Effective) -> container.ContainerCommands
             return container.podman_commands(token)
         case "ctr run":
             # Through the binary that the runtime's own configuration names, so that a wrong one shows.
-            configured = effective(row.id)
+            configured = read_effective_config(row.id)
             binary = configured.handlers.get("nvidia", "") if configured else ""
             return (
                 container.containerd_commands(token, binary=binary) if binary else container.containerd_commands(token)

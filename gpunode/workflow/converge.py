@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, Trigger, ordered, settle_order, triggers
+from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -23,15 +23,15 @@ from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.runtimes.found import by_looking
-from gpunode.runtimes.installations import place_row
+from gpunode.runtimes.found import probe_states
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
-from gpunode.steps.daemons import GPU_RELEASE, plan_gpu_services
+from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_services
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, with_all_holds
+from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, merge_hold_refusals
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
-from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
+from gpunode.steps.toolkit import CONFIG, CONFIG_PACKAGE
 
 # Larger than the usual number of commands, so that one that hangs does not delay the others.
 _MAX_PARALLEL_PROBES = 64
@@ -70,7 +70,7 @@ class StagePlan:
     @property
     def changes(self) -> tuple[Change, ...]:
         """Every change of the stage, in the order in which they are made."""
-        return ordered((*(change for plan in self.steps for change in plan.changes), *self.dependencies))
+        return sort_changes((*(change for plan in self.steps for change in plan.changes), *self.dependencies))
 
     @property
     def packages(self) -> tuple[PackageChange, ...]:
@@ -101,31 +101,31 @@ ResolveVersions: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
 Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
-def run_probes(host: HostView, wanted: Sequence[Probe]) -> Evidence:
-    """Return what the ``wanted`` probes find; commands run in parallel, so the slowest one sets the time."""
+def run_probes(host: HostView, probes: Sequence[Probe]) -> Evidence:
+    """Return what the ``probes`` probes find; commands run in parallel, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_PROBES) as pool:
-        running = {probe.key: pool.submit(_run_probe, host, probe) for probe in wanted if probe.argv}
-        read = {probe.key: _run_probe(host, probe) for probe in wanted if not probe.argv}
-        return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
+        running = {probe.key: pool.submit(_run_probe, host, probe) for probe in probes if probe.argv}
+        read = {probe.key: _run_probe(host, probe) for probe in probes if not probe.argv}
+        return {p.key: running[p.key].result() if p.argv else read[p.key] for p in probes}
 
 
 def _run_probe(host: HostView, probe: Probe) -> Capture:
     return replace(host.run_probe(probe), content_kind=probe.content_kind)
 
 
-def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
-    """Return what the ``wanted`` probes find, and the command line of the kubelet that systemd runs."""
-    evidence = run_probes(host, wanted)
+def probe_with_kubelet(host: HostView, probes: Sequence[Probe]) -> Evidence:
+    """Return what the ``probes`` probes find, and the command line of the kubelet that systemd runs."""
+    evidence = run_probes(host, probes)
     command = kubelet_command_probe(evidence.get("units"))
     return {**evidence, command.key: _run_probe(host, command)} if command else evidence
 
 
-def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
-    """Return what the ``wanted`` probes find, and the files that runtimes read beside their root file.
+def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool = False) -> Evidence:
+    """Return what the ``probes`` probes find, and the files that runtimes read beside their root file.
 
     lspci runs if sysfs does not show which PCI devices there are. With Secure Boot on, the modules' key is read.
     """
-    evidence = dict(probe_with_kubelet(host, wanted))
+    evidence = dict(probe_with_kubelet(host, probes))
 
     def ask(probe: Probe) -> Capture:
         if probe.key not in evidence:
@@ -148,7 +148,7 @@ def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool 
         probe_module_key(evidence, ask)
     for row in _runtimes_to_probe(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
-            by_looking(ask, row, DesiredConfig())
+            probe_states(ask, row, DesiredConfig())
     return evidence
 
 
@@ -157,7 +157,7 @@ def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     facts = derive_kubelet_facts(evidence, image=image)
     for row in RUNTIMES:
         yield row
-        if (place := place_row(row, facts)) is not row:
+        if (place := choose_row_if_possible(row, facts)) is not row:
             yield place
 
 
@@ -169,7 +169,7 @@ def collect_evidence(host: HostView, recipe: Recipe | None, *, image: bool = Fal
 
 def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
     """Yield the additional probes of a recipe that divides GPUs."""
-    if not mig.may_divide(recipe):
+    if not mig.may_use_mig(recipe):
         return
     if path := recipe.mig.file:
         yield Probe(f"file:{path}", path=path)
@@ -206,8 +206,8 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
         outcome = step.plan(recipe, facts)
         if isinstance(outcome, Refusal):
             # Whoever releases one hold would else meet the next one.
-            more = (_hold_of(later, recipe, facts) for later in steps) if outcome.held else ()
-            plans.append(StepPlan(step, with_all_holds((outcome, *filter(None, more)), facts)))
+            more = (_find_hold_refusal(later, recipe, facts) for later in steps) if outcome.held else ()
+            plans.append(StepPlan(step, merge_hold_refusals((outcome, *filter(None, more)), facts)))
             break
         outcome = with_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
@@ -216,7 +216,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     return StagePlan(stage, tuple(plans))
 
 
-def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
+def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
     """Return the refusal of a step for a package on hold; None where it has no such reason."""
     with suppress(Undetermined):
         outcome = step.plan(recipe, facts)
@@ -260,29 +260,29 @@ def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
 
 
 def walk(
-    recipe: Recipe, facts: Facts, exact: ResolveVersions, advance: Advance, only: Collection[str] = ()
+    recipe: Recipe, facts: Facts, resolve_versions: ResolveVersions, advance: Advance, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
     """Yield the plan of every stage, in order; a refusal ends it.
 
     Args:
         recipe: the wanted state.
         facts: of the node before the first stage.
-        exact: gives a stage's package changes the versions that the package index has, as far as it can.
+        resolve_versions: gives a stage's package changes the versions that the package index has, as far as it can.
         advance: gives the facts that the next stage sees: projected by plan, applied and looked up by setup.
         only: ids of the steps to take; empty takes all.
     """
     for stage in STAGES:
-        plan = with_release(exact(facts, plan_stage(recipe, facts, stage, only)), facts)
+        plan = with_gpu_services_stopped(resolve_versions(facts, plan_stage(recipe, facts, stage, only)), facts)
         yield plan
         if plan.refusal:
             return
         facts = advance(facts, plan)
 
 
-def with_release(plan: StagePlan, facts: Facts) -> StagePlan:
+def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
     release = plan_gpu_services(plan.changes, facts)
-    steps = (StepPlan(GPU_RELEASE, release, release.changes),) if release.changes else ()
+    steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
 
@@ -298,8 +298,8 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 def _files_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
-    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
-    brought += [(CONFIG, str(CONFIG_FROM))] if CONFIG_FROM in new else []
+    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
+    brought += [(CONFIG, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
@@ -315,7 +315,7 @@ def triggers_of_plans(
     plans: Sequence[StagePlan], *, image: bool, pending: Sequence[Trigger] = ()
 ) -> tuple[Trigger, ...]:
     """Return the triggers of ``plans`` and the ``pending`` ones; in an image, without those that need services."""
-    every = settle_order({*pending, *(trigger for plan in plans for trigger in plan.triggers)})
+    every = sort_triggers({*pending, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 

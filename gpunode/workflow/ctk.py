@@ -17,14 +17,14 @@ from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime import plan_reread
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
-from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
+from gpunode.workflow.disruption import DAEMON_NOT_RUNNING, refuse_running_containers
 from gpunode.workflow.edits import CtkPlan, cdi_only_recipe
 from gpunode.workflow.events import Observer
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
-Effective: TypeAlias = Callable[[str], ObservedConfig | None]
-_BOOTED = "/run/systemd/system"
-_NOT_ASKED = "not restarted: --restart was not given"
+ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
+_SYSTEMD_RUN_FOLDER = "/run/systemd/system"
+_NO_RESTART_NOTE = "not restarted: --restart was not given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class EditOptions:
     Attributes:
         version: of gpunode; like ``argv`` for the journal.
         restart: whether to restart the daemon, so that it reads the files.
-        pause: called before anything is written; raises Interrupted after a signal.
+        check_interrupt: called before anything is written; raises Interrupted after a signal.
     """
 
     verb: CtkVerb
     version: str
     argv: tuple[str, ...] = ()
     restart: bool = False
-    pause: Callable[[], None] = lambda: None
+    check_interrupt: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class EditResult:
     """The result of an edit; ``run`` is its id, ``validation`` what the runtime's own parser said before."""
 
     run: str
-    settled: tuple[TriggerResult, ...] = ()
+    trigger_results: tuple[TriggerResult, ...] = ()
     validation: str = ""
 
 
@@ -84,12 +84,12 @@ def _daemon_unit(plan: CtkPlan) -> Unit | None:
 
 def has_systemd(host: HostView) -> bool:
     """Return whether systemd runs here (sd_booted(3))."""
-    return bool(host.run_probe(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
+    return bool(host.run_probe(Probe("systemd-booted", glob=_SYSTEMD_RUN_FOLDER, contents=False)).data)
 
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
     """Return whether the daemon was not made to read its files though it may run: its socket is there."""
-    if not any(one.skipped for one in done.settled) or has_systemd(host):
+    if not any(one.skipped for one in done.trigger_results) or has_systemd(host):
         return False
     return has_socket(host, plan)
 
@@ -109,7 +109,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
     """
     if plan.planned.disrupts and plan.target:
         unit = plan.target.facts.unit(plan.target.row.unit)
-        refuse_while_running(unit, host)
+        refuse_running_containers(unit, host)
 
 
 def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on_event: Observer) -> EditResult:
@@ -120,28 +120,30 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
         ChangeFailed: if one could not be written, or the daemon did not come back; it names what was restored.
         Conflict: if somebody edited one meanwhile; the others are as they were.
     """
-    host.refuse_irreplaceable(plan.files)
-    options.pause()
+    host.refuse_unsafe_changes(plan.files)
+    options.check_interrupt()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()
-    unsettled = tuple(change for change in store.untriggered_changes() if change.triggers & set(stage.triggers))
+    untriggered_changes = tuple(
+        change for change in store.untriggered_changes() if change.triggers & set(stage.triggers)
+    )
     run = store.begin(options.verb, version=options.version, argv=options.argv)
-    applier = Applier(host, run, on_event, lambda: None, unsettled, earlier)
+    applier = Applier(host, run, on_event, lambda: None, untriggered_changes, earlier)
     with recording_failure(applier):
         applier.apply_stage(stage)
         due = tuple(one for one in stage.triggers if options.restart or one.kind == "cdi")
-        settled = applier.settle(due)
+        trigger_results = applier.run_triggers(due)
         # Else the next setup would take it for a debt of a run that was cut short.
-        applier.cancel_triggers((one for one in stage.triggers if one not in due), _NOT_ASKED)
+        applier.cancel_triggers((one for one in stage.triggers if one not in due), _NO_RESTART_NOTE)
     run.commit("done")
-    return EditResult(run.id, settled, applier.checked.get(plan.step.id, ""))
+    return EditResult(run.id, trigger_results, applier.checked.get(plan.step.id, ""))
 
 
 def conclude_interrupted_edit(store: Store) -> None:
     """Record that an interrupted edit of which nothing is left to do is over."""
     cut = store.interrupted_run()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
-        store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
+        store.close_interrupted_run(cut.begin.run, "cut short; a later run found nothing left to do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +181,12 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
     return ConfigStatus(difference=wrong, unverified="" if is_told or failed else unverified)
 
 
-def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> ConfigStatus:
+def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig, *, is_live: bool) -> ConfigStatus:
     """Compare the files and the daemon with what ``plan`` would leave.
 
     Args:
         plan: of what was requested.
-        effective: what the runtime has, by its name.
+        read_effective_config: what the runtime has, by its name.
         is_live: whether this is the system that runs, and not an image's.
 
     Raises:
@@ -194,9 +196,9 @@ def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> 
         return ConfigStatus(pending=True)
     if not is_live:
         return ConfigStatus(unverified="nothing runs in an image")
-    if plan.target and not plan.target.is_usual:
+    if plan.target and not plan.target.is_default_config:
         return ConfigStatus(unverified=f"it reads {plan.main} only if its command line names it")
-    if unverified := why_no_reload(plan):
+    if unverified := explain_no_reload(plan):
         return ConfigStatus(unverified=unverified)
     if daemon_has_failed(plan):
         return ConfigStatus(difference="it has failed; no process is running that could read its files", failed=True)
@@ -208,10 +210,10 @@ def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> 
         return ConfigStatus(
             unverified="its configuration is generated when it starts, and it has no command that shows it"
         )
-    return _compare_effective(plan.about, plan.planned.expectation, effective)
+    return _compare_effective(plan.about, plan.planned.expectation, read_effective_config)
 
 
-def why_no_reload(plan: CtkPlan) -> str:
+def explain_no_reload(plan: CtkPlan) -> str:
     """Return why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if plan.target is None:
         return f"{plan.about} has no daemon"
@@ -223,11 +225,13 @@ def why_no_reload(plan: CtkPlan) -> str:
     return "it is not running; it reads its files when it starts" if unit.exists else "it is not installed"
 
 
-def _compare_effective(runtime: str, meant: RuntimeExpectation, effective: Effective) -> ConfigStatus:
+def _compare_effective(
+    runtime: str, expectation: RuntimeExpectation, read_effective_config: ReadEffectiveConfig
+) -> ConfigStatus:
     try:
-        found = effective(runtime)
+        found = read_effective_config(runtime)
     except ChangeFailed as error:
-        is_down = NO_DAEMON.search(error.why) is not None
+        is_down = DAEMON_NOT_RUNNING.search(error.why) is not None
         return (
             ConfigStatus(unverified="it is not running")
             if is_down
@@ -235,4 +239,4 @@ def _compare_effective(runtime: str, meant: RuntimeExpectation, effective: Effec
         )
     if found is None:
         return ConfigStatus(unverified=f"{runtime} is not installed")
-    return ConfigStatus(difference="\n".join(list_differences(meant, found)))
+    return ConfigStatus(difference="\n".join(list_differences(expectation, found)))

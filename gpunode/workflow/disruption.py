@@ -30,7 +30,7 @@ from gpunode.wording import count, join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
 
-_DOING: Final[dict[GpuLoss, str]] = {
+_LOSS_PHRASES: Final[dict[GpuLoss, str]] = {
     "driver": "take the driver away from",
     "layout": "change the MIG layout under",
     "mps": "stop the MPS daemon, and so perhaps end",
@@ -43,13 +43,13 @@ _DISPLAY_UNITS: Final = frozenset(
 _MAX_NAMED: Final = 20
 
 
-def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
+def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> None:
     """Refuse if a program uses what ``changes`` take away, and does not end with a service that they stop.
 
     Raises:
         DrainRequired: such programs are counted and named, with what ends each kind.
     """
-    loss = find_gpu_loss(changes, owed)
+    loss = find_gpu_loss(changes, pending_triggers)
     if loss is None:
         return
     divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
@@ -61,7 +61,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], owed: Collection
     every = (found.get(pid, GpuClient(pid)) for pid in sorted(users))
     clients = [client for client in every if not _is_expected(client, loss, stopped)]
     if clients:
-        raise drain_error(_DOING[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
+        raise drain_error(_LOSS_PHRASES[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
@@ -89,17 +89,17 @@ def _advise(client: GpuClient) -> str:
 
 
 DOCKER: Final = "docker.service"
-_RESTARTS_DOCKER: Final = Trigger("restart", DOCKER)
+_DOCKER_RESTART: Final = Trigger("restart", DOCKER)
 _DOCKER_PACKAGES: Final = frozenset(map(PackageId, ("docker.io", "docker-ce")))
 _CONTAINERD_PACKAGES: Final = frozenset(map(PackageId, ("containerd", "containerd.io")))
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
-NO_DAEMON: Final = re.compile(r"daemon (?:is )?running")
+DAEMON_NOT_RUNNING: Final = re.compile(r"daemon (?:is )?running")
 _RUNNING_CONTAINERS: Final = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 _OVERRIDE_HINT: Final = "continue with --allow-disruption"
 _DRAIN: Final = "drain the node first (kubectl drain NODE --ignore-daemonsets)"
 
 
-def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
+def refuse_setup(preview: Sequence[StagePlan], pending_triggers: Sequence[Trigger], facts: Facts, host: Host) -> None:
     """Refuse if the plan or a pending trigger would stop running workloads.
 
     Raises:
@@ -107,14 +107,18 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
         Undetermined: docker runs and does not say what.
     """
     changes = [change for stage in preview for change in stage.changes]
-    refuse_gpu_clients(host, changes, owed)
+    refuse_gpu_clients(host, changes, pending_triggers)
     steps = (step.outcome for stage in preview for step in stage.steps)
-    if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
-        refuse_while_running(facts.unit(DOCKER), host)
+    if _DOCKER_RESTART in pending_triggers or any(
+        isinstance(outcome, Planned) and outcome.disrupts for outcome in steps
+    ):
+        refuse_running_containers(facts.unit(DOCKER), host)
 
 
-def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker: Fact[Unit], host: Host) -> None:
-    """Refuse if ``changes`` or the triggers ``owed`` would stop workloads, or take their driver away.
+def refuse_undoing(
+    changes: Sequence[Change], pending_triggers: Collection[Trigger], docker: Fact[Unit], host: Host
+) -> None:
+    """Refuse if ``changes`` or the triggers ``pending_triggers`` would stop workloads, or take their driver away.
 
     Raises:
         DrainRequired: it is named.
@@ -122,11 +126,11 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     """
     packages = PackageChange.among(changes)
     stopped = {change.unit for change in ServiceChange.among(changes) if not change.after.active}
-    restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
-    if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
-        refuse_while_running(docker, host)
-    refuse_gpu_clients(host, changes, owed)
-    if any_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.find_workloads().containers):
+    restarts = _DOCKER_RESTART in (*triggers(changes), *pending_triggers)
+    if restarts or any_removed_or_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
+        refuse_running_containers(docker, host)
+    refuse_gpu_clients(host, changes, pending_triggers)
+    if any_removed_or_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.find_workloads().containers):
         raise drain_error("take containerd away from", "container", containers, ["end them first"])
 
 
@@ -139,7 +143,7 @@ def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable
     )
 
 
-def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
+def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
     """Raise if docker runs containers that its restart would stop.
 
     Raises:
@@ -155,7 +159,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
-    is_down = is_down or NO_DAEMON.search(running.error) is not None
+    is_down = is_down or DAEMON_NOT_RUNNING.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
             "cannot tell which docker containers run, and continuing would stop them",
@@ -164,6 +168,6 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         )
 
 
-def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
-    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
-    return any(change.id in those and change.removes_or_replaces for change in packages)
+def any_removed_or_replaced(changes: Sequence[PackageChange], package_ids: Collection[PackageId]) -> bool:
+    """Return whether one of ``package_ids`` that is there is removed, purged or replaced by another version."""
+    return any(change.id in package_ids and change.removes_or_replaces for change in changes)

@@ -15,9 +15,9 @@ from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
 from gpunode.diagnoses.unknown_errors import find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.evidence import CUT_KEY, Capture, Evidence, decode_found
+from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS, trim_evidence
-from gpunode.facts.follow_ups import final_follow_ups, follow_ups, may_ask_driver
+from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
 from gpunode.facts.probes import LSPCI, list_probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
@@ -32,13 +32,13 @@ Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
 _NVML_S = 10.0
 
 
-def examine(host: HostView) -> Evidence:
+def collect_doctor_evidence(host: HostView) -> Evidence:
     """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
     from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
     first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
     evidence = dict(probe_with_runtimes(host, tuple(first.values())))
-    driver = (nvml.make_probe(_NVML_S),) if may_ask_driver(evidence) else ()
+    driver = (nvml.make_probe(_NVML_S),) if can_query_driver(evidence) else ()
     evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
     evidence.update(run_probes(host, final_follow_ups(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
@@ -89,14 +89,14 @@ _DENIED: Final = re.compile(
 _PARTIAL_ACCESS: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
 _MAX_MESSAGE_BYTES: Final = 4096
 # These leave out what they may not read, and go on.
-_OMISSIONS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
+_OMISSION_MARKS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
 
 
 def denied_sources(capture: Capture) -> tuple[str, ...]:
     """Return the sources of ``capture`` that the system did not let us read; empty if we read all."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
-            files = tuple(one.path for one in decode_found(capture.data) if one.denied)
+            files = tuple(one.path for one in decode_matches(capture.data) if one.denied)
             return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
     return (capture.source,) if _is_denied(capture) else ()
 
@@ -109,11 +109,11 @@ def _is_denied(capture: Capture) -> bool:
     if capture.source.startswith("journalctl") and _PARTIAL_ACCESS.search(capture.error):
         return True
     return capture.outcome == "denied" or any(
-        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSIONS.items()
+        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSION_MARKS.items()
     )
 
 
-def _ask_for_evidence(seen: Snapshot) -> OpenQuestion:
+def _missing_evidence_question(seen: Snapshot) -> OpenQuestion:
     """Return the question to ask if no fault shows and nothing shows that the driver works."""
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
@@ -129,14 +129,14 @@ _MAX_NAMED: Final = 5
 
 def diagnose_evidence(evidence: Evidence) -> Examination:
     """Diagnose the node that ``evidence`` shows."""
-    read, left_out = trim_evidence({key: capture for key, capture in evidence.items() if key != CUT_KEY})
+    read, left_out = trim_evidence({key: capture for key, capture in evidence.items() if key != TRUNCATION_KEY})
     seen = take_snapshot(read)
     works = driver_answers(seen)
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
-        doubt = find_unknown_error(seen) or (None if works else _ask_for_evidence(seen))
+        doubt = find_unknown_error(seen) or (None if works else _missing_evidence_question(seen))
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
-    if (cut := evidence.get(CUT_KEY)) is not None:
+    if (cut := evidence.get(TRUNCATION_KEY)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
         rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_NAMED])}", ())

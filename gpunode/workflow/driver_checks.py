@@ -12,14 +12,14 @@ from gpunode.check import Check, Status
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
-from gpunode.facts.nvml import Gpu, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, NvmlUnread
+from gpunode.facts.nvml import Gpu, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, UnreadNvmlValue
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import find_fabric
-from gpunode.steps.installed_driver import matches, packages_with
+from gpunode.steps.installed_driver import is_at_version, packages_with_library
 from gpunode.steps.selection import WantedDriver, mismatched_packages, wanted_driver
 
 _LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
@@ -74,8 +74,8 @@ def _check_gpu(gpu: Gpu) -> Check:
     return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
 
 
-def _describe_switch(name: str, value: bool | NvmlUnread) -> str:
-    if isinstance(value, NvmlUnread):
+def _describe_switch(name: str, value: bool | UnreadNvmlValue) -> str:
+    if isinstance(value, UnreadNvmlValue):
         return ""
     return f"{name} {'on' if value else 'off'}"
 
@@ -87,7 +87,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
     module = loaded.version if loaded else None
     library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
     driver = _managed_driver(recipe, facts)
-    package = _package_version(recipe, facts, driver)
+    package = _driver_package_version(recipe, facts, driver)
     problems = nvml_facts.compare_versions(module, library, package)
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
@@ -114,7 +114,7 @@ def _reinstall_hint(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts)
 
     setup looks at packages, not at their files, so it would find nothing to do.
     """
-    packages = packages_with(library, known(facts.packages, {}))
+    packages = packages_with_library(library, known(facts.packages, {}))
     if not packages:
         return ""
     anew = system(facts).reinstall(packages)
@@ -130,13 +130,13 @@ def _managed_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
     return driver if isinstance(driver, WantedDriver) else None
 
 
-def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
+def _driver_package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
     """Return the version of the driver's kernel modules, else of its first installed package; None without one."""
     if driver is None:
         return None
     packages = known(facts.packages, {})
     named = (PackageId(driver.family.dkms_package(driver.chosen)), *driver.packages(recipe))
-    return next((packages[one].version for one in named if matches(packages.get(one), "")), None)
+    return next((packages[one].version for one in named if is_at_version(packages.get(one), "")), None)
 
 
 def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Check]:
@@ -176,7 +176,7 @@ def check_vector_addition(host: HostView) -> Check:
 _TITLE = "the GPUs are registered with the NVSwitches"
 # NVIDIA's own scripts give up after about two minutes.
 _PATIENCE_S, _POLL_INTERVAL_S = 120.0, 3.0
-_ON_THE_WAY = frozenset({"not started", "in progress"})
+_JOINING_STATES = frozenset({"not started", "in progress"})
 
 
 def await_fabric(
@@ -191,7 +191,7 @@ def await_fabric(
     Only where the fabric manager runs: without it nothing will change.
     """
     until = clock() + _PATIENCE_S
-    while _is_manager_active(facts) and _has_gpu_on_the_way(answer) and clock() < until:
+    while _is_manager_active(facts) and _has_gpu_joining_fabric(answer) and clock() < until:
         sleep(_POLL_INTERVAL_S)
         answer = nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe()))
     return answer
@@ -204,7 +204,7 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         return
     hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
     # In a container the service is the host's; there the GPUs' own states are all that tells.
-    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
         yield Check("fabric", _TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
@@ -213,7 +213,7 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         return
     states = [str(gpu.fabric) for gpu in answer.gpus if isinstance(gpu.fabric, str)]
     known = [state for state in states if state != "not supported"]
-    unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, NvmlUnread) and gpu.fabric.supported]
+    unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, UnreadNvmlValue) and gpu.fabric.supported]
     if unfinished := sorted({state for state in known if state != "completed"}):
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
         yield Check("fabric", _TITLE, "failed", behind, hint)
@@ -228,8 +228,8 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         yield Check("fabric", _TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
 
 
-def _has_gpu_on_the_way(answer: NvmlAnswer) -> bool:
-    return isinstance(answer, NvmlInventory) and any(gpu.fabric in _ON_THE_WAY for gpu in answer.gpus)
+def _has_gpu_joining_fabric(answer: NvmlAnswer) -> bool:
+    return isinstance(answer, NvmlInventory) and any(gpu.fabric in _JOINING_STATES for gpu in answer.gpus)
 
 
 def _is_manager_active(facts: Facts) -> bool:

@@ -16,26 +16,26 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
+    restrict_writes_to_root,
     triggers,
-    without_foreign_writers,
 )
 from gpunode.errors import Refused
 from gpunode.facts import machine
 from gpunode.facts.derive import derive_kubelet_facts, derive_runtime_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
-from gpunode.facts.probes import TOOLKIT_LIST, kubelet_probes, unit_probe
+from gpunode.facts.probes import TOOLKIT_FILE_LIST, kubelet_probes, unit_probe
 from gpunode.host.port import HostView
-from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
-from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
-from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.found import States, contents, packaged_version, probe_state, probe_states
+from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
-from gpunode.runtimes.reversal import changed_handlers, took_out
-from gpunode.runtimes.toolkit import Machine, Setting
+from gpunode.runtimes.reversal import changed_handlers, removes_handler
+from gpunode.runtimes.toolkit import HostTraits, Setting
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
@@ -49,7 +49,7 @@ _DUMP_S = 30.0
 # ``containerd github.com/containerd/containerd/v2 2.1.9~ds1 …``, ``crio version 1.30.0``.
 _VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 # systemd's own PATH for services, in which dockerd looks for a bare name (systemd.exec(5)).
-_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _NO_RECORD: Trails = MappingProxyType({})
 
 
@@ -146,17 +146,17 @@ def inspect_target(
     Raises:
         Refused, Undetermined: the files cannot be read.
     """
-    files = by_looking(host.run_probe, row, desired)
-    row = row.located(row, contents(files), desired)
-    desired = with_kubelets_driver(row, facts, desired, contents(files))
+    files = probe_states(host.run_probe, row, desired)
+    row = row.locate_row(row, contents(files), desired)
+    desired = with_kubelet_cgroup_driver(row, facts, desired, contents(files))
     target = RuntimeTarget(row, desired, files, replace(facts, changed_at={}), notes)
     if image or target.trigger is None:
         return target
-    paths = sorted({*target.own, row.config, TOOLKIT_LIST})
+    paths = sorted({*target.own, row.config, TOOLKIT_FILE_LIST})
     probes = (unit_probe(row.unit), *(Probe(f"file:{path}", path=path) for path in paths))
     now = derive_runtime_facts({probe.key: host.run_probe(probe) for probe in probes})
     changed_at = dict(now.changed_at)
-    if TOOLKIT_LIST not in changed_at and row.config not in target.own:
+    if TOOLKIT_FILE_LIST not in changed_at and row.config not in target.own:
         # Nobody can tell whether a product has looked for the toolkit since that came.
         changed_at.pop(row.config, None)
     return replace(target, facts=replace(facts, units=now.units, changed_at=changed_at))
@@ -204,7 +204,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     """
     row, desired = target.row, target.desired
     drop_in = desired.drop_in or row.drop_in
-    others = _others_content(trails.get(drop_in), target.present.get(drop_in))
+    others = _content_without_gpunode(trails.get(drop_in), target.present.get(drop_in))
     target = replace(target, desired=replace(desired, others=others))
     planned = with_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
@@ -220,7 +220,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
 
 
 def _is_missing(host: HostView, binary: str) -> bool:
-    places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _FOLDERS)
+    places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
     # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
     looked = (host.run_probe(Probe(f"program:{place}", path=place, limit_bytes=1)) for place in places)
     return all(one.outcome == "absent" for one in looked)
@@ -252,7 +252,7 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def _others_content(trail: FileTrail | None, now: FileState | None) -> bytes | None:
+def _content_without_gpunode(trail: FileTrail | None, now: FileState | None) -> bytes | None:
     """Return what others than gpunode have in a file; None if gpunode has no known part in it."""
     if trail is None or trail.forgotten or now is None:
         return None
@@ -300,7 +300,7 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
     """Return the trail since the handler was taken out last: that took back all before it."""
-    spans = takewhile(lambda span: not took_out(recorded_edit(span.change), handler), reversed(trail.spans))
+    spans = takewhile(lambda span: not removes_handler(recorded_edit(span.change), handler), reversed(trail.spans))
     return replace(trail, spans=tuple(reversed(tuple(spans))))
 
 
@@ -311,7 +311,7 @@ def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
 
 
 def _revert_span(
-    entries: Collection[tuple[str, ...]] | None, span: ChangeSpan[FileChange], now: FileState | None
+    entries: Collection[tuple[str, ...]] | None, span: NetChange[FileChange], now: FileState | None
 ) -> RestoredFile | None:
     """Return the file without a span that somebody edited since; their changes to gpunode's values are kept."""
     if now is None:
@@ -332,7 +332,7 @@ def _content(state: object) -> bytes | None:
     return state.content if isinstance(state, FileState) else None
 
 
-def preview_files(plan: CtkPlan) -> tuple[bytes, ...]:
+def preview_contents(plan: CtkPlan) -> tuple[bytes, ...]:
     """Return the files that would change as they would be, and last the main file."""
     changed = {change.path: _content(change.after) for change in plan.files}
     after = {**contents(plan.present), **changed}
@@ -351,7 +351,7 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
         Refused: the file cannot be read or edited; see ``toolkit.configure``.
         Undetermined: only root may read it.
     """
-    present = one_by_looking(host.run_probe, path).get(path)
+    present = probe_state(host.run_probe, path).get(path)
     content = toolkit.configure(present.content if present else None, desired, inspect_machine(host), path)
     how = "in place" if target in {"", path} else f"generated from {path}"
     return _plan_toolkit_file(host, target or path, content, present, how)
@@ -366,20 +366,20 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
     return _plan_toolkit_file(host, target, toolkit.default(inspect_machine(host)).encode(), None, "generated anew")
 
 
-def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
+def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, reason: str) -> CtkPlan:
     """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
-    present = one_by_looking(host.run_probe, path)
+    present = probe_state(host.run_probe, path)
     before = present.get(path)
-    after = replace(before or without_foreign_writers(source or FileState(b"")), content=content)
+    after = replace(before or restrict_writes_to_root(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
-    reason = f"{how}; every container start reads it, so no daemon has to"
+    reason = f"{reason}; every container start reads it, so no daemon has to"
     return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
 
 
-def inspect_machine(host: HostView) -> Machine:
+def inspect_machine(host: HostView) -> HostTraits:
     """Return what the default values depend on."""
     found = (host.run_probe(Probe(path, path=path)) for path in machine.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
-    return Machine(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))
+    return HostTraits(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

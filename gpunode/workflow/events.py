@@ -70,7 +70,7 @@ class Triggering:
 class Triggered:
     """A trigger has been carried out."""
 
-    settled: TriggerResult
+    result: TriggerResult
 
 
 @dataclass(frozen=True, slots=True)

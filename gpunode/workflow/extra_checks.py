@@ -19,7 +19,7 @@ from gpunode.packages import system
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
-from gpunode.steps.installed_driver import matches
+from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.packages import wants_toolkit
 from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CDI_TITLE = "containers get the GPUs as CDI devices"
 # What to do about a difference, by the key of [expect].
-_CURES = {
+_EXPECTATION_HINTS = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
     "model": "find out which GPUs were put in",
     "driver": "set driver.version in the recipe and run gpunode setup",
@@ -44,7 +44,9 @@ def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Itera
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{_CURES[name]}, or correct [expect]")
+        yield Check(
+            f"expect-{name}", f"expected {name}", status, detail, f"{_EXPECTATION_HINTS[name]}, or correct [expect]"
+        )
 
 
 def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tuple[str, object, object, bool]]:
@@ -80,7 +82,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
 
     A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be intentional.
     """
-    packages = tuple(_packages(recipe, facts))
+    packages = tuple(_packages_to_check(recipe, facts))
     if not packages:
         return
     probes = {package: system(facts).changed_files(package) for package in packages}
@@ -91,7 +93,9 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
             detail = f"{probe.source}: {answer.error or answer.outcome}"
             yield Check("package-files", _PACKAGE_FILES_TITLE, "skipped", detail, f"see what it says: {probe.source}")
             return
-        if paths := [path for path in system(facts).changed_in(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)]:
+        if paths := [
+            path for path in system(facts).parse_changed_files(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)
+        ]:
             changed[package] = paths
     if not changed:
         yield Check(
@@ -105,12 +109,12 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
 
 
-def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+def _packages_to_check(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     installed = known(facts.packages, {})
     for package in sorted(installed):
         is_of_toolkit = wants_toolkit(recipe) and package in TOOLKIT_PACKAGES
         is_of_driver = not package.arch and _DRIVER_LIBRARIES.fullmatch(package.name) is not None
-        if (is_of_toolkit or is_of_driver) and matches(installed[package], ""):
+        if (is_of_toolkit or is_of_driver) and is_at_version(installed[package], ""):
             yield package
 
 

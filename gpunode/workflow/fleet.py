@@ -160,7 +160,7 @@ def build_row(
     save_rule_tracebacks(examined.diagnosis.bugs)
     seen = profile_node(examined.snapshot, examined.stack)
     row = FleetRow(
-        one.name, one.path, examined.verdict, _node(examined),
+        one.name, one.path, examined.verdict, _host_name(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
         stack={layer.id: layer.state for layer in examined.stack},
         model=redact_recursively(seen.model).title,
@@ -178,7 +178,7 @@ def build_row(
     return replace(row, **told, other_causes=others, unexplained=left), seen
 
 
-def _node(examined: Examination) -> str:
+def _host_name(examined: Examination) -> str:
     name = examined.snapshot.file("/proc/sys/kernel/hostname")
     return name.text.strip()[:253] if name is not None and name.outcome == "ok" else ""
 
@@ -217,11 +217,13 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     return tuple(found)
 
 
-def with_outliers(answers: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tuple[FleetRow, ...]:
-    """Return ``answers`` with the differences of outliers, each compared with the most typical node."""
-    paths = {row.report: row.path for row in answers}
+def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tuple[FleetRow, ...]:
+    """Return ``rows`` with the differences of outliers, each compared with the most typical node."""
+    paths = {row.report: row.path for row in rows}
     pairs = [
-        _Pair(node, paths[node], paths[group.reference], {place: group.common_counts[place] for place in places})
+        _OutlierComparison(
+            node, paths[node], paths[group.reference], {place: group.common_counts[place] for place in places}
+        )
         for group in groups
         if group.reference is not None
         for node, places in group.outliers.items()
@@ -231,13 +233,11 @@ def with_outliers(answers: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> 
         if isinstance(outcome, parallel_jobs.JobResult):
             found[pair.node] = outcome.answer
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
-    return tuple(
-        replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in answers
-    )
+    return tuple(replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _OutlierComparison:
     """An odd node, the one that it is compared with, and where it is odd, with how many nodes are not."""
 
     node: str
@@ -246,7 +246,7 @@ class _Pair:
     places: Mapping[FeatureKey, int]
 
 
-def _find_outliers(pair: _Pair) -> tuple[Outlier, ...]:
+def _find_outliers(pair: _OutlierComparison) -> tuple[Outlier, ...]:
     differences = compare(_reference_snapshot(pair.reference), _read_redacted(pair.path), Diagnosis((), ())).differences
     outliers = (
         Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
@@ -404,9 +404,9 @@ def _count_values(values: Iterable[str]) -> Mapping[str, int]:
     return dict(sorted(counted.items(), key=lambda each: (-each[1], each[0])))
 
 
-def overall_verdict(answers: Iterable[FleetRow]) -> Verdict:
+def overall_verdict(rows: Iterable[FleetRow]) -> Verdict:
     """Return ``problem`` if any node has one, else ``unknown`` if anything is unknown or unreadable."""
-    statuses = {row.status for row in answers}
+    statuses = {row.status for row in rows}
     if "problem" in statuses:
         return "problem"
     return "unknown" if statuses & {"unknown", "unreadable"} else "healthy"

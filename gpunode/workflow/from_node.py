@@ -18,8 +18,8 @@ from gpunode.packages import system
 from gpunode.recipe import Driver, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
-from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import place_row
+from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
 from gpunode.steps.detect import DETECT
@@ -53,7 +53,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         cuda=find_installed_toolkit(facts),
         runtime=_detect_runtime(facts),
     )
-    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and isinstance(facts.devices, Known) and not find_own_gpus(facts.devices.value):
         raise Refused(
             "no NVIDIA GPU found, so there is no GPU node to write a recipe for",
@@ -99,13 +99,15 @@ def _detect_driver(facts: Facts) -> Driver:
             if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
                 return replace(
                     desired,
-                    kernel_module_type=_shortest_flavour(facts, present, desired, chosen),
+                    kernel_module_type=_auto_if_same_flavour(facts, present, desired, chosen),
                     persistence=_detect_persistence(facts),
                 )
     return Driver(version="none")
 
 
-def _shortest_flavour(facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice) -> KernelModuleType:
+def _auto_if_same_flavour(
+    facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice
+) -> KernelModuleType:
     """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
@@ -125,7 +127,7 @@ def _detect_toolkit(facts: Facts) -> Toolkit:
 def _detect_runtime(facts: Facts) -> RuntimeSettings:
     """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
-        if (found := _configured_runtime(place_row(row, facts), facts)) is not None:
+        if (found := _configured_runtime(choose_row_if_possible(row, facts), facts)) is not None:
             return found
     podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
@@ -138,7 +140,7 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
     try:
-        found = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
+        found = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):
         return None
     if "nvidia" not in found.handlers:

@@ -10,16 +10,16 @@ from gpunode.change import Change, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.evidence import Probe, decode_found
+from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.facts.model import MigGpu
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.packages import SYSTEMS, Database
 
-_LIMIT = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 
 
-def read_file_state(host: HostView, path: str, limit_bytes: int = _LIMIT) -> FileState | None:
+def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTES) -> FileState | None:
     """Return the file as it is; None if there is none.
 
     Raises:
@@ -46,16 +46,16 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
     """
     return any(
         host.run_probe(Probe(folder, glob=folder, contents=False)).data
-        and _names_in(host, folder) <= {*going, *folders}
+        and _list_paths_in(host, folder) <= {*going, *folders}
         for folder in folders
     )
 
 
-def _names_in(host: HostView, folder: str) -> frozenset[str]:
+def _list_paths_in(host: HostView, folder: str) -> frozenset[str]:
     """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
     captures = [host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
-    return frozenset(found.path for capture in captures for found in decode_found(capture.data))
+    return frozenset(found.path for capture in captures for found in decode_matches(capture.data))
 
 
 def read_package_database(host: HostView) -> Database:
@@ -83,12 +83,12 @@ def list_journaled_packages(host: HostView) -> frozenset[str]:
     """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet."""
     system = SYSTEMS[0]
     looked = host.run_probe(Probe("package-journal", glob=system.journal, content_kind="table"))
-    files = decode_found(looked.data) if looked.outcome == "ok" else ()
+    files = decode_matches(looked.data) if looked.outcome == "ok" else ()
     texts = ((one.data or b"").decode("utf-8", "replace") for one in files)
     return frozenset().union(*map(system.list_journaled, texts))
 
 
-_LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
+_LOADED_DRIVER_PROBE = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
 
 
 def list_gpus(host: HostView) -> dict[str, MigGpu]:
@@ -97,7 +97,7 @@ def list_gpus(host: HostView) -> dict[str, MigGpu]:
     Raises:
         ValueError: if NVML does not say.
     """
-    if host.run_probe(_LOADED).outcome != "ok":
+    if host.run_probe(_LOADED_DRIVER_PROBE).outcome != "ok":
         raise ValueError("the driver is not loaded")
     return {
         gpu.uuid: gpu
@@ -151,7 +151,7 @@ def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterat
         yield f"unknown pods, because {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
     folders = host.run_probe(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
-    running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
+    running = {one.path.rpartition("/")[2] for one in decode_matches(folders.data)} if folders.outcome == "ok" else None
     try:
         entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()
         for entry in entries:
@@ -178,7 +178,7 @@ def _device_ids(ids: Any) -> Iterator[str]:
 
 
 # Where the packages of drivers have files, other than those with a version in their name of a firmware or a module.
-_PLACES: Final = (
+_DRIVER_FILE_PATTERNS: Final = (
     "/etc/OpenCL/vendors/nvidia*",
     "/usr/bin/nvidia-*",
     "/usr/lib/*-linux-gnu/lib*cuda*",
@@ -192,7 +192,7 @@ _PLACES: Final = (
 
 def find_foreign_files(host: HostView) -> tuple[str, ...]:
     """Return the regular files in the places of a driver's that no package has brought."""
-    return find_unowned(host, sorted(path for place in _PLACES for path in _list_files(host, place)))
+    return find_unowned(host, sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_files(host, place)))
 
 
 def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
@@ -218,4 +218,4 @@ def find_owners(host: HostView, paths: Collection[str]) -> dict[str, str] | None
 
 def _list_files(host: HostView, place: str) -> Iterator[str]:
     found = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
-    yield from (one.path for one in decode_found(found.data) if one.link is None) if found.outcome == "ok" else ()
+    yield from (one.path for one in decode_matches(found.data) if one.link is None) if found.outcome == "ok" else ()

@@ -11,14 +11,14 @@ from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.driver import DRIVER
-from gpunode.steps.installed_driver import branch_of, matches
+from gpunode.steps.installed_driver import branch_of, is_at_version
 from gpunode.steps.packages import CUDA_TOOLKIT, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
 
 # They come along with a driver that has a display; their relations allow any newer version.
-_OPEN_SOURCE_PARTS = "libnvidia-egl-"
+_OPEN_SOURCE_PREFIX = "libnvidia-egl-"
 
 
 def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
@@ -40,7 +40,7 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
     wanted = sorted(
-        {*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages), *_components(recipe, facts)}
+        {*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages), *_cuda_components(recipe, facts)}
     )
     return VersionLock(
         file=file,
@@ -48,7 +48,7 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
         distribution=distro.id,
         release=distro.version_id,
         architecture=need(facts.architecture, "the architecture of this system"),
-        packages={package: packages[package].version for package in wanted if matches(packages.get(package), "")},
+        packages={package: packages[package].version for package in wanted if is_at_version(packages.get(package), "")},
     )
 
 
@@ -65,7 +65,7 @@ def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
             yield from step.packages.wanted(recipe, facts)
 
 
-def _components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
+def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
     """Return what came along with the CUDA toolkit."""
     if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT.id in recipe.skip:
         return ()
@@ -79,7 +79,7 @@ def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, Pac
     driver = wanted_driver(recipe, facts) if DRIVER.id not in recipe.skip else None
     if not isinstance(driver, WantedDriver):
         return
-    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}:
+    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PREFIX))}:
         state = packages[package]
         branch = branch_of(state.version)
         if branch == driver.chosen.branch or (not branch and state.auto):

@@ -23,16 +23,16 @@ class LostRecord:
     Attributes:
         files: their paths.
         packages: the driver packages that the pin among them holds, and that no run is known to have installed.
-        alike: files and packages that look the same if gpunode or somebody else added them.
+        ambiguous_items: files and packages that look the same if gpunode or somebody else added them.
         folder: where the record should be.
-        by_hand: the commands that take the files and the packages away, and leave what is ``alike``.
+        removal_commands: the commands that take the files and the packages away, and leave what is ``ambiguous_items``.
     """
 
     files: tuple[str, ...]
     packages: tuple[PackageId, ...]
-    alike: tuple[str, ...]
+    ambiguous_items: tuple[str, ...]
     folder: str
-    by_hand: tuple[str, ...]
+    removal_commands: tuple[str, ...]
 
     def __str__(self) -> str:
         number = len(self.packages)
@@ -50,21 +50,25 @@ class LostRecord:
 
     def refusal(self) -> VerifyFailed:
         """Return the error with which a removal ends that cannot take these things away."""
-        packages, alike = ", ".join(map(str, self.packages)), ", ".join(self.alike)
+        packages, ambiguous_items = ", ".join(map(str, self.packages)), ", ".join(self.ambiguous_items)
         return VerifyFailed(
             "gpunode is not fully removed: it keeps things whose record was lost",
             why="\n".join(
                 (
                     self._written,
                     *([f"installed under its pin: {packages}"] if packages else []),
-                    *([f"possibly added by gpunode, but anybody would add the same: {alike}"] if alike else []),
+                    *(
+                        [f"possibly added by gpunode, but anybody would add the same: {ambiguous_items}"]
+                        if ambiguous_items
+                        else []
+                    ),
                     "without the record gpunode cannot tell what was there before, so it removed none of this",
                 )
             ),
             hint="\n".join(
                 (
                     f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
-                    *self.by_hand,
+                    *self.removal_commands,
                 )
             ),
         )
@@ -92,14 +96,16 @@ def assess_lost_record(
     drivers = tuple(sorted(held - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
-        path for path in _usual_files(facts) if known(facts.file(path), None) is not None and path not in recorded.found
+        path
+        for path in _repository_files(facts)
+        if known(facts.file(path), None) is not None and path not in recorded.found
     )
     purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
-    by_hand = (*purge, str(command("sudo", "rm", *files)))
-    return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
+    removal_commands = (*purge, str(command("sudo", "rm", *files)))
+    return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, removal_commands)
 
 
-def _usual_files(facts: Facts) -> Iterator[str]:
+def _repository_files(facts: Facts) -> Iterator[str]:
     """Yield the paths of the lists and keyrings that both setup and NVIDIA's instructions write."""
     toolkit = toolkit_repository()
     yield from (toolkit.list_file, toolkit.keyring)

@@ -23,12 +23,12 @@ _FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     """Return ``plan`` with the known origins of its packages, from one query for all of them."""
-    brought = {change: after for change in plan.packages if (after := change.settled)}
+    brought = {change: after for change in plan.packages if (after := change.known_final_state)}
     if not brought:
         return plan
     named = dict.fromkeys(change.id for change in brought)
     package_system = system(facts)
-    answer = host.run_probe(package_system.archives_of(named))
+    answer = host.run_probe(package_system.archives_probe(named))
     archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
@@ -44,14 +44,14 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     return replace(plan, steps=steps, dependencies=tuple(located.get(one, one) for one in plan.dependencies))
 
 
-def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
+def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str:
     """Return where the driver packages come from that a refused transaction names, a line for each archive.
 
     Empty where only one archive has them: with two, what one of them brings may keep out what the other has.
     """
     package_system = system(facts)
-    named = driver_packages(package_system.packages_in(problem))
-    answer = host.run_probe(package_system.archives_of(named)) if named else None
+    named = driver_packages(package_system.find_named_packages(problem))
+    answer = host.run_probe(package_system.archives_probe(named)) if named else None
     if answer is None or answer.outcome != "ok":
         return ""
     versions: dict[Archive, list[str]] = {}

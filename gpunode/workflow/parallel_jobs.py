@@ -26,7 +26,7 @@ from gpunode.errors import GpunodeError
 _MEMORY_BYTES: Final = 3 << 30
 # Less is too little for any report.
 _LEAST_BYTES: Final = 512 << 20
-_PROCESSOR_S: Final = 60
+_CPU_LIMIT_S: Final = 60
 _MOST_PROCESSES: Final = 16
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
     """
     gc.freeze()
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
-    half = available_bytes() // 2
+    half = available_memory_bytes() // 2
     cores = len(os.sched_getaffinity(0))
     beside = min(processes or min(cores, _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
     alone = _clamp_memory(half)
@@ -90,19 +90,19 @@ def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
     global _job
     _job = job
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = memory + own_bytes()  # what is loaded is shared with the others, and counts for each
+    wanted = memory + own_address_space_bytes()  # what is loaded is shared with the others, and counts for each
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGVTALRM, _raise_too_long)
+    signal.signal(signal.SIGVTALRM, _raise_cpu_time_exceeded)
 
 
-class _TooLong(BaseException):
+class _CpuTimeExceeded(BaseException):
     """A report has had its share of processor time; none of those that catch exceptions on the way may keep it."""
 
 
-def _raise_too_long(_: int, __: FrameType | None) -> None:
-    raise _TooLong
+def _raise_cpu_time_exceeded(_: int, __: FrameType | None) -> None:
+    raise _CpuTimeExceeded
 
 
 _Answer: TypeAlias = "JobResult[object] | JobFailure | None"
@@ -139,13 +139,13 @@ def _job_result(
 
 def _run_job(item: object) -> _Answer:
     """Return the job's result; None if the memory of this process did not suffice."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_LIMIT_S)
     try:
         return JobResult(_job(item))
     except GpunodeError as error:
         return JobFailure(f"{error.what}: {error.why}" if error.why else error.what)
-    except _TooLong:
-        return JobFailure(f"it took more than {_PROCESSOR_S} s of processor time")
+    except _CpuTimeExceeded:
+        return JobFailure(f"it took more than {_CPU_LIMIT_S} s of processor time")
     except MemoryError:
         return None
     except Exception as error:  # a bug of ours, which must not cost the others their answers
@@ -157,18 +157,18 @@ def _run_job(item: object) -> _Answer:
 
 
 # Where nobody says: what a small machine has left.
-_UNKNOWN_BYTES: Final = 2 << 30
+_FALLBACK_BYTES: Final = 2 << 30
 _AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
-def available_bytes(root: Path = Path("/")) -> int:
+def available_memory_bytes(root: Path = Path("/")) -> int:
     """Return the free memory: the lowest of the values of the kernel and the cgroup."""
     told = _AVAILABLE.search(_read_text(root / "proc/meminfo"))
-    free = int(told[1]) << 10 if told else _UNKNOWN_BYTES
+    free = int(told[1]) << 10 if told else _FALLBACK_BYTES
     return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
 
 
-def own_bytes(root: Path = Path("/")) -> int:
+def own_address_space_bytes(root: Path = Path("/")) -> int:
     """Return the address space of this process; 0 if unknown."""
     pages = _read_text(root / "proc/self/statm").partition(" ")[0]
     return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0

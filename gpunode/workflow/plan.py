@@ -24,7 +24,7 @@ from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 # Why a package is asked for, where it does not come from NVIDIA's repositories.
-_NOT_NVIDIAS = frozenset({"headers", "gdrcopy"})
+_NON_NVIDIA_REASONS = frozenset({"headers", "gdrcopy"})
 
 
 def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
@@ -41,14 +41,16 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
         earlier.append(stage)
         if is_current:
             return resolve_stage(stage, now, host.simulate, recipe.lock)
-        return replace(stage, unresolved=_why_packages_missing(stage, host))
+        return replace(stage, unresolved=_explain_missing_packages(stage, host))
 
     return tuple(walk(recipe, facts, exact, project_stage, only))
 
 
-def _why_packages_missing(stage: StagePlan, host: HostView) -> str:
+def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
     """Return why no present archive has the kernel headers, or GDRCopy: no source that this run adds has them."""
-    sought = [one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NOT_NVIDIAS]
+    sought = [
+        one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
+    ]
     found = host.simulate(sought) if sought else None
     return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
@@ -58,8 +60,8 @@ def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) 
     return bool(backlog) or any(plan.changes or plan.waits for plan in plans)
 
 
-_FREE: Mapping[PackageId, str] = MappingProxyType({})
-_NOT_PURGED: Mapping[PackageId, tuple[PackageId, ...]] = MappingProxyType({})
+_NO_LOCKED_VERSIONS: Mapping[PackageId, str] = MappingProxyType({})
+_NO_UPGRADES: Mapping[PackageId, tuple[PackageId, ...]] = MappingProxyType({})
 Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
 PackagesIn = Callable[[str], frozenset[PackageId]]
 
@@ -69,24 +71,24 @@ class Transaction:
     """Package changes with exact versions.
 
     Attributes:
-        asked: the changes of steps, without those that turned out to be nothing.
+        requested_changes: the changes of steps, without those that turned out to be nothing.
         dependencies: what else the package manager installs or removes.
         problem: why the package manager would not make them, in its own words.
         upgraded: the packages that were to be purged and are upgraded instead, each with those that stay and need it;
             with none where the new driver does.
     """
 
-    asked: tuple[PackageChange, ...]
+    requested_changes: tuple[PackageChange, ...]
     dependencies: tuple[PackageChange, ...] = ()
     problem: str = ""
-    upgraded: Mapping[PackageId, tuple[PackageId, ...]] = field(default_factory=lambda: _NOT_PURGED)
+    upgraded: Mapping[PackageId, tuple[PackageId, ...]] = field(default_factory=lambda: _NO_UPGRADES)
 
 
 def resolve(
     changes: Sequence[PackageChange],
     facts: Facts,
     simulate: Simulate,
-    locked: Mapping[PackageId, str] = _FREE,
+    locked: Mapping[PackageId, str] = _NO_LOCKED_VERSIONS,
 ) -> Transaction:
     """Return the transaction that ``changes`` amount to; as they are where there is no package manager to ask.
 
@@ -98,7 +100,7 @@ def resolve(
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    return _Resolver(tuple(changes), installed, simulate, locked, system(facts).packages_in).resolve()
+    return _Resolver(tuple(changes), installed, simulate, locked, system(facts).find_named_packages).resolve()
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class _Resolver:
 
     Attributes:
         changes: of the steps.
-        packages_in: reads the packages' names out of the solver's words.
+        find_named_packages: reads the packages' names out of the solver's words.
         pins: dependencies that are named to the solver, so that they come in their locked version.
         newer: what comes with the installs if nothing is purged, as changes by name.
         upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
@@ -117,7 +119,7 @@ class _Resolver:
     installed: Mapping[PackageId, PackageState]
     simulate: Simulate
     locked: Mapping[PackageId, str]
-    packages_in: PackagesIn
+    find_named_packages: PackagesIn
     pins: tuple[PackageChange, ...] = ()
     newer: Mapping[PackageId, PackageChange] = field(default_factory=dict)
     upgraded: dict[PackageId, tuple[PackageId, ...]] = field(default_factory=dict)
@@ -131,7 +133,9 @@ class _Resolver:
             return Transaction(self.changes, problem=simulation.problem if simulation else "")
         self._refuse_unplanned(simulation)
         along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
-        return replace(_exact_transaction(self.intended, self.installed, simulation, along), upgraded=self.upgraded)
+        return replace(
+            _exact_transaction(self.adjusted_changes, self.installed, simulation, along), upgraded=self.upgraded
+        )
 
     @property
     def installs(self) -> list[PackageChange]:
@@ -144,7 +148,7 @@ class _Resolver:
         return _removals_among(self.changes)
 
     @property
-    def intended(self) -> list[PackageChange]:
+    def adjusted_changes(self) -> list[PackageChange]:
         """The transaction with the packages of ``upgraded`` upgraded, not purged."""
         return [*self.installs, *(self.newer[c.id] if c.id in self.upgraded else c for c in self.purges)]
 
@@ -153,17 +157,17 @@ class _Resolver:
         simulation = self.simulate(self.installs) if self.installs else Simulation(())
         if simulation is not None and (unlike := _versions_unlike_lock(simulation, self.locked)):
             named = {change.id for change in self.changes}
-            self.pins = tuple(self._along(one, self.locked[one]) for one in sorted(unlike.keys() - named))
+            self.pins = tuple(self._dependency_change(one, self.locked[one]) for one in sorted(unlike.keys() - named))
             simulation = self.simulate(self.installs) if self.pins else simulation
-        return self._with_fabric_of_driver(simulation) if simulation is not None else None
+        return self._with_matching_fabric(simulation) if simulation is not None else None
 
-    def _with_fabric_of_driver(self, simulation: Simulation) -> Simulation | None:
+    def _with_matching_fabric(self, simulation: Simulation) -> Simulation | None:
         """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken.
 
         Raises:
             Refused: no archive has them in that version.
         """
-        driver, unlike = _find_unlike_driver(self.installs, simulation)
+        driver, unlike = _find_fabric_mismatches(self.installs, simulation)
         if not unlike:
             return simulation
         after = KnownAfter(f"{driver}-", "driver")
@@ -174,7 +178,7 @@ class _Resolver:
             raise Refused(
                 f"no archive has {package} in version {driver}, that of the driver; no package was touched",
                 why=f"it works with the driver of its exact version alone, and would come in version {version}",
-                hint=_hint_at_driver(version, driver),
+                hint=_fabric_version_hint(version, driver),
             )
         return again
 
@@ -185,33 +189,35 @@ class _Resolver:
         that it would also remove is requested by name, so that it names what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")
-        self.newer = {one.id: self._along(one.id, self.locked.get(one.id, one.version)) for one in installs}
+        self.newer = {one.id: self._dependency_change(one.id, self.locked.get(one.id, one.version)) for one in installs}
         left = self.newer.keys() & {change.id for change in self.purges}
         stays: dict[PackageId, PackageChange] = {}
         while True:
-            found = self.simulate([*self.intended, *stays.values()])
+            found = self.simulate([*self.adjusted_changes, *stays.values()])
             if found is None or not left:
                 break
             lost = (
-                {} if found.problem else _collateral_removals(found, {*stays, *(change.id for change in self.intended)})
+                {}
+                if found.problem
+                else _collateral_removals(found, {*stays, *(change.id for change in self.adjusted_changes)})
             )
-            needed = left & self.packages_in(found.problem) or (left if found.problem else set())
+            needed = left & self.find_named_packages(found.problem) or (left if found.problem else set())
             if not needed and not lost:
                 break
             left, stays = left - needed, {**stays, **lost}
             self.upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
         # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
-        return self.simulate(self.intended) if stays else found
+        return self.simulate(self.adjusted_changes) if stays else found
 
-    def _along(self, package: PackageId, version: str) -> PackageChange:
+    def _dependency_change(self, package: PackageId, version: str) -> PackageChange:
         """Return the change that brings a dependency in ``version``."""
         before = self.installed.get(package)
         return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
-        leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
+        leaving = _old_driver_parts(simulation, self.installed, self.adjusted_changes) if self.purges else []
         wrong = (
-            *differences_from_plan([*self.intended, *leaving], simulation),
+            *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
             *_other_branch_installs(self.installs, simulation),
             *_lock_violations(simulation, self.locked),
         )
@@ -223,7 +229,9 @@ class _Resolver:
             )
 
 
-def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulation) -> tuple[str, dict[PackageId, str]]:
+def _find_fabric_mismatches(
+    installs: Sequence[PackageChange], simulation: Simulation
+) -> tuple[str, dict[PackageId, str]]:
     """Return the driver's version, and the parts of a fabric that would come in another, with that version."""
     named = {one.id for one in installs if isinstance(one.after, KnownAfter) and one.after.why == "driver"}
     coming = {
@@ -237,7 +245,7 @@ def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulatio
     return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
 
 
-def _hint_at_driver(version: str, driver: str) -> str:
+def _fabric_version_hint(version: str, driver: str) -> str:
     """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
     from gpunode.catalog.cuda import parts  # loaded on use
 
@@ -255,9 +263,9 @@ def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -
     return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}
 
 
-def _other_branch_installs(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
+def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
     """Yield driver packages that come along as dependencies and are of a branch that no step chose."""
-    wanted = set(_chosen_branches(brings))
+    wanted = set(_chosen_branches(installs))
     drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
@@ -288,10 +296,10 @@ def _is_automatic(before: PackageState | None) -> bool:
     return before is None or before.config_files_only or before.auto
 
 
-def _chosen_branches(brings: Sequence[PackageChange]) -> Iterator[int]:
+def _chosen_branches(installs: Sequence[PackageChange]) -> Iterator[int]:
     """Yield the driver branches that steps chose: of a prefix, or of an exact version."""
-    exact = driver_packages(change.id for change in brings if isinstance(change.after, PackageState))
-    for change in brings:
+    exact = driver_packages(change.id for change in installs if isinstance(change.after, PackageState))
+    for change in installs:
         if isinstance(change.after, KnownAfter) and change.after.why == "driver":
             yield branch_of(change.after.prefix)
         elif isinstance(change.after, PackageState) and (branch := branch_of(change.after.version)):
@@ -299,23 +307,23 @@ def _chosen_branches(brings: Sequence[PackageChange]) -> Iterator[int]:
 
 
 def _old_driver_parts(
-    simulation: Simulation, installed: Mapping[PackageId, PackageState], meant: Sequence[PackageChange]
+    simulation: Simulation, installed: Mapping[PackageId, PackageState], changes: Sequence[PackageChange]
 ) -> list[PackageChange]:
     """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
     leaving = {action.id for action in simulation.actions if action.verb != "install"}
-    named = {change.id for change in meant}
+    named = {change.id for change in changes}
     return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
 
 
 def _exact_transaction(
-    meant: Sequence[PackageChange],
+    changes: Sequence[PackageChange],
     installed: Mapping[PackageId, PackageState],
     simulation: Simulation,
-    along: frozenset[PackageId],
+    dependency_ids: frozenset[PackageId],
 ) -> Transaction:
-    """Return the transaction as simulated; ``along`` are dependencies though they are named to the solver."""
-    explicit = {change.id: change for change in meant}
-    asked: list[PackageChange] = []
+    """Return the transaction as simulated; ``dependency_ids`` are dependencies though they are named to the solver."""
+    explicit = {change.id: change for change in changes}
+    requested_changes: list[PackageChange] = []
     dependencies: list[PackageChange] = []
     seen: set[PackageId] = set()
     for action in simulation.actions:
@@ -325,12 +333,14 @@ def _exact_transaction(
         wanted = named.after if named else None
         auto = wanted.auto if wanted else not named and _is_automatic(before)
         after = PackageState(action.version, auto=auto) if action.verb == "install" else None
-        (asked if named and action.id not in along else dependencies).append(
+        (requested_changes if named and action.id not in dependency_ids else dependencies).append(
             PackageChange(action.id, before, after, named.triggers if named else frozenset())
         )
-    unseen = [change for change in meant if change.id not in seen]
+    unseen = [change for change in changes if change.id not in seen]
     residue = (c for c in unseen if c.after is None and c.before and c.before.config_files_only)
-    return Transaction((*asked, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies))
+    return Transaction(
+        (*requested_changes, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies)
+    )
 
 
 def resolve_stage(
@@ -342,11 +352,11 @@ def resolve_stage(
     """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
     if not plan.packages:
         return plan
-    transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _FREE)
+    transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _NO_LOCKED_VERSIONS)
     if transaction.problem:
         return replace(plan, unresolved=transaction.problem)
-    asked = {change.id: change for change in transaction.asked}
-    exact: dict[Change, Change | None] = {change: asked.get(change.id) for change in plan.packages}
+    requested_changes = {change.id: change for change in transaction.requested_changes}
+    exact: dict[Change, Change | None] = {change: requested_changes.get(change.id) for change in plan.packages}
     steps = []
     for step in plan.steps:
         changes = tuple(change for one in step.changes if (change := exact.get(one, one)) is not None)
@@ -370,24 +380,28 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
 
 
-def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
-    """Return the packages that ``exact`` removes and ``agreed`` did not, without helpers, which it counted."""
+def unplanned_removals(confirmed_plan: StagePlan, exact_plan: StagePlan) -> tuple[str, ...]:
+    """Return the packages that ``exact_plan`` removes beyond ``confirmed_plan``, without helpers, which it counted."""
     return tuple(
-        str(c.id) for c in _additional_removals(agreed, exact) if c.before is None or branch_of(c.before.version)
+        str(c.id)
+        for c in _additional_removals(confirmed_plan, exact_plan)
+        if c.before is None or branch_of(c.before.version)
     )
 
 
-def _additional_removals(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
-    named = {change.id for change in _removals_among(agreed.packages)}
-    return [change for change in _removals_among(exact.packages) if change.id not in named]
+def _additional_removals(confirmed_plan: StagePlan, exact_plan: StagePlan) -> list[PackageChange]:
+    named = {change.id for change in _removals_among(confirmed_plan.packages)}
+    return [change for change in _removals_among(exact_plan.packages) if change.id not in named]
 
 
-def describe_differences(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
-    """Yield what ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
-    if more := _additional_removals(agreed, exact):
+def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan, manager: str) -> Iterator[str]:
+    """Yield what ``exact_plan`` removes beyond ``confirmed_plan``, and what steps say that purge less than there."""
+    if more := _additional_removals(confirmed_plan, exact_plan):
         names = ", ".join(str(change.id) for change in more)
         yield f"{manager} also removes packages that need the old driver: {names}"
-    for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
+    for before, step in (
+        (one, two) for one in confirmed_plan.steps for two in exact_plan.steps if one.step == two.step
+    ):
         fewer = len(_removals_among(step.changes)) < len(_removals_among(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
             yield step.outcome.reason
@@ -400,14 +414,14 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
-_ASKED_BESIDE = 30
+_SAMPLE_SIZE = 30
 
 
-def archive_lookup(host: HostView, facts: Facts) -> VersionLookup:
+def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
     """Return what asks the package index of ``host`` by looking alone; a capture has none."""
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
-        answer = host.run_probe(system(facts).archives_of(packages))
+        answer = host.run_probe(system(facts).archives_probe(packages))
         versions: dict[PackageId, list[str]] = {}
         for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
             versions.setdefault(PackageId.of(name), []).append(version)
@@ -416,7 +430,7 @@ def archive_lookup(host: HostView, facts: Facts) -> VersionLookup:
     return list_offered_versions
 
 
-def lost_packages(
+def find_unrestorable_purges(
     plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup
 ) -> tuple[PackageChange, ...] | None:
     """Return the purges of packages that no archive has, in whatever version; None where there is no package index.
@@ -427,7 +441,7 @@ def lost_packages(
     if not purges:
         return ()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    beside = islice(sorted(installed), _ASKED_BESIDE)
+    beside = islice(sorted(installed), _SAMPLE_SIZE)
     found = list_offered_versions(dict.fromkeys((*(change.id for change in purges), *beside)))
     return tuple(change for change in purges if not found.get(change.id)) if found else None
 

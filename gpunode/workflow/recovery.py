@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.lost_record import LostRecord
 
 # What the files begin with that only gpunode writes.
-MARK: Final = b"# Written by gpunode"
+FILE_MARK: Final = b"# Written by gpunode"
 _MAX_NAMED = 3
 
 
@@ -32,38 +32,38 @@ class Backlog:
     """The work that earlier runs left undone on a node, which the next setup does.
 
     Attributes:
-        owed: triggers that no run has settled.
+        pending_triggers: triggers that no run has settled.
         marks: packages that a run that was cut short installed and did not mark as dependencies or held.
         cut: the newest run, if it was cut short.
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
-        unread: why nobody can tell; empty when it is known.
+        unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
-        at_work: the gpunode that is changing the node right now; what it leaves is known at its end.
+        lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
     """
 
-    owed: tuple[Trigger, ...] = ()
+    pending_triggers: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
     cut: RunRecord | None = None
     ended: str = ""
-    unread: str = ""
+    unread_reason: str = ""
     lost: LostRecord | None = None
-    at_work: str = ""
+    lock_holder: str = ""
 
     def __bool__(self) -> bool:
         """Return whether there is work left."""
-        return bool(self.owed or self.marks)
+        return bool(self.pending_triggers or self.marks)
 
     @property
     def left(self) -> tuple[str, ...]:
         """The work that is left, a few words for each item."""
         marks = f"mark {_list_subjects(self.marks)} as before"
-        return (*map(str, self.owed), *((marks,) if self.marks else ()))
+        return (*map(str, self.pending_triggers), *((marks,) if self.marks else ()))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes beside the work that is left, a sentence each."""
-        now = f"another gpunode is changing this node: {self.at_work}; this shows a moment in the middle of it"
-        return (*((now,) if self.at_work else ()), *((str(self.lost),) if self.lost else ()))
+        now = f"another gpunode is changing this node: {self.lock_holder}; this shows a moment in the middle of it"
+        return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()))
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
@@ -81,11 +81,13 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         UsageError: only root may read them.
         JournalDamaged: one of the journals is.
     """
-    owed, cut = still_pending(store.pending_triggers(), facts), store.interrupted_run()
-    marks = missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
-    newest = store.runs()[-1:] if owed or marks else ()
+    pending_triggers, cut = still_pending(store.pending_triggers(), facts), store.interrupted_run()
+    marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
+    newest = store.runs()[-1:] if pending_triggers or marks else ()
     ended = next((_ENDINGS.get(run.commit.result, "") for run in newest if run.commit), "")
-    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts))
+    return Backlog(
+        pending_triggers, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts)
+    )
 
 
 def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
@@ -96,7 +98,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
         JournalDamaged: one of the journals is.
     """
     states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
-    marked = {path: state for path, state in states if state is not None and state.content.startswith(MARK)}
+    marked = {path: state for path, state in states if state is not None and state.content.startswith(FILE_MARK)}
     if not marked:
         return None
     from gpunode.workflow.lost_record import (
@@ -106,7 +108,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
     return assess_lost_record(marked, facts, store.additions(), str(store.folder))
 
 
-def visible_backlog(store: Store, facts: Facts) -> Backlog:
+def read_backlog(store: Store, facts: Facts) -> Backlog:
     """Return the backlog; for an ordinary user one that says that it could not be read.
 
     A run that goes on has not been cut short, whatever it has not done yet.
@@ -114,15 +116,15 @@ def visible_backlog(store: Store, facts: Facts) -> Backlog:
     Raises:
         JournalDamaged: one of the journals is.
     """
-    if holder := store.at_work():
-        return Backlog(at_work=str(holder))
+    if holder := store.lock_holder():
+        return Backlog(lock_holder=str(holder))
     try:
         return find_backlog(store, facts)
     except UsageError as error:
-        return Backlog(unread=error.what)
+        return Backlog(unread_reason=error.what)
 
 
-def record_what_was_made(store: Store, host: HostView) -> None:
+def record_completed_changes(store: Store, host: HostView) -> None:
     """Record of changes whose run ended before it could whether the node shows that they were made.
 
     Done soon after the run, it tells what gpunode took away from what somebody brings back later. A change whose
@@ -136,7 +138,7 @@ def record_what_was_made(store: Store, host: HostView) -> None:
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
             if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
-                store.record_made(run, made)
+                store.record_changes_made(run, made)
 
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
@@ -145,7 +147,7 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
 
     for intent in intents:
         change = intent.change
-        if not isinstance(change, FileChange) or not change.is_settled:
+        if not isinstance(change, FileChange) or not change.is_final_state_known:
             continue
         if not change.is_there_before and not change.is_there_after:
             continue  # only folders of a file go, which may be others' by now
@@ -168,9 +170,11 @@ def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[I
     return [intent for intent, package in removals if package not in there and package.name not in half]
 
 
-def still_pending(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+def still_pending(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers without those of units started since, which have read what was written."""
-    return tuple(trigger for trigger, since in owed.items() if not _was_started_since(trigger, since, facts))
+    return tuple(
+        trigger for trigger, since in pending_triggers.items() if not _was_started_since(trigger, since, facts)
+    )
 
 
 def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
@@ -214,7 +218,7 @@ def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all packages that are named as manually installed; a setup sets the marks after the

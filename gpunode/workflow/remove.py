@@ -19,7 +19,7 @@ from gpunode.errors import GpunodeError, Refused, VerifyFailed
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
-from gpunode.journal.footprint import ChangeSpan
+from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
@@ -27,10 +27,12 @@ from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record, still_pending
 from gpunode.workflow.undo import KeptItem, RestoredFile, UndoPlan, revert_change
-from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_undo
 
 
-def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> UndoPlan:
+def plan_removal(
+    store: Store, host: Host, facts: Facts, *, force: bool = False, allow_disruption: bool = False
+) -> UndoPlan:
     """Return what removes everything that gpunode ever added.
 
     Args:
@@ -38,7 +40,7 @@ def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False,
         host: the node.
         facts: of it.
         force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
-        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:
         Conflict: somebody edited the very lines of a file that gpunode wrote.
@@ -47,14 +49,16 @@ def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False,
     """
     footprint = store.footprint()
 
-    def resolve_edit(span: ChangeSpan[FileChange], now: FileState | None) -> RestoredFile | None:
+    def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile | None:
         after = span.change.after
         if not isinstance(after, FileState) or now is None:
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
-        return RestoredFile(span.change.before) if force else _merge(span.change, now)
+        return RestoredFile(span.change.before) if force else _revert_keeping_edits(span.change, now)
 
-    owed = still_pending(store.pending_triggers(), facts)
-    request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
+    pending_triggers = still_pending(store.pending_triggers(), facts)
+    request = UndoRequest(
+        "", footprint, resolve_edit, force=force, allow_disruption=allow_disruption, pending_triggers=pending_triggers
+    )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
@@ -62,7 +66,7 @@ def plan_removal(store: Store, host: Host, facts: Facts, *, force: bool = False,
     return replace(undone, notes=notes, incomplete=False)
 
 
-def _merge(change: FileChange, now: FileState) -> RestoredFile:
+def _revert_keeping_edits(change: FileChange, now: FileState) -> RestoredFile:
     """Return ``now`` without ``change``, with somebody's edits.
 
     Raises:
@@ -74,23 +78,23 @@ def _merge(change: FileChange, now: FileState) -> RestoredFile:
     is_dockers = change.path == docker.config
     restored = revert_change(change, now, keeps_changed=is_dockers)
     if restored is None:
-        raise edit_conflict(back, now)
+        raise edit_conflict_error(back, now)
     if is_dockers:
         try:
-            restored = _with_sound_default(docker, change, now, restored)
+            restored = _without_dangling_default(docker, change, now, restored)
         except Refused as error:  # it is no configuration of docker's any more
-            raise edit_conflict(back, now) from error
+            raise edit_conflict_error(back, now) from error
     note = f"{change.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed"
     return replace(restored, notes=(note, *restored.notes))
 
 
-def _with_sound_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
+def _without_dangling_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
     """Return ``restored`` without a default runtime that went. Raises Refused if it cannot be read."""
-    from gpunode.runtimes.removal import end_dangling_default  # few removals meet an edited file
+    from gpunode.runtimes.removal import remove_dangling_default  # few removals meet an edited file
 
     states = (now, change.before, restored.state)
     files, former, after = ({change.path: state.content} if state else {} for state in states)
-    removal = end_dangling_default(row, DesiredConfig(), Removal(files, former, after))
+    removal = remove_dangling_default(row, DesiredConfig(), Removal(files, former, after))
     content = removal.after.get(change.path)
     left = None if content is None else replace(restored.state or now, content=content)
     return replace(restored, state=left, notes=(*restored.notes, *removal.notes))
@@ -102,21 +106,21 @@ class Remainder:
 
     Attributes:
         kept: what stays, with the reason.
-        missed: what the removal should have taken away.
+        not_removed: what the removal should have taken away.
         lost: what no record tells of.
     """
 
     kept: tuple[KeptItem, ...] = ()
-    missed: tuple[str, ...] = ()
+    not_removed: tuple[str, ...] = ()
     lost: LostRecord | None = None
 
     @property
     def failure(self) -> GpunodeError | None:
         """The error that the removal ends with; None where all that stays has a reason."""
-        if self.missed:
+        if self.not_removed:
             return VerifyFailed(
                 "not everything was removed",
-                why=f"these are still there although every command succeeded: {', '.join(self.missed)}",
+                why=f"these are still there although every command succeeded: {', '.join(self.not_removed)}",
                 hint="the log of this run has the commands with their output; remove these by hand",
             )
         return self.lost.refusal() if self.lost else None
@@ -132,15 +136,21 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
         undone: the removal.
     """
     recorded = store.additions()
-    missed = tuple(dict.fromkeys(change.subject for change in undone.changes if not _is_made(change, host, facts)))
-    named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
-    found = (*_find_files(recorded, store, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
-    modules = () if undone.reboot else _find_modules(recorded, facts)
+    not_removed = tuple(
+        dict.fromkeys(change.subject for change in undone.changes if not _is_carried_out(change, host, facts))
+    )
+    named = {*not_removed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
+    found = (
+        *_find_remaining_files(recorded, store, host),
+        *_find_remaining_packages(recorded, facts),
+        *_find_remaining_units(recorded, facts),
+    )
+    modules = () if undone.reboot else _find_remaining_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
-    return Remainder((*undone.kept, *kept), missed, find_lost_record(store, facts))
+    return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
 
 
-def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
+def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
     """Return whether what ``change`` takes away is gone; of what cannot be seen, yes."""
     match change:
         case FileChange(path=path, before=FileState() as before):
@@ -148,20 +158,20 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return live_state.read_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
-        case ServiceChange(unit=unit, after=after) if not change.is_pause:
+        case ServiceChange(unit=unit, after=after) if not change.is_temporary_stop:
             fact = facts.unit(unit)
             return not isinstance(fact, Known) or not fact.value.exists or fact.value.state == after
         case _:
             return True
 
 
-def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
+def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
     for path, contents in recorded.written.items():
         state = live_state.read_file_state(host, path)
         name = digest(state.content) if state is not None else ""
         if name in contents:
             former = contents[name] or recorded.found[path]
-            what_next = _former_content(store, former) if former else _remove_command(path)
+            what_next = _describe_backup(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):
         if live_state.read_file_state(host, path) is not None:
@@ -170,7 +180,7 @@ def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> It
             yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")
 
 
-def _former_content(store: Store, name: str) -> str:
+def _describe_backup(store: Store, name: str) -> str:
     """Return where the backup is of a file that is not gpunode's alone, and so is not to be removed."""
     backup = store.objects.path(name)
     where = f"is in {backup}" if backup.exists() else "no longer exists"
@@ -181,7 +191,7 @@ def _remove_command(path: str) -> str:
     return f"`{command('sudo', 'rm', path)}`"
 
 
-def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
+def _find_remaining_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     installed = undo.installed_packages(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
@@ -192,7 +202,7 @@ def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIt
             yield KeptItem(str(package), how)
 
 
-def _find_units(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
+def _find_remaining_units(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     for unit in sorted(recorded.units):
         fact = facts.unit(unit)
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
@@ -200,7 +210,7 @@ def _find_units(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]
             yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
 
 
-def _find_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
+def _find_remaining_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     loaded = known(facts.modules, frozenset())
     for module in sorted(recorded.modules):
         if module.replace("-", "_") in loaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +12,9 @@ from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
-from gpunode.journal.footprint import ChangeSpan
+from gpunode.journal.footprint import NetChange
 from gpunode.journal.history import RunRecord, intents_to_undo, run_number
-from gpunode.journal.record import MAKING
+from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
@@ -25,7 +25,7 @@ from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
-from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_configuration_undo, plan_undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,17 @@ class RollbackResult:
 
     plan: UndoPlan
     run: str
-    settled: tuple[TriggerResult, ...]
+    trigger_results: tuple[TriggerResult, ...]
 
 
 def plan_rollback(
-    store: Store, host: Host, run_id: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
+    store: Store,
+    host: Host,
+    run_id: str,
+    facts: Facts | None = None,
+    *,
+    force: bool = False,
+    allow_disruption: bool = False,
 ) -> UndoPlan:
     """Return what undoes the run, compared with the node as it is.
 
@@ -48,7 +54,7 @@ def plan_rollback(
         run_id: of the run.
         facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
         force: whether files come back that somebody edited since; the edit is backed up as any other version.
-        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:
         Conflict: a later run touched something of it or needs it, or somebody edited a file since.
@@ -60,29 +66,34 @@ def plan_rollback(
     runs = {run.run: run for run in store.runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
-    def resolve_edit(span: ChangeSpan[FileChange], now: FileState | None) -> RestoredFile:
+    def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
         if force or (now is None and span.change.path in purged):  # it went with its package
             return RestoredFile(span.change.before)
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
-        raise edit_conflict(back, now, _unconfigure_command(back, now, str(store.root)))
+        raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(run_id, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
+    request = UndoRequest(run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
     if facts is None:
-        refuse_shared(store, run_id, runs[run_id].configuration & footprint.subjects)
-        undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
-        return replace(undone, left=tuple(sorted(runs[run_id].standing & runs[run_id].other_subjects)))
-    refuse_shared(store, run_id, footprint.subjects)
+        refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
+        undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
+        return replace(undone, left=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
+    refuse_shared_subjects(store, run_id, footprint.subjects)
     request = replace(
-        request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, run_id)
+        request,
+        pending_triggers=still_pending(store.pending_triggers(), facts),
+        is_redo=not _undo_removes_changes(runs, run_id),
     )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
-    going = removals_by_step((step.step_id, step.change) for step in undone.steps)
-    refuse_needed(store, run_id, going, partial(_is_there, host, installed_packages(facts)))
+    going: dict[str, list[str]] = {}
+    for step in undone.steps:
+        if not step.change.is_there_after:
+            going.setdefault(step.step_id, []).append(step.change.subject)
+    refuse_needed_removals(store, run_id, going, partial(_is_on_node, host, installed_packages(facts)))
     return undone
 
 
-def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bool:
+def _is_on_node(host: Host, packages: Collection[PackageId], change: Change) -> bool:
     """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
     match change:
         case FileChange(path=path):
@@ -93,12 +104,12 @@ def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bo
             return True
 
 
-def _goes_backward(runs: Mapping[str, RunRecord], run: str) -> bool:
+def _undo_removes_changes(runs: Mapping[str, RunRecord], run: str) -> bool:
     """Return whether undoing ``run`` removes what was made; undoing an undo makes it again."""
-    if runs[run].verb in MAKING:
+    if runs[run].verb in APPLYING_VERBS:
         return True
     of = runs[run].begin.undoes
-    return of in runs and not _goes_backward(runs, of)
+    return of in runs and not _undo_removes_changes(runs, of)
 
 
 def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -> str:
@@ -127,35 +138,35 @@ def rollback(
     version: str,
     argv: tuple[str, ...],
     on_event: Observer,
-    pause: Callable[[], None] = lambda: None,
+    check_interrupt: Callable[[], None] = lambda: None,
 ) -> RollbackResult:
     """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(plan.verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=plan.whole)
+    run = store.begin(plan.verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=plan.with_packages)
     reason = f"as it was before {plan.undone_run or 'gpunode'}"
-    applier = Applier(host, run, on_event, pause)
-    executor = UndoExecutor(applier, host, reason, plan.owed)
+    applier = Applier(host, run, on_event, check_interrupt)
+    executor = UndoExecutor(applier, host, reason, plan.pending_triggers)
     with recording_failure(applier):
         executor.carry_out(plan.steps)
     plan = replace(plan, reboot=plan.reboot or live_state.pending_mig_switch(host, plan.changes))
     run.commit("waiting" if plan.reboot else "done", plan.reboot)
-    return RollbackResult(plan, run.id, tuple(executor.settled))
+    return RollbackResult(plan, run.id, tuple(executor.trigger_results))
 
 
-def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
+def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, ...], with_packages: bool) -> None:
     """Record that ``run`` is undone: nothing of it is left on the node.
 
     Raises:
         ChangeFailed: it could not be written.
     """
-    if not run.is_undone(whole=whole):
-        store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=whole).commit("done")
+    if not run.is_undone(with_packages=with_packages):
+        store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=with_packages).commit("done")
 
 
-def incomplete_undo(plan: UndoPlan) -> VerifyFailed:
+def incomplete_undo_error(plan: UndoPlan) -> VerifyFailed:
     """Return the error for what cannot come back although everything else did."""
     also = (f"a reboot is needed, too: {plan.reboot}",) if plan.reboot else ()
     return VerifyFailed(
@@ -165,10 +176,10 @@ def incomplete_undo(plan: UndoPlan) -> VerifyFailed:
     )
 
 
-def failure_of(done: RollbackResult) -> GpunodeError | None:
+def rollback_failure(done: RollbackResult) -> GpunodeError | None:
     """Return what a rollback or removal that is through could not do; None if it did it all."""
     if done.plan.incomplete:
-        return incomplete_undo(done.plan)
+        return incomplete_undo_error(done.plan)
     if done.plan.reboot:
         return RebootRequired(
             "a reboot is needed; everything before it is done", why=done.plan.reboot, hint="systemctl reboot"
@@ -190,7 +201,7 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     if by:
         return by + rest
     try:
-        back = plan_rollback(store, host, run.run, disrupt=True)
+        back = plan_rollback(store, host, run.run, allow_disruption=True)
     except GpunodeError as error:
         return f"cannot be undone now: {error.what}"
     return "can be undone now" if back.steps else f"its files are already restored or gone{rest}"
@@ -205,88 +216,97 @@ class NothingToUndo:
 
     Attributes:
         why: how that is known.
-        standing: the newest run that is not undone; None when there is none.
+        newest_not_undone: the newest run that is not undone; None when there is none.
         command: what undoes that one.
         notes: what stays of it, and why.
     """
 
     run: RunRecord
     why: str
-    standing: RunRecord | None = None
+    newest_not_undone: RunRecord | None = None
     command: str = ""
     notes: tuple[str, ...] = ()
 
 
-def find_newest_run(store: Store, *, whole: bool = False) -> RunRecord:
+def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     """Return the newest run that made something which can be undone, whether it has been undone or not.
 
     Args:
         store: the journal.
-        whole: whether packages, archives and units are undone, too, and not the configuration alone.
+        with_packages: whether packages, archives and units are undone, too, and not the configuration alone.
 
     Raises:
         UsageError: if there is none.
     """
-    if found := _undoable_runs(store, whole=whole):
+    if found := _undoable_runs(store, with_packages=with_packages):
         return found[0]
-    made = _undoable_runs(store, whole=True)
+    made = _undoable_runs(store, with_packages=True)
     why = "no recorded run can be undone" if store.runs() else "no run of gpunode is recorded on this node"
     if made:
         why = "no recorded run changed a container runtime's configuration"
     raise UsageError(
         "there is nothing to roll back",
         why=why,
-        hint=rollback_command(store, made[0], whole=True) if made else "gpunode log shows the recorded runs",
+        hint=rollback_command(store, made[0], with_packages=True) if made else "gpunode log shows the recorded runs",
     )
 
 
-def _undoable_runs(store: Store, *, whole: bool) -> list[RunRecord]:
+def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
-    made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
-    return [one for one in made if one.configuration or (whole and one.other_subjects)]
+    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS and not one.forgotten)
+    return [one for one in made if one.configuration or (with_packages and one.other_subjects)]
 
 
-def explain_undone(store: Store, run: RunRecord, why: str, *, whole: bool) -> NothingToUndo:
+def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
     """Return that ``run`` is undone, with the command for the newest run that is not."""
-    left = (one for one in _undoable_runs(store, whole=whole) if one.run != run.run and not one.is_undone(whole=whole))
-    standing = next(left, None)
-    return NothingToUndo(run, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
+    left = (
+        one
+        for one in _undoable_runs(store, with_packages=with_packages)
+        if one.run != run.run and not one.is_undone(with_packages=with_packages)
+    )
+    newest_not_undone = next(left, None)
+    return NothingToUndo(
+        run,
+        why,
+        newest_not_undone,
+        rollback_command(store, newest_not_undone, with_packages=with_packages) if newest_not_undone else "",
+    )
 
 
-def find_run(store: Store, run: str, *, whole: bool = True) -> RunRecord:
+def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord:
     """Return the run with this id or number.
 
     Raises:
-        UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``whole`` is false.
+        UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``with_packages`` is false.
     """
     (found,) = store.find_runs(run)
-    if not whole and found.other_subjects and not found.configuration:
+    if not with_packages and found.other_subjects and not found.configuration:
         raise UsageError(
             f"run {run} changed no container runtime's configuration",
             why="a rollback without --packages undoes the configuration alone",
-            hint=rollback_command(store, found, whole=True),
+            hint=rollback_command(store, found, with_packages=True),
         )
     return found
 
 
-def refuse_shared(store: Store, run_id: str, touched: AbstractSet[str]) -> None:
+def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str]) -> None:
     """Refuse if a later run that stands changed one of ``touched``, which undoing ``run_id`` would change.
 
     Raises:
         Conflict: naming the runs to undo first, newest first.
     """
-    later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.standing)}
+    later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.remaining_subjects)}
     if later:
         both = ", ".join(sorted(frozenset().union(*later.values()))[:_SHOWN])
         raise Conflict(
             f"later runs changed the same things: {', '.join(run.run for run in later)}",
             why=f"undoing {run_id} alone would mix their versions of {both}",
-            hint=_undo_first(store, later),
+            hint=_undo_commands(store, later),
         )
 
 
-def refuse_needed(
+def refuse_needed_removals(
     store: Store, run_id: str, removed: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
 ) -> None:
     """Refuse if a later run that stands needs something that undoing ``run_id`` would remove.
@@ -311,7 +331,7 @@ def refuse_needed(
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
             why="\n".join(lines[:_SHOWN]),
-            hint=_undo_first(store, needing),
+            hint=_undo_commands(store, needing),
         )
 
 
@@ -319,21 +339,12 @@ def _remaining_additions(
     store: Store, run: RunRecord, is_there: Callable[[Change], bool]
 ) -> Iterator[tuple[str, Change]]:
     """Yield what ``run`` added to the node and is still there, each with its step."""
-    if run.verb not in MAKING or run.verb == "unconfigure":
+    if run.verb not in APPLYING_VERBS or run.verb == "unconfigure":
         return  # what takes something back needs nothing
     for intent in intents_to_undo(store.entries(run.run)):
         back = intent.change  # from what the run made to what was there before
-        if back.is_there_before and back.subject in run.standing and is_there(back):
+        if back.is_there_before and back.subject in run.remaining_subjects and is_there(back):
             yield intent.step, back
-
-
-def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
-    """Return the subjects that ``changes`` remove, by the step of each."""
-    found: dict[str, list[str]] = {}
-    for step, change in changes:
-        if not change.is_there_after:
-            found.setdefault(step, []).append(change.subject)
-    return found
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
@@ -344,17 +355,17 @@ def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
     return [run for run in since[1:] if run.begin.undoes not in here]
 
 
-def _undo_first(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
+def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
     """Return the commands that undo ``runs`` as far as their subjects here need it, newest first."""
     return "\n".join(
-        rollback_command(store, run, whole=not subjects <= run.configuration)
+        rollback_command(store, run, with_packages=not subjects <= run.configuration)
         for run, subjects in reversed(list(runs.items()))
     )
 
 
-def rollback_command(store: Store, run: RunRecord, *, whole: bool) -> str:
+def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["gpunode", "rollback", run.number, *(["--packages"] if whole else [])]
+    words = ["gpunode", "rollback", run.number, *(["--packages"] if with_packages else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]
     return shlex.join(words)

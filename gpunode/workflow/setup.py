@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import CommandChange, FileChange, FileState, Trigger, settle_order
+from gpunode.change import CommandChange, FileChange, FileState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
 from gpunode.facts.model import Facts, known
 from gpunode.facts.probes import RESUME_UNIT
@@ -21,24 +21,24 @@ from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refu
 from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
-from gpunode.workflow.origins import archives_behind, with_origins
+from gpunode.workflow.origins import describe_problem_archives, with_origins
 from gpunode.workflow.plan import (
     describe_differences,
+    find_unrestorable_purges,
     loss_note,
-    lost_packages,
     plan,
     refuse_loss,
     resolve_stage,
     unplanned_removals,
 )
-from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, missing_marks
+from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
 
 def _accept_plan(plans: Sequence[StagePlan]) -> None:
     del plans
 
 
-def _never_pause() -> None:
+def _never_interrupt() -> None:
     pass
 
 
@@ -50,7 +50,7 @@ class SetupOptions:
         version: of gpunode; like ``argv`` and ``recipe_sha256`` for the journal alone.
         allow_loss: whether packages may be removed that no archive has.
         confirm: called once, after the plan is shown and before anything is done.
-        pause: called between changes; raises Interrupted after a signal.
+        check_interrupt: called between changes; raises Interrupted after a signal.
         started: when the command began, by the monotonic clock; 0 when it begins now.
         resume: how the next boot continues when a reboot is needed; None reboots nothing.
     """
@@ -62,7 +62,7 @@ class SetupOptions:
     allow_disruption: bool = False
     allow_loss: bool = False
     confirm: Callable[[Sequence[StagePlan]], None] = _accept_plan
-    pause: Callable[[], None] = _never_pause
+    check_interrupt: Callable[[], None] = _never_interrupt
     resume: Resume | None = None
     started: float = 0.0
 
@@ -78,7 +78,7 @@ class SetupResult:
 
     preview: tuple[StagePlan, ...]
     applied: tuple[StagePlan, ...]
-    settled: tuple[TriggerResult, ...]
+    trigger_results: tuple[TriggerResult, ...]
     waits: tuple[Blocked, ...]
     run: str
     seconds: float
@@ -118,7 +118,7 @@ def setup(
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
     preview = _preview(recipe, facts, host, options)
-    lost = lost_packages(preview, facts, host.list_offered_versions)
+    lost = find_unrestorable_purges(preview, facts, host.list_offered_versions)
     if not options.allow_loss:
         refuse_loss(lost)
     left = find_backlog(store, facts)
@@ -137,15 +137,17 @@ def setup(
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:
-            store.conclude(left.cut.begin.run, "cut short; a later run found nothing left to do")
+            store.close_interrupted_run(left.cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
-        refuse_setup(preview, left.owed, facts, host)
-    host.refuse_irreplaceable([change for stage in preview for change in stage.changes])
+        refuse_setup(preview, left.pending_triggers, facts, host)
+    host.refuse_unsafe_changes([change for stage in preview for change in stage.changes])
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
-    unsettled = tuple(change for change in store.untriggered_changes() if change.triggers & set(left.owed))
+    untriggered_changes = tuple(
+        change for change in store.untriggered_changes() if change.triggers & set(left.pending_triggers)
+    )
     run = store.begin(
         "setup",
         version=options.version,
@@ -154,13 +156,15 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=options.argv,
     )
-    applier = Applier(host, run, on_event, options.pause, unsettled, left.owed)
+    applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
     with recording_failure(applier):
         made.execute()
     run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
     seconds = time.monotonic() - started
-    return SetupResult(preview, tuple(made.applied), tuple(made.settled), made.waits, run.id, seconds, made.facts)
+    return SetupResult(
+        preview, tuple(made.applied), tuple(made.trigger_results), made.waits, run.id, seconds, made.facts
+    )
 
 
 def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) -> tuple[StagePlan, ...]:
@@ -192,24 +196,24 @@ class _SetupRun:
     applier: Applier
     advance: Advance
     options: SetupOptions
-    agreed: tuple[StagePlan, ...]
+    confirmed_plan: tuple[StagePlan, ...]
     left: Backlog
     facts: Facts
     knows_losses: bool
     applied: list[StagePlan] = field(default_factory=list)
-    settled: list[TriggerResult] = field(default_factory=list)
+    trigger_results: list[TriggerResult] = field(default_factory=list)
     waits: tuple[Blocked, ...] = ()
 
     def execute(self) -> None:
-        """Apply every stage, and settle the triggers of this run and of earlier ones."""
-        self.applier.settle([trigger for trigger in self.left.owed if trigger.ends_stage])
+        """Apply every stage, and run_triggers the triggers of this run and of earlier ones."""
+        self.applier.run_triggers([trigger for trigger in self.left.pending_triggers if trigger.runs_at_stage_end])
         for stage in walk(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])
             self.applied.append(stage)
         self._restore_marks()
-        late = {trigger for trigger in self.left.owed if not trigger.ends_stage}
-        ending = self.applier.settle(settle_order({*late, *final_triggers(self.applied)}))
-        self.settled += ending
+        late = {trigger for trigger in self.left.pending_triggers if not trigger.runs_at_stage_end}
+        ending = self.applier.run_triggers(sort_triggers({*late, *final_triggers(self.applied)}))
+        self.trigger_results += ending
         if ending:
             # Daemons have been started anew since the node was looked at.
             self.facts = self.advance(self.facts, self.applied[-1])
@@ -221,7 +225,7 @@ class _SetupRun:
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
-        if self.left.cut is not None and (missing := missing_marks(self.left.cut, known(self.facts.packages, {}))):
+        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, known(self.facts.packages, {}))):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 
@@ -236,7 +240,7 @@ class _SetupRun:
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
             self.applier.on_event(Notice("the package index lacks packages of the plan; refreshing the whole index"))
-            self.settled += self.applier.settle([Trigger("index-refresh")])
+            self.trigger_results += self.applier.run_triggers([Trigger("index-refresh")])
             exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         lacking = system(facts).versions_not_found(exact.unresolved)
         if self.recipe.lock and (refused := missing_versions_error(lacking, exact.unresolved, self.recipe.lock)):
@@ -244,29 +248,31 @@ class _SetupRun:
         if exact.unresolved:
             raise ChangeFailed(
                 f"{system(facts).manager} cannot install the planned packages; no package was changed",
-                why="\n".join(filter(None, (exact.unresolved, archives_behind(exact.unresolved, facts, self.host)))),
+                why="\n".join(
+                    filter(None, (exact.unresolved, describe_problem_archives(exact.unresolved, facts, self.host)))
+                ),
                 hint=system(facts).hint(exact.unresolved, facts),
             )
-        self._refuse_unagreed_removals(exact, system(facts).manager)
+        self._refuse_unconfirmed_removals(exact, system(facts).manager)
         if not self.knows_losses and not self.options.allow_loss:
             # There was no package index when the plan was made.
-            refuse_loss(lost_packages([exact], facts, self.host.list_offered_versions))
+            refuse_loss(find_unrestorable_purges([exact], facts, self.host.list_offered_versions))
         return with_origins(exact, self.host, facts)
 
-    def _refuse_unagreed_removals(self, exact: StagePlan, manager: str) -> None:
+    def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
         """Refuse removals that the plan did not name; tell what turned out to be upgraded instead.
 
         Raises:
             Refused: the package manager would remove more, now that it has read the index.
         """
-        agreed = next((plan for plan in self.agreed if plan.stage == exact.stage), exact)
-        if more := unplanned_removals(agreed, exact):
+        confirmed_plan = next((plan for plan in self.confirmed_plan if plan.stage == exact.stage), exact)
+        if more := unplanned_removals(confirmed_plan, exact):
             raise Refused(
                 f"{manager} would also remove {', '.join(more)}, which the plan did not name; no package was changed",
                 why="the plan was made before the package index was read",
                 hint="run the same command again: the index is read, so its plan is exact",
             )
-        for text in describe_differences(agreed, exact, manager):
+        for text in describe_differences(confirmed_plan, exact, manager):
             self.applier.on_event(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
@@ -374,9 +380,9 @@ def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) 
     """
     why = "setup continues after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    applier.run.keep_request(resume.request)
+    applier.run.save_request(resume.request)
     unit = resume_unit(resume.command(applier.run.id))
     applier.apply_change("kernel", "reboot", FileChange(UNIT, present, FileState(unit), reload), why)
-    applier.settle([Trigger("daemon-reload")])
+    applier.run_triggers([Trigger("daemon-reload")])
     enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
     applier.apply_change("kernel", "reboot", enable, why)

@@ -20,8 +20,8 @@ from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import place_row
+from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cuda_release import installed_releases
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
@@ -160,7 +160,7 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
         return None
     unit = facts.unit(fabric.unit)
     # Systemd's folders tell which units there are, not whether one runs; in a container the service is the host's.
-    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if not is_host or not isinstance(unit, Known) or (unit.value.exists and not facts.can_start(fabric.unit)):
         return FabricStatus(fabric.seen, fabric.unit, None)
     return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active)
@@ -182,7 +182,7 @@ def _secure_boot_status(facts: Facts) -> SecureBootStatus | None:
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
-    full = cuda.supported_by(driver) if driver else None
+    full = cuda.newest_supported_by(driver) if driver else None
     compatible = cuda.newest_compatible(branch_of(driver)) if full else None
     return CudaStatus(
         cuda.show_version(full or ()),
@@ -224,7 +224,7 @@ def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
     """Yield the containerd that the kubelet's product brings."""
-    row = place_row(runtime("containerd"), facts)
+    row = choose_row_if_possible(runtime("containerd"), facts)
     if row.product:
         yield _runtime_status(row, f"of {row.product}", facts)
 
@@ -244,6 +244,6 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
 
 def _inspect_config(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
-        return row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
+        return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):
         return None

@@ -20,19 +20,19 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     Trigger,
-    settle_order,
+    sort_triggers,
     triggers,
 )
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.host.port import Host, HostView, TriggerResult
-from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.simulation import Action, differences_from_plan
+from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
@@ -86,9 +86,9 @@ class UndoPlan:
         kept: what stays as it is.
         incomplete: whether something of the former state cannot come back.
         reboot: why the rest needs a reboot; empty when it does not.
-        owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
+        pending_triggers: what earlier runs left to do, such as a restart after a rollback that was killed.
         left: what the run changed beside its configuration, where the configuration alone is undone.
-        whole: whether packages, archives and units are undone, too.
+        with_packages: whether packages, archives and units are undone, too.
     """
 
     undone_run: str
@@ -96,10 +96,10 @@ class UndoPlan:
     notes: tuple[str, ...] = ()
     incomplete: bool = False
     reboot: str = ""
-    owed: tuple[Trigger, ...] = ()
+    pending_triggers: tuple[Trigger, ...] = ()
     left: tuple[str, ...] = ()
     kept: tuple[KeptItem, ...] = ()
-    whole: bool = False
+    with_packages: bool = False
 
     @property
     def verb(self) -> Verb:
@@ -127,7 +127,7 @@ class UndoPlan:
         return PackageChange.among(self.changes)
 
 
-def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
+def with_dependency_installs(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
     """Return ``packages`` with the dependencies that the package manager adds.
 
     Raises:
@@ -144,32 +144,33 @@ def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tupl
             "configuration:\n  gpunode rollback",
         )
     named = {change.id for change in packages}
-    others = (action for action in simulation.actions if action.verb == "install" and action.id not in named)
-    return (*packages, *(_dependency(action) for action in others))
+    dependencies = (
+        PackageChange(
+            one.id, PackageState(one.former) if one.former else None, PackageState(one.version, auto=not one.former)
+        )
+        for one in simulation.actions
+        if one.verb == "install" and one.id not in named
+    )
+    return (*packages, *dependencies)
 
 
-def _dependency(action: Action) -> PackageChange:
-    former = PackageState(action.former) if action.former else None
-    return PackageChange(action.id, former, PackageState(action.version, auto=former is None))
-
-
-def conffile_sum(content: bytes) -> str:
+def conffile_md5(content: bytes) -> str:
     """Return the MD5 sum by which a package database notes a configuration file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 @dataclass(slots=True)
 class UndoExecutor:
-    """Carries steps out in one journaled run; ``settled`` gathers what was triggered."""
+    """Carries steps out in one journaled run; ``trigger_results`` gathers what was triggered."""
 
     applier: Applier
     host: Host
     reason: str
-    owed: tuple[Trigger, ...] = ()
-    settled: list[TriggerResult] = field(default_factory=list)
+    pending_triggers: tuple[Trigger, ...] = ()
+    trigger_results: list[TriggerResult] = field(default_factory=list)
 
     def carry_out(self, steps: Sequence[UndoStep]) -> None:
-        """Carry out every step in its turn, then settle the triggers.
+        """Carry out every step in its turn, then run_triggers the triggers.
 
         Raises:
             GpunodeError: one could not be done; those before it stay done, and journaled.
@@ -180,19 +181,21 @@ class UndoExecutor:
                 self._apply_packages(batch)
                 continue
             for step in batch:
-                self.applier.pause()
+                self.applier.check_interrupt()
                 self._apply_step(step)
-            owed = [one for one in triggers(step.change for step in batch) if one.ends_stage]
-            self.settled += self.applier.settle(owed)
-        late = [one for one in triggers(step.change for step in steps) if not one.ends_stage]
-        done = {one.trigger for one in self.settled}
-        self.settled += self.applier.settle(settle_order({*late, *(one for one in self.owed if one not in done)}))
+            pending_triggers = [one for one in triggers(step.change for step in batch) if one.runs_at_stage_end]
+            self.trigger_results += self.applier.run_triggers(pending_triggers)
+        late = [one for one in triggers(step.change for step in steps) if not one.runs_at_stage_end]
+        done = {one.trigger for one in self.trigger_results}
+        self.trigger_results += self.applier.run_triggers(
+            sort_triggers({*late, *(one for one in self.pending_triggers if one not in done)})
+        )
 
     def _apply_packages(self, batch: Sequence[UndoStep]) -> None:
-        self.applier.pause()
+        self.applier.check_interrupt()
         steps = {step.change: step.step_id for step in batch}
         wanted = PackageChange.among(steps)
-        changes = with_dependencies(self.host, wanted)
+        changes = with_dependency_installs(self.host, wanted)
         former = live_state.read_package_database(self.host).obsolete()
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
         now = live_state.read_package_database(self.host).obsolete()
@@ -202,7 +205,7 @@ class UndoExecutor:
         """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
         for path, shipped in sorted(obsolete.items()):
             state = live_state.read_file_state(self.host, path)
-            if state is not None and conffile_sum(state.content) == shipped:
+            if state is not None and conffile_md5(state.content) == shipped:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
@@ -217,7 +220,7 @@ class UndoExecutor:
             if step.step_id == OVERWRITTEN and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
-                note = self.host.check_candidates(step.expectation, (file,))
+                note = self.host.check_candidate_files(step.expectation, (file,))
         self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
 
 
@@ -227,15 +230,29 @@ def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
 
 
 # What editors, tools and people call the version before: also a date, as in config.toml.20260101 or config.toml-2026.
-_LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-", ".rpm", ".2", "-2", "_2", "~")
+_BACKUP_SUFFIXES = (
+    ".bak",
+    ".backup",
+    ".orig",
+    ".old",
+    ".save",
+    ".prev",
+    ".dpkg-",
+    ".ucf-",
+    ".rpm",
+    ".2",
+    "-2",
+    "_2",
+    "~",
+)
 
 
 def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     """Yield those of ``names`` that other tools or people left beside ``path`` as its former versions."""
-    return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
+    return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_BACKUP_SUFFIXES))
 
 
-def keep_sources_readable(
+def drop_source_conflicts(
     steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
     """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
@@ -295,7 +312,7 @@ def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]
     if step.file is None or not isinstance(former := step.file.after, FileState):
         return ()
     try:
-        return system(facts).sources_in(step.file.path, former.content.decode("utf-8", "replace")) or ()
+        return system(facts).parse_source_list(step.file.path, former.content.decode("utf-8", "replace")) or ()
     except ValueError:
         return ()  # the package manager could not read it before gpunode, either
 
@@ -328,25 +345,25 @@ def find_repair(facts: Facts) -> CommandChange | None:
 
 
 def run_repair(
-    work: CommandChange,
+    repair: CommandChange,
     host: Host,
     store: Store,
     *,
     version: str,
     argv: tuple[str, ...],
     on_event: Observer,
-    pause: Callable[[], None],
+    check_interrupt: Callable[[], None],
 ) -> None:
-    """Carry out ``work`` as a run of its own.
+    """Carry out ``repair`` as a run of its own.
 
     Raises:
         ChangeFailed: if that failed; nothing else was touched.
     """
     run = store.begin("repair", version=version, argv=argv)
-    applier = Applier(host, run, on_event, pause)
+    applier = Applier(host, run, on_event, check_interrupt)
     with recording_failure(applier):
-        applier.pause()
-        applier.apply_change("sources", "repair", work, work.purpose)
+        applier.check_interrupt()
+        applier.apply_change("sources", "repair", repair, repair.purpose)
     run.commit("done")
 
 
@@ -367,7 +384,7 @@ class RestoredFile:
 
 
 # Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
-ResolveEdit: TypeAlias = Callable[[ChangeSpan[FileChange], FileState | None], RestoredFile | None]
+ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], RestoredFile | None]
 
 
 def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
-    CONFIGURATION,
-    OF_PACKAGES,
+    CONFIGURATION_STAGE,
     OVERWRITTEN,
-    CommandChange,
+    PACKAGE_FILE_STEPS,
     FileChange,
     FileState,
     MigChange,
@@ -30,27 +29,32 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, Known, Unknown
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
-from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
+from gpunode.journal.footprint import FileTrail, Footprint, NetChange
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
-from gpunode.steps.daemons import GPU_RELEASE, plan_pauses
+from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, survey
-from gpunode.workflow.disruption import DOCKER, any_replaced, refuse_undoing
+from gpunode.workflow.disruption import DOCKER, any_removed_or_replaced, refuse_undoing
 from gpunode.workflow.undo import (
     KeptItem,
     ResolveEdit,
     RestoredFile,
     UndoPlan,
     UndoStep,
-    conffile_sum,
+    conffile_md5,
+    drop_source_conflicts,
     installed_packages,
-    keep_sources_readable,
     restore_file,
-    with_dependencies,
+    with_dependency_installs,
+)
+
+_NO_RUN_DRIVER = (
+    "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
+    "run its installer again if you want it back"
 )
 
 
@@ -59,23 +63,21 @@ class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        undone_run: its id; empty for all of them.
+        undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
         resolve_edit: called for a file that is in no state in which gpunode left it.
-        restores_packages: whether packages that gpunode purged or changed come back; else only what it added goes.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
-        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
-        owed: what earlier runs owe and none has settled.
+        allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        pending_triggers: what earlier runs owe and none has settled.
     """
 
     undone_run: str
     footprint: Footprint
     resolve_edit: ResolveEdit
-    restores_packages: bool
     is_redo: bool = False
     force: bool = False
-    disrupt: bool = False
-    owed: tuple[Trigger, ...] = ()
+    allow_disruption: bool = False
+    pending_triggers: tuple[Trigger, ...] = ()
 
 
 def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> UndoPlan:
@@ -93,50 +95,50 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         Refused: the package manager would do something else.
     """
     footprint, there = request.footprint, installed_packages(facts)
-    conffiles = tuple(_restore_conffiles(footprint, host, force=request.force))
-    files, notes, unknown = _restore_files(request, host, footprint.files)
-    layouts, unchanged = _restore_layouts(host, footprint.layouts, force=request.force)
+    conffiles = tuple(_plan_conffile_restores(footprint, host, force=request.force))
+    files, notes, unknown = _plan_file_restores(request, host, footprint.files)
+    layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
         for package, span in footprint.packages.items()
-        if request.restores_packages or not span.change.is_there_before
+        if request.undone_run or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
     lost: tuple[str, ...] = ()
-    if not request.restores_packages:
-        packages = (*packages, *_restore_marks(footprint, there))
+    if not request.undone_run:
+        packages = (*packages, *_plan_mark_restores(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
-        packages, lost = still_available(host, packages)
-        packages = with_dependencies(host, packages)
-    is_coming = request.is_redo and any(change.settled is not None for change in packages)
-    gone = tuple(_describe_uninstalled(footprint.commands))
+        packages, lost = drop_unavailable_versions(host, packages)
+        packages = with_dependency_installs(host, packages)
+    is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
+    gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
     kept_keys: tuple[str, ...] = ()
     if facts.module_key is not None and not request.is_redo:
         from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
 
         kept_keys = tuple(describe_kept_key(facts))
-    units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
-    steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
+    units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
+    steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
     steps, owned = _keep_files_of_packages(host, steps, packages)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving, *owned), facts, backup_of)
-    steps = (*_pause_services(steps, facts), *steps)
-    if not request.disrupt:
-        refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
+    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving, *owned), facts, backup_of)
+    steps = (*_plan_service_stops(steps, facts), *steps)
+    if not request.allow_disruption:
+        refuse_undoing([step.change for step in steps], request.pending_triggers, facts.unit(DOCKER), host)
     return UndoPlan(
         request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
         incomplete=bool(unchanged or lost or gone),
         reboot=reboot_reason(facts, packages),
-        owed=request.owed,
+        pending_triggers=request.pending_triggers,
         kept=kept,
-        whole=True,
+        with_packages=True,
     )
 
 
@@ -153,41 +155,34 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         as ``plan_undo``.
     """
     footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION}
-    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
-    files, notes, kept = _restore_files(request, host, trails)
-    layouts, unchanged = _restore_layouts(host, spans, force=request.force)
-    pauses = tuple(_pause_services(layouts, survey(host))) if layouts else ()
+    trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION_STAGE}
+    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION_STAGE}
+    files, notes, kept = _plan_file_restores(request, host, trails)
+    layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
+    pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()
     steps = (*pauses, *files, *layouts)
-    if not request.disrupt:
-        refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
+    if not request.allow_disruption:
+        refuse_undoing([step.change for step in steps], request.pending_triggers, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
-    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
+    return UndoPlan(
+        request.undone_run, steps, notes, bool(unchanged), pending_triggers=request.pending_triggers, kept=kept
+    )
 
 
-def _pause_services(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
+def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
     """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
-    pauses = plan_pauses([step.change for step in steps], facts)
-    yield from (UndoStep(GPU_RELEASE.stage, GPU_RELEASE.id, change) for change in pauses)
+    pauses = plan_service_stops([step.change for step in steps], facts)
+    yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
 
 
-def _describe_uninstalled(commands: Iterable[CommandChange]) -> Iterator[str]:
-    """Yield a note for a .run driver that the run uninstalled."""
-    if any(change.argv == UNINSTALL_RUN_DRIVER for change in commands):
-        yield (
-            "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
-            "run its installer again if you want it back"
-        )
-
-
-def _restore_files(
+def _plan_file_restores(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
     kept: list[KeptItem] = []
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     for path, trail in reversed(tuple(trails.items())):
         now = live_state.read_file_state(host, path)
-        if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
+        if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
         restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
@@ -208,8 +203,8 @@ def _restore_files(
     return tuple(steps), tuple(notes), tuple(kept)
 
 
-def _restore_layouts(
-    host: Host, spans: Mapping[str, ChangeSpan[MigChange]], *, force: bool
+def _plan_layout_restores(
+    host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
     """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
 
@@ -229,7 +224,7 @@ def _restore_layouts(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_cut_short(span, gpu.layout)
+            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_half_applied(span, gpu.layout)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
@@ -241,12 +236,12 @@ def _restore_layouts(
     return tuple(found), tuple(notes)
 
 
-def _is_cut_short(span: ChangeSpan[MigChange], layout: MigLayout) -> bool:
+def _is_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
     """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
     return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
 
 
-def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
+def _is_only_gpunodes(trail: FileTrail, now: FileState, *, force: bool) -> bool:
     """Return whether nobody else's content is in a file whose backups are gone; with ``force`` that does not matter."""
     if force:
         return trail.spans[0].change.before is None
@@ -266,25 +261,25 @@ def with_needed_restart(change: FileChange) -> FileChange:
     What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
     """
     reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
-    if not reloads or _taken_on_reload(change):
+    if not reloads or _takes_effect_on_reload(change):
         return change
     restarts = {Trigger("restart", trigger.target) for trigger in reloads}
     return replace(change, triggers=(change.triggers - reloads) | restarts)
 
 
-def _taken_on_reload(change: FileChange) -> bool:
+def _takes_effect_on_reload(change: FileChange) -> bool:
     from gpunode.runtimes import docker  # only where a file of docker's comes back
 
     before, after = (
         {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
     )
     try:
-        return docker.takes_on_reload(before, after, DesiredConfig(config=change.path))
+        return docker.applies_on_reload(before, after, DesiredConfig(config=change.path))
     except Refused:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
+def _plan_conffile_restores(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
     """Yield what restores the configuration files of purged packages, and files that packages overwrote.
 
     Raises:
@@ -301,15 +296,15 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
             now is None
             # A package has its own file there now.
             or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
-            or conffile_sum(now.content) == shipped.get(back.path)
+            or conffile_md5(now.content) == shipped.get(back.path)
             or (trail and trail.spans[-1].left(now))
         )
         if not is_nobodys and not force:
-            raise edit_conflict(back, now)
+            raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)
 
 
-def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
+def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
 
     It shows the two ways from gpunode's version to the others.
@@ -351,7 +346,7 @@ def plan_package_restore(
     changes = [
         PackageChange(package, installed.get(package), state)
         for package, state in wanted.items()
-        if not _is_so(installed.get(package), state)
+        if not _is_restored(installed.get(package), state)
     ]
     leaving = [change.id for change in changes if not change.is_there_after]
     changing = [change.id for change in changes if change.is_there_after]
@@ -360,13 +355,13 @@ def plan_package_restore(
     return tuple(change for change in changes if change.id not in staying), kept
 
 
-def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
+def _plan_mark_restores(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
     """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
 
     What somebody marked otherwise since stays so.
     """
     for package, span in footprint.packages.items():
-        before, now, after = span.change.before, there.get(package), span.change.settled
+        before, now, after = span.change.before, there.get(package), span.change.known_final_state
         if before is None or before.config_files_only or now is None or now.config_files_only:
             continue
         is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
@@ -374,7 +369,7 @@ def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]
             yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
 
 
-def _package_parts(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[UndoStep]:
+def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[UndoStep]:
     for change in packages:
         span = footprint.packages.get(change.id)
         if span is None:
@@ -399,12 +394,12 @@ def keep_what_packages_need(
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     drivers = sorted(driver_packages(staying))
     toolkits = sorted(one for one in staying if release_of_package(one.name))
+    users_by_step = {CUDA_TOOLKIT.id: toolkits, CUDA_REPOSITORY.id: [*drivers, *toolkits]}
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:
-        serves_packages = step.change.withdraws_support(step.stage, step.step_id)
-        users = _find_users(step, drivers, toolkits) if serves_packages else ()
-        if users:
+        users = users_by_step.get(step.step_id, drivers)
+        if users and step.change.withdraws_support(step.stage, step.step_id):
             kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
         else:
             left.append(step)
@@ -423,34 +418,29 @@ def _keep_files_of_packages(
     removed = {
         step.file.path: step.file.before
         for step in steps
-        if step.file and step.file.before and step.file.after is None and step.step_id not in OF_PACKAGES
+        if step.file and step.file.before and step.file.after is None and step.step_id not in PACKAGE_FILE_STEPS
     }
     owners = live_state.find_owners(host, removed) or {}
     shipped = live_state.read_package_database(host).shipped() if owners else {}
     staying = {
         path: owner
         for path, owner in owners.items()
-        if owner.partition(":")[0] not in going and shipped.get(path) in {None, conffile_sum(removed[path].content)}
+        if owner.partition(":")[0] not in going and shipped.get(path) in {None, conffile_md5(removed[path].content)}
     }
     kept = tuple(KeptItem(path, f"stays: it belongs to the package {owner} now") for path, owner in staying.items())
     return tuple(step for step in steps if step.change.subject not in staying), kept
 
 
-def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence[PackageId]) -> Sequence[PackageId]:
-    """Return the packages among those that stay which need what a step takes back."""
-    if step.step_id == CUDA_TOOLKIT.id:
-        return toolkits
-    return (*drivers, *toolkits) if step.step_id == CUDA_REPOSITORY.id else drivers
-
-
-def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
+def _is_restored(present: PackageState | None, wanted: PackageState | None) -> bool:
     """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
     if wanted is None or wanted.config_files_only:
         return present is None or (wanted is not None and present.config_files_only)
     return present == wanted
 
 
-def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
+def drop_unavailable_versions(
+    host: Host, changes: Sequence[PackageChange]
+) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
     """Return ``changes`` without versions that no archive has any more, and a note for each of these.
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
@@ -475,7 +465,7 @@ def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     return f"{change.id} {change.states[1]} cannot be restored: no archive has it any more{others}"
 
 
-def _restore_unit(facts: Facts, span: ChangeSpan[ServiceChange], *, is_coming: bool) -> UndoStep | None:
+def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
 
     Args:
@@ -494,6 +484,6 @@ def _restore_unit(facts: Facts, span: ChangeSpan[ServiceChange], *, is_coming: b
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
     """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not any_replaced(packages, driver_packages(change.id for change in packages)):
+    if loaded is None or not any_removed_or_replaced(packages, driver_packages(change.id for change in packages)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

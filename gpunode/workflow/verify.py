@@ -18,12 +18,12 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import place_row
+from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cdi import CDI
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
-from gpunode.steps.mig import may_divide as mig_is_wanted
+from gpunode.steps.mig import may_use_mig as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG, enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
@@ -31,7 +31,7 @@ from gpunode.workflow.extra_checks import CDI_TITLE, cdi_checks, expectation_che
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
-Effective: TypeAlias = Callable[[str], ObservedConfig | None]
+ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
 
 
 _PLAN_SHOWS = "gpunode plan shows what, gpunode setup does it"
@@ -98,7 +98,7 @@ def verify(
     recipe: Recipe,
     facts: Facts,
     host: HostView,
-    effective: Effective,
+    read_effective_config: ReadEffectiveConfig,
     extra: ExtraChecks = _NO_EXTRA,
     planned: Sequence[StagePlan] | None = None,
     backlog: Backlog = NO_BACKLOG,
@@ -111,7 +111,7 @@ def verify(
         recipe: the wanted state.
         facts: of the node now.
         host: the node.
-        effective: what a runtime, by its id, has read; None where it is not there.
+        read_effective_config: what a runtime, by its id, has read; None where it is not there.
         extra: checks that start something.
         planned: the plan of the whole recipe for these very facts, where there is one already.
         backlog: what earlier runs left undone.
@@ -124,7 +124,7 @@ def verify(
         asked = pool.submit(host.run_probe, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only, setup_command)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
-        reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
+        reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
         of_runtime = (
             _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, undetermined)
             if _concerns(only, RUNTIME_CONFIG)
@@ -188,9 +188,9 @@ def check_configuration(
         return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
-    if backlog.unread:
-        what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {backlog.unread}"
-        return Check("configuration", title, "skipped", what, "run it as root")
+    if backlog.unread_reason:
+        unknown = "nothing left to do, but gpunode cannot tell whether an earlier run left work undone"
+        return Check("configuration", title, "skipped", f"{unknown}: {backlog.unread_reason}", "run it as root")
     found = f"{', '.join(scope)}: nothing left to do" if (scope := selected_step_ids(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
 
@@ -217,19 +217,19 @@ def _because(what: str, why: str) -> str:
     return f"{what}: {why}" if why else what
 
 
-def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
+def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffectiveConfig) -> Iterator[Check]:
     """Yield the check that the runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
-    row = place_row(runtime(recipe.runtime.name), facts)
+    row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
         # Its containerd is part of it and is not asked.
-        says = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
+        says = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
         yield _check_handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}", facts)
         return
     try:
-        found = effective(row.id)
+        found = read_effective_config(row.id)
     except Undetermined:
         raise
     except GpunodeError as error:
@@ -273,7 +273,7 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
     detail = f"it knows: {', '.join(sorted(found.handlers)) or 'none'}"
     by_setup = str(sudo_gpunode("setup", "--runtime", row.id))
     try:
-        files = in_facts(facts, row, DesiredConfig())
+        files = states_from_facts(facts, row, DesiredConfig())
         says = row.inspect(contents(files), DesiredConfig())
     except (Refused, Undetermined):
         return detail, by_setup  # it says what is wrong with them
@@ -299,7 +299,7 @@ def _check_container(
         return Check("container", title, "skipped", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return Check("container", title, "skipped", "NVML does not answer on the host", "fix the driver first")
-    row = place_row(runtime(recipe.runtime.name), facts)
+    row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
         return Check("container", title, "skipped", f"its {row.id} is part of {row.product}, which manages it", hint)

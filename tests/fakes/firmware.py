@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from gpunode.change import Change, CommandChange
 from gpunode.facts import module_key
-from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe, encode_matches
 from gpunode.facts.machine import SECURE_BOOT_KEY, SECURE_BOOT_VARIABLE, SHIM_KEY
 
 ATTRIBUTES = b"\x07\x00\x00\x00"
@@ -88,8 +88,8 @@ class Firmware:
             return Capture(probe.source, "ok" if text is not None else "failed", (text or "").encode())
         if probe.glob:
             found = [(path, data) for path, data in files.items() if PurePosixPath(path).match(probe.glob)]
-            rows = (Found(path, data=data if len(data) <= probe.limit_bytes else None) for path, data in found)
-            return Capture(probe.source, "ok", encode_found(rows))
+            rows = (GlobMatch(path, data=data if len(data) <= probe.limit_bytes else None) for path, data in found)
+            return Capture(probe.source, "ok", encode_matches(rows))
         data = files.get(probe.path)
         return Capture(probe.source, "absent" if data is None else "ok", data or b"")
 

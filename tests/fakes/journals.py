@@ -10,13 +10,13 @@ from gpunode.journal.store import Store
 
 def forget(store: Store, run: str) -> None:
     """Give up the backups of ``run`` as `rollback --forget` of an earlier gpunode did."""
-    store._add(run, Forget("ada", 0.0))
-    store._collect(store._runs_with_backups(store.ids()))
+    store._append_entries(run, Forget("ada", 0.0))
+    store._prune_backups(store._runs_with_backups(store.ids()))
 
 
-def encode_lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
-    """Return ``entries`` as the lines that follow the line ``above``, one for each."""
+def encode_lines(entries: Iterable[Entry], previous_line: bytes = b"") -> tuple[bytes, ...]:
+    """Return ``entries`` as the lines that follow the line ``previous_line``, one for each."""
     written: list[bytes] = []
     for entry in entries:
-        written.append(encode(entry, above=written[-1] if written else above))
+        written.append(encode(entry, previous_line=written[-1] if written else previous_line))
     return tuple(written)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from gpunode.change import Change, FileState, PackageChange, Trigger
 from gpunode.cli.boundary import run_cli
-from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, encode_matches
 from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
@@ -82,11 +82,11 @@ class MemoryNode(RehearsalHost):
         if not probe.glob:
             return super().run_probe(probe)
         found = (
-            Found(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
+            GlobMatch(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
             for path, state in self.files.items()
             if state is not None and fnmatch(path, probe.glob)
         )
-        return Capture(probe.source, "ok", encode_found(found))
+        return Capture(probe.source, "ok", encode_matches(found))
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         return obey(tuple(change for change in changes if not change.is_mark))
@@ -119,7 +119,7 @@ class MemoryNode(RehearsalHost):
     def remove_temporary_files(self, paths: Sequence[str]) -> None:
         """Do nothing: no half file is ever left in memory."""
 
-    def wait_until_alone(self) -> None:
+    def wait_until_idle(self) -> None:
         """Return at once: nobody else is here."""
 
 

@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.diagnoses.stack import stack_layers
     from gpunode.errors import GpunodeError
     from gpunode.facts import pasted
-    from gpunode.facts.evidence import Capture, Outcome
+    from gpunode.facts.evidence import Capture, ProbeOutcome
     from gpunode.facts.examination import DOCTOR_PROBES
     from gpunode.facts.follow_ups import follow_ups
     from gpunode.facts.probes import PROBES
@@ -90,7 +90,7 @@ def text(data: bytes) -> None:
     pasted.parse_text_report(decoded)
 
 
-OUTCOMES: tuple[Outcome, ...] = ("ok", "ok", "ok", "failed", "timeout")
+OUTCOMES: tuple[ProbeOutcome, ...] = ("ok", "ok", "ok", "failed", "timeout")
 
 
 def evidence(data: bytes) -> None:
@@ -99,7 +99,7 @@ def evidence(data: bytes) -> None:
     key, source = chance.choice(SOURCES)
     start = chance.randrange(len(PIECES))
     others = pasted.collect_pieces(PIECES[start : start + 3])
-    outcome: Outcome = chance.choice(OUTCOMES)
+    outcome: ProbeOutcome = chance.choice(OUTCOMES)
     _examined({**others, key: Capture(source, outcome, data, error=data[:80].decode("utf-8", "replace"))})
 
 

@@ -22,7 +22,7 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
     from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
-    from gpunode.runtimes.model import Edit, Removal, after_edits, satisfies
+    from gpunode.runtimes.model import Edit, Removal, apply_edits, satisfies
     from gpunode.runtimes.removal import remove_handler
     from gpunode.runtimes.reversal import revert_edit
     from gpunode.runtimes.text import same
@@ -108,7 +108,7 @@ def _runtime(name: str, data: bytes) -> None:
         edited = row.configure(files, desired)
     except Refused:
         return
-    after = after_edits(files, edited)
+    after = apply_edits(files, edited)
     assert satisfies(row.inspect(after, desired), desired), "the desired handler is not there"
     if not desired.exact:
         assert not row.configure(after, desired).edits, "twice is not once"

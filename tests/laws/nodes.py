@@ -21,7 +21,7 @@ from gpunode.facts.model import (
 )
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.status import Entry
+from gpunode.packages.deb.status import DpkgEntry
 from gpunode.recipe import Driver, GpuDirect, Recipe, RuntimeSettings, Toolkit
 from tests.ids import by_id
 
@@ -101,7 +101,7 @@ def _dependencies(packages: Mapping[str, PackageState], relations: Mapping[str, 
     rows = ((PackageId.of(name), state) for name, state in packages.items())
     return InstalledRelations(
         tuple(
-            Entry(
+            DpkgEntry(
                 package.name,
                 "install",
                 False,

@@ -18,7 +18,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from gpunode.catalog import branches, cuda
-from gpunode.catalog.conflicts import is_drivers
+from gpunode.catalog.conflicts import is_deb_driver_package
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import lookup
 from gpunode.change import FileState, PackageChange, PackageState, ServiceState
@@ -121,7 +121,7 @@ def packages_of(facts: Facts) -> dict[str, PackageState]:
 
 def driver_of(facts: Facts) -> tuple[int, ...]:
     """Return the newest version of a package of the driver, as numbers."""
-    of_driver = (state.version for name, state in packages_of(facts).items() if is_drivers(name))
+    of_driver = (state.version for name, state in packages_of(facts).items() if is_deb_driver_package(name))
     versions = (match[0] for version in of_driver if (match := _DRIVER_VERSION.match(version)))
     return max(tuple(map(int, version.split("."))) for version in versions)
 
@@ -320,7 +320,7 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
 def _with_driver(facts: Facts, version: str) -> Facts:
     """Return every package and module of the driver in that version."""
     packages = {
-        name: replace(state, version=f"{version}-1") if is_drivers(name) else state
+        name: replace(state, version=f"{version}-1") if is_deb_driver_package(name) else state
         for name, state in packages_of(facts).items()
     }
     files = tuple(replace(one, version=version) for one in known(facts.module_files, ()))
@@ -404,7 +404,7 @@ def _nouveau(node: Scene) -> Facts:
 
 def _without_user_side(node: Scene) -> Facts:
     builds = re.compile(r"nvidia-(?:kernel|dkms|persistenced)|linux-modules")
-    facts = _with_packages(node.whole, lambda name: not is_drivers(name) or bool(builds.match(name)))
+    facts = _with_packages(node.whole, lambda name: not is_deb_driver_package(name) or bool(builds.match(name)))
     return facts if facts.packages != node.whole.packages else node.fresh
 
 
@@ -421,7 +421,7 @@ def _headless(node: Scene) -> Facts:
 
 def _half_of_distribution(node: Scene) -> Facts:
     whole = _by_distribution(node.fresh, node.version)
-    name = max(filter(is_drivers, packages_of(whole)))
+    name = max(filter(is_deb_driver_package, packages_of(whole)))
     behind = replace(packages_of(whole)[name], version="535.288.01-0ubuntu1")
     return replace(whole, packages=Known(by_id({**packages_of(whole), name: behind}), HERE))
 
@@ -429,7 +429,7 @@ def _half_of_distribution(node: Scene) -> Facts:
 def _half_upgraded(node: Scene) -> Facts:
     """Return a node with some packages of the branch before; nothing holds the driver to one repository."""
     facts = _unpinned(node)
-    names = sorted(filter(is_drivers, packages_of(facts)))
+    names = sorted(filter(is_deb_driver_package, packages_of(facts)))
     older = {name: replace(packages_of(facts)[name], version="570.86.15-1") for name in names[:1]}
     return replace(facts, packages=Known(by_id({**packages_of(facts), **older}), HERE))
 

@@ -230,7 +230,7 @@ ADDRESSES: Final = {
 }  # fmt: skip
 
 # Where a value ends with its word, its line or its string: whatever signs it is of.
-SHAPES: Final = {
+TOKEN_SHAPES: Final = {
     "AWS": ("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16),
     "GitHub": ("ghp_", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789", 36),
     "GitHub, fine-grained": ("github_pat_", "abcdefghijklmnopqrstuvwxyz0123456789_", 60),

@@ -15,7 +15,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.packages import system
 from gpunode.steps.packages import plan_cuda
-from gpunode.workflow.undo import KeptItem, UndoStep, keep_sources_readable
+from gpunode.workflow.undo import KeptItem, UndoStep, drop_source_conflicts
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe
 
 ROW = cuda_repository(DEBIAN, "amd64", "", "")
@@ -81,7 +81,7 @@ def undone(draw: st.DrawFn) -> Undone:
     undoing = tuple(change for change in back if not (stays and change.after is None))
     own = [KeptItem(change.path, "stays with the driver") for change in back if change not in undoing]
     parts = [UndoStep("sources", "remove", change) for change in undoing]
-    remaining, kept = keep_sources_readable(parts, own, set_up, _backup_of)
+    remaining, kept = drop_source_conflicts(parts, own, set_up, _backup_of)
     return Undone(before, set_up, project_changes(set_up, [part.change for part in remaining]), undoing, kept)
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, encode_matches
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.evidence import redact
@@ -26,8 +26,8 @@ TEXTS = st.lists(PIECES, max_size=40).map("".join)
 DATA = TEXTS.map(str.encode) | st.binary(max_size=60)
 OWNERS = st.builds(Ownership, st.integers(0, 0o7777), st.integers(0, 9), st.integers(0, 9))
 FOUND = st.lists(
-    st.builds(Found, st.text(max_size=9), st.none() | st.text(max_size=9), st.none() | DATA, st.none() | OWNERS)
-).map(lambda found: encode_found(iter(found)))
+    st.builds(GlobMatch, st.text(max_size=9), st.none() | st.text(max_size=9), st.none() | DATA, st.none() | OWNERS)
+).map(lambda found: encode_matches(iter(found)))
 CAPTURES = st.builds(
     Capture,
     source=st.sampled_from([probe.source for probe in PROBES]),

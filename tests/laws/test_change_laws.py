@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.change import Change, FileChange, Trigger, ordered, settle_order
+from gpunode.change import Change, FileChange, Trigger, sort_changes, sort_triggers
 from gpunode.change import triggers as owed_by
 from tests.laws.strategies import changes, settled_changes, settled_files, triggers
 
@@ -33,20 +33,20 @@ def test_inverse_has_the_same_triggers(there: Sequence[FileChange]) -> None:
 
 @given(st.lists(changes), st.randoms())
 def test_stage_order_is_total_between_kinds_and_stable_within(some: list[Change], rng: random.Random) -> None:
-    first = ordered(some)
-    assert ordered(first) == first
+    first = sort_changes(some)
+    assert sort_changes(first) == first
     assert sorted(map(repr, first)) == sorted(map(repr, some))
     for kind in {type(change) for change in some}:
         assert [c for c in first if type(c) is kind] == [c for c in some if type(c) is kind]
     rng.shuffle(some)
-    assert [type(change) for change in ordered(some)] == [type(change) for change in first]
+    assert [type(change) for change in sort_changes(some)] == [type(change) for change in first]
 
 
 @given(st.lists(triggers), st.randoms())
 def test_triggers_are_settled_once_in_a_fixed_order(some: list[Trigger], rng: random.Random) -> None:
-    order = settle_order(some)
+    order = sort_triggers(some)
     rng.shuffle(some)
-    assert settle_order(some) == order
+    assert sort_triggers(some) == order
     assert len(order) == len(set(some))
     kinds = [trigger.kind for trigger in order]
     assert kinds == sorted(kinds, key=["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"].index)

@@ -15,14 +15,14 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, ContentKind, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, GlobMatch, Probe, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.evidence import redact, redact_content
 from gpunode.redaction.secrets import redact_text
 from tests.fakes.examples import examples
-from tests.laws.secrets import ADDRESSES, PLACES, SHAPES
+from tests.laws.secrets import ADDRESSES, PLACES, TOKEN_SHAPES
 from tests.scenarios.reports import reports
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -45,7 +45,7 @@ secrets = st.one_of(
     word(LETTERS + DIGITS + "+", 20).map(lambda one: f"q7W{one}=="),
     st.builds("{}{}{}7".format, word(LETTERS, 4, 9), word("!^*._~%-", 1, 3), word(LETTERS + DIGITS, 6, 20)),
 )
-shaped = st.sampled_from(list(SHAPES.values())).flatmap(
+shaped = st.sampled_from(list(TOKEN_SHAPES.values())).flatmap(
     lambda shape: st.text(shape[1], min_size=shape[2], max_size=shape[2]).map(lambda rest: shape[0] + rest)
 )
 
@@ -53,7 +53,7 @@ shaped = st.sampled_from(list(SHAPES.values())).flatmap(
 def capture_of(probe: Probe, data: str, *, is_said: bool) -> Capture:
     if probe.glob:
         is_said = True  # what a folder says when it cannot be read has no text of anybody's
-        data = encode_found(iter([Found(probe.glob.replace("*", "x"), data=data.encode())])).decode()
+        data = encode_matches(iter([GlobMatch(probe.glob.replace("*", "x"), data=data.encode())])).decode()
     said, complained = (data.encode(), "") if is_said else (b"", data)
     return Capture(probe.source, "ok" if is_said else "failed", said, complained, content_kind=probe.content_kind)
 

@@ -100,8 +100,8 @@ def test_driver_is_installed_the_way_of_the_system(name: str, way: str) -> None:
 
 def test_look_at_commands_fit_the_system() -> None:
     look = (Shell("dpkg -l nvidia-container-toolkit"), Shell("which docker"))
-    assert special_systems.fit_look_at(node(OTHERS["flatcar"]), look) == look[1:]
-    assert special_systems.fit_look_at(node("ID=ubuntu\n"), look) == look
+    assert special_systems.keep_available_commands(node(OTHERS["flatcar"]), look) == look[1:]
+    assert special_systems.keep_available_commands(node("ID=ubuntu\n"), look) == look
 
 
 def test_renamed_distribution_is_recognized_by_its_package_manager() -> None:

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from gpunode.diagnoses.views import evidence_origin
-from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, decode_matches, encode_matches
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
@@ -36,12 +36,15 @@ def with_pods(node: Evidence, logs: Mapping[str, str]) -> Evidence:
     """Return ``node`` with a pod of each name, which has printed that."""
     glob = node["pod-logs"]
     added = (
-        Found(f"/var/log/pods/tenant_my-nvidia-{name}_6f1c1f3e-{at:04}/app/0.log", data=text.encode(errors="replace"),
-              ownership=Ownership(0o640, 0, 0))
+        GlobMatch(
+            f"/var/log/pods/tenant_my-nvidia-{name}_6f1c1f3e-{at:04}/app/0.log",
+            data=text.encode(errors="replace"),
+            ownership=Ownership(0o640, 0, 0),
+        )
         for at, (name, text) in enumerate(logs.items())
-    )  # fmt: skip
-    found = (*decode_found(glob.data), *added)
-    return {**node, "pod-logs": Capture(glob.source, "ok", encode_found(iter(found)))}
+    )
+    found = (*decode_matches(glob.data), *added)
+    return {**node, "pod-logs": Capture(glob.source, "ok", encode_matches(iter(found)))}
 
 
 @cache

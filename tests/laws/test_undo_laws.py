@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gpunode.catalog.conflicts import is_drivers
+from gpunode.catalog.conflicts import is_deb_driver_package
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -88,7 +88,7 @@ def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
         for batch in [tuple(same)] if is_package else [(change,) for change in same]:
             first = batch[0]
             stage = PATHS[first.path] if isinstance(first, FileChange) else "packages"
-            seqs = run.intend_all(stage, "law", batch)
+            seqs = run.record_intents(stage, "law", batch)
             node.apply(batch)
             run.done(*seqs)
     run.commit("done")
@@ -125,7 +125,7 @@ def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
         if one in states and states[one].auto != before.auto
     ]
     ours = [path for path in PATHS if (state := node.files.get(path)) and state.content.startswith(b"# Written by")]
-    reasons = {str(story.needed), *(PATHS if story.needed and is_drivers(story.needed.name) else ())}
+    reasons = {str(story.needed), *(PATHS if story.needed and is_deb_driver_package(story.needed.name) else ())}
     lost = [path for path, state in story.files.items() if path not in ours and node.files.get(path) != state]
     return [*(one for one in (*added, *ours) if one not in said or one not in reasons), *marks, *lost]
 

@@ -120,7 +120,7 @@ def _machine(report: Report) -> _Machine:
         works or bool(driver.loaded_version(seen)) or bool(modules.is_module_loaded(seen, "nvidia")),
         min(stamps, default=None),
         bool(_ENDS_WORK.search(text)),
-        bool(seen.view(recovery.ever_working)),
+        bool(seen.view(recovery.ever_working_gpus)),
         bool(_EARLIER.search(text)),
     )
 

@@ -18,7 +18,7 @@ from gpunode.change import (
     ServiceState,
     SigningKey,
     Trigger,
-    ordered,
+    sort_changes,
     triggers,
 )
 from gpunode.package_id import PackageId
@@ -77,7 +77,7 @@ def test_changes_are_ordered_files_packages_modules_services() -> None:
     command = CommandChange(("dkms", "autoinstall"), "no module")
     package = PackageChange(PackageId("nvidia-open"), None, KnownAfter())
     pin = FileChange("/etc/apt/preferences.d/gpunode-nvidia", None, FileState(b""))
-    assert ordered([service, module, command, package, pin]) == (pin, package, command, module, service)
+    assert sort_changes([service, module, command, package, pin]) == (pin, package, command, module, service)
 
 
 def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
@@ -85,7 +85,7 @@ def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
     config = FileChange("/etc/docker/daemon.json", None, FileState(b"{}"), frozenset({restart}))
     unit = FileChange("/etc/systemd/system/docker.service.d/x.conf", None, FileState(b""), frozenset({restart, read}))
     assert triggers([config, unit]) == (read, restart)
-    assert [trigger.ends_stage for trigger in (read, restart)] == [True, False]
+    assert [trigger.runs_at_stage_end for trigger in (read, restart)] == [True, False]
     assert [str(trigger) for trigger in (read, restart)] == ["daemon-reload", "restart docker.service"]
 
 

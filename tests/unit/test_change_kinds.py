@@ -17,17 +17,17 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.journal import record
 from gpunode.outcome import Step
 from gpunode.runtimes import containerd
-from gpunode.steps.daemons import GPU_RELEASE
+from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
 
 KINDS = get_args(Change)
-RULES = ("reads", "located", "configure", "unconfigure", "inspect")
+RULES = ("reads", "locate_row", "configure", "unconfigure", "inspect")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_has_a_rank_and_a_journal_name(kind: type[ChangeKind]) -> None:
     assert [one.rank for one in KINDS].count(kind.rank) == 1
-    assert record._TYPES[kind.kind_name] is kind
+    assert record._TYPES_BY_NAME[kind.kind_name] is kind
     assert record._stored_fields(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
         {"name"} if kind is PackageChange else set()
     )
@@ -45,7 +45,7 @@ def test_every_step_is_in_the_table() -> None:
     )
     written = {value.id for module in modules for value in vars(module).values() if isinstance(value, Step)}
     # The pauses of GPU services follow from the changes of other steps, wherever those are.
-    assert written == {step.id for step in (*STEPS, GPU_RELEASE)}
+    assert written == {step.id for step in (*STEPS, GPU_SERVICES_STEP)}
 
 
 @pytest.mark.parametrize("runtime", [row.id for row in CONTAINER_RUNTIMES.values() if row.config])

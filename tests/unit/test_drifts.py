@@ -18,7 +18,7 @@ from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned, Refusal
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.status import Entry
+from gpunode.packages.deb.status import DpkgEntry
 from gpunode.recipe import Driver, Recipe, RuntimeSettings, Toolkit
 from gpunode.steps.table import DRIVER_STEPS
 from gpunode.workflow.converge import StagePlan, collect_notes, project_stage
@@ -79,7 +79,7 @@ def relations(facts: Facts) -> InstalledRelations:
     """Return the packages of ``facts`` as dpkg's status lists them, with ``RELATIONS``."""
     assert isinstance(facts.packages, Known)
     return InstalledRelations(tuple(
-        Entry(package.name, "install", False, "installed", "amd64", state.version,
+        DpkgEntry(package.name, "install", False, "installed", "amd64", state.version,
               depends=RELATIONS.get(package.name, ""))
         for package, state in facts.packages.value.items()
         if not state.config_files_only

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import LockFileError
-from gpunode.lockfile import Moved, parse, render, version_differences
+from gpunode.lockfile import VersionDifference, parse, render, version_differences
 from gpunode.recipe import VersionLock
 from gpunode.recipe.keys import known_keys
 from tests.ids import by_id
@@ -80,10 +80,10 @@ def test_version_differences_are_listed() -> None:
     packages = by_id({"nvidia-driver-cuda": "580.200.01-1", "libnew1": "1-1"})
     newer = VersionLock("f", "r", "debian", "12", "amd64", packages)
     assert version_differences(LOCK, newer) == (
-        Moved("libcuda1:i386", "580.178.04-1", None),
-        Moved("libnew1", None, "1-1"),
-        Moved("libnvidia-egl-wayland1", "1:1.1.13-1", None),
-        Moved("nvidia-driver-cuda", "580.178.04-1", "580.200.01-1"),
+        VersionDifference("libcuda1:i386", "580.178.04-1", None),
+        VersionDifference("libnew1", None, "1-1"),
+        VersionDifference("libnvidia-egl-wayland1", "1:1.1.13-1", None),
+        VersionDifference("nvidia-driver-cuda", "580.178.04-1", "580.200.01-1"),
     )
 
 

@@ -341,7 +341,7 @@ def test_rendered_recipe_has_only_changed_keys_with_their_docs(wanted: Recipe) -
         for name, value in held.items() if isinstance(held, dict) else ():
             (key,) = [key for key in known_keys() if key.path == f"{section}.{name}"]
             assert value != key.default
-            assert f"# {key.says.doc}\n{name} = " in text
+            assert f"# {key.spec.doc}\n{name} = " in text
 
 
 @given(recipes)
@@ -356,9 +356,9 @@ def test_every_key_has_a_doc_and_allowed_values() -> None:
     paths = [key.path for key in known_keys()]
     assert len(set(paths)) == len(paths)
     for key in known_keys():
-        assert key.says.doc, key.path
+        assert key.spec.doc, key.path
         assert key.allowed, key.path
-        assert "\n" not in key.says.doc, key.path
+        assert "\n" not in key.spec.doc, key.path
 
 
 def test_every_default_is_an_allowed_value() -> None:
@@ -394,13 +394,13 @@ def test_all_errors_of_a_file_are_reported_at_once() -> None:
 
 def test_file_with_many_errors_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    read = recipe_toml._path
+    read = recipe_toml._assigned_path
 
     def count(line: str) -> tuple[str, ...]:
         reads.append(line)
         return read(line)
 
-    monkeypatch.setattr(recipe_toml, "_path", count)
+    monkeypatch.setattr(recipe_toml, "_assigned_path", count)
     with pytest.raises(RecipeError) as caught:
         parse("\n".join(f"[table-{number}]" for number in range(500)), "many.toml", lambda _: "")
     assert len(reads) == 500

@@ -23,7 +23,7 @@ from gpunode.wording import count, join_names
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
-_LINES_OF_NEW = 12
+_MAX_NEW_FILE_LINES = 12
 # In the order of display.
 PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
 
@@ -34,9 +34,9 @@ def action_of(change: Change) -> Action:
         return change.action
     # Loaded on use: many commands change no package.
     from gpunode.packages import SYSTEMS
-    from gpunode.packages.simulation import lowers
+    from gpunode.packages.simulation import is_downgrade
 
-    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
+    return "downgrade" if is_downgrade(change, SYSTEMS[0].is_older) else "upgrade"
 
 
 def explain_purge(change: PackageChange) -> str:
@@ -89,19 +89,19 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
     from gpunode.redaction.evidence import redact_change
 
     lines = [_diff_line(number, text) for number, text in enumerate(redact_change(change).diff())]
-    if whole or None not in (change.before, change.after) or len(lines) <= _LINES_OF_NEW + 1:
+    if whole or None not in (change.before, change.after) or len(lines) <= _MAX_NEW_FILE_LINES + 1:
         yield from lines
         return
     kind = "new file" if change.before is None else "deleted file"
-    yield from lines[:_LINES_OF_NEW]
-    yield line(span(f"… {len(lines) - _LINES_OF_NEW} more lines of this {kind}; -v shows them", "dim"))
+    yield from lines[:_MAX_NEW_FILE_LINES]
+    yield line(span(f"… {len(lines) - _MAX_NEW_FILE_LINES} more lines of this {kind}; -v shows them", "dim"))
 
 
 def _diff_line(number: int, text: str) -> Line:
     style: Style = _DIFF.get(text[:1], "")
     if number < 2 and text.startswith(("--- ", "+++ ")):
         style = "bold" if text[0] == "+" else "dim"
-    return Line((span(text, style),), 2, fold=True)
+    return Line((span(text, style),), 2, breaks_anywhere=True)
 
 
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:
@@ -118,9 +118,9 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
             yield line(mark, span(f"{verb}{names}"), span(f"{_common_version(alike)}{reasons}", "dim"), hang=2)
 
 
-def _count_purge_reasons(alike: Sequence[PackageChange]) -> str:
+def _count_purge_reasons(changes: Sequence[PackageChange]) -> str:
     """Return why packages are purged, counted: ``  1 same-module, 8 version-locked``."""
-    counts = Counter(reason for change in alike if (reason := explain_purge(change)))
+    counts = Counter(reason for change in changes if (reason := explain_purge(change)))
     said = ", ".join(f"{counts[reason]} {reason}" for reason in _PURGED_BECAUSE if counts[reason])
     return f"  {said}" if said else ""
 
@@ -170,9 +170,9 @@ def _mark_text(state: PackageState | KnownAfter | None) -> str:
     return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
 
 
-def _common_version(alike: Sequence[PackageChange]) -> str:
+def _common_version(changes: Sequence[PackageChange]) -> str:
     """Return the version change that all have in common; empty if they differ or are purged."""
-    versions = {_version_change(change) for change in alike if change.after is not None}
+    versions = {_version_change(change) for change in changes if change.after is not None}
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.node import short_model_name
 from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "skipped": "dim"}
-_WIDEST = 38
+_MAX_TITLE_WIDTH = 38
 
 
 def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
     """Yield a line for each check, with the hint below a failed one."""
-    width = min(max((len(check.title) for check in checks), default=0), _WIDEST)
+    width = min(max((len(check.title) for check in checks), default=0), _MAX_TITLE_WIDTH)
     for check in checks:
         style = _STYLES[check.status]
         title = pad_right(check.title, width)
@@ -32,7 +32,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
         yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
         if check.status == "failed" and check.hint.strip():
-            yield from indent_lines(next_lines(check.hint), 4)
+            yield from indent_lines(hint_lines(check.hint), 4)
 
 
 def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
@@ -40,12 +40,12 @@ def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
     return (warning_line(text, "warn") for text in notes)
 
 
-def match_text(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:
-    """Return a sentence that ``what``, or only the steps of ``scope``, matches the recipe."""
-    if not scope:
+def match_text(recipe: Recipe, step_ids: Sequence[str], what: str = "this node") -> str:
+    """Return a sentence that ``what``, or only the steps of ``step_ids``, matches the recipe."""
+    if not step_ids:
         return f"{what} matches recipe {recipe.name}"
-    verb = "matches" if len(scope) == 1 else "match"
-    return f"{join_with_and(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
+    verb = "matches" if len(step_ids) == 1 else "match"
+    return f"{join_with_and(step_ids)} {verb} recipe {recipe.name}; the other steps were not checked"
 
 
 def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line:

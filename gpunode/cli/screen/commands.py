@@ -12,7 +12,7 @@ _CONSENT_OPTIONS = frozenset(
     {"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade", "--apply-cluster"}
 )
 # Of a setup, and of the other commands below k8s.
-_NOT_OF_CLUSTER = frozenset(
+_NODE_ONLY_OPTIONS = frozenset(
     {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}
 )
 
@@ -59,7 +59,7 @@ def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
 
 def _cluster_words(argv: Sequence[str]) -> Sequence[str]:
     words = argv[1:] if "setup" in argv[:1] else argv[2:]
-    return drop_options(words, DISPLAY_OPTIONS | _CONSENT_OPTIONS | {"--check"}, _NOT_OF_CLUSTER)
+    return drop_options(words, DISPLAY_OPTIONS | _CONSENT_OPTIONS | {"--check"}, _NODE_ONLY_OPTIONS)
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:
@@ -81,15 +81,15 @@ def option_value(argv: Sequence[str], option: str) -> str:
     return ""
 
 
-def same_command(argv: Sequence[str]) -> Command:
+def repeat_command(argv: Sequence[str]) -> Command:
     """Return the same command, with sudo unless it is for a cluster."""
     of_cluster = "k8s" in argv[:1] or any(word.startswith("k") for word in argv[1:2] if argv[0] == "rollback")
     return gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
 
 
-def agreed_command(argv: Sequence[str]) -> Command:
+def command_with_yes(argv: Sequence[str]) -> Command:
     """Return the same command with --yes."""
-    return same_command((*argv, "--yes"))
+    return repeat_command((*argv, "--yes"))
 
 
 def drop_options(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, bare_unit
-from gpunode.cli.screen.failures import next_lines
+from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, short_unit_name
+from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, describe_trigger, format_seconds, trigger_labels
 from gpunode.command import Command
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 _TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}
-_WIDTH = max(map(len, _TITLES.values()))
+_TITLE_WIDTH = max(map(len, _TITLES.values()))
 # Shorter durations are not shown.
 _NOTICEABLE_S = 0.05
 RESTORED = "restored byte for byte"
 
 
-def applying_title(step: str, changes: Sequence[Change]) -> str:
+def current_change_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
     if step == TRANSACTION:
         return f"{count(len(changes), 'package')} in one transaction"
     return changes[0].describe_progress(_TITLES.get(step, step))
 
 
-def triggering_title(triggers: Sequence[Trigger]) -> str:
+def current_trigger_title(triggers: Sequence[Trigger]) -> str:
     """Return the title of the triggers in progress."""
     return join_with_and([describe_trigger(trigger) for trigger in triggers[:2]]) + (" …" if len(triggers) > 2 else "")
 
@@ -42,11 +42,11 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
     """Yield the line of a change that was made, with its duration, or rehearsed."""
     did = ", ".join(_summarize_changes(event.changes))
     mark = Span("○ ", "dim") if rehearsed else MARKS["done"]
-    title = pad_right(_TITLES.get(event.step, event.step), _WIDTH)
+    title = pad_right(_TITLES.get(event.step, event.step), _TITLE_WIDTH)
     took = Span("") if rehearsed else _elapsed_span(event.seconds)
-    yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_WIDTH + 6)
+    yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_TITLE_WIDTH + 6)
     if event.note:
-        yield line(Span(" " * (_WIDTH + 6)), span(event.note, "dim"), hang=_WIDTH + 6)
+        yield line(Span(" " * (_TITLE_WIDTH + 6)), span(event.note, "dim"), hang=_TITLE_WIDTH + 6)
 
 
 def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
@@ -61,26 +61,30 @@ def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
 def trigger_line(one: TriggerResult, *, rehearsed: bool) -> Line:
     """Return the line of an executed trigger, with its downtime or duration."""
     about, done = trigger_labels(one.trigger)
-    title = span(pad_right(about, _WIDTH) + "  ")
+    title = span(pad_right(about, _TITLE_WIDTH) + "  ")
     if rehearsed:
-        return line(Span("  "), Span("○ ", "dim"), title, done, hang=_WIDTH + 6)
+        return line(Span("  "), Span("○ ", "dim"), title, done, hang=_TITLE_WIDTH + 6)
     if one.skipped:
-        return line(Span("  "), MARKS["skipped"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
+        return line(Span("  "), MARKS["skipped"], title, span(one.skipped, "dim"), hang=_TITLE_WIDTH + 6)
     if one.had_failed:
-        return line(Span("  "), MARKS["done"], title, "started (it had failed before)", hang=_WIDTH + 6)
+        return line(Span("  "), MARKS["done"], title, "started (it had failed before)", hang=_TITLE_WIDTH + 6)
     if one.trigger.kind == "restart":
-        return line(Span("  "), MARKS["done"], title, f"restarted, down {format_seconds(one.seconds)}", hang=_WIDTH + 6)
-    return line(Span("  "), MARKS["done"], title, done, _elapsed_span(one.seconds), hang=_WIDTH + 6)
+        return line(
+            Span("  "), MARKS["done"], title, f"restarted, down {format_seconds(one.seconds)}", hang=_TITLE_WIDTH + 6
+        )
+    return line(Span("  "), MARKS["done"], title, done, _elapsed_span(one.seconds), hang=_TITLE_WIDTH + 6)
 
 
 def _elapsed_span(elapsed: float) -> Span:
     return span(f"  {format_seconds(elapsed)}", "dim") if elapsed >= _NOTICEABLE_S else Span("")
 
 
-def downtime_text(settled: Sequence[TriggerResult]) -> str:
+def downtime_text(trigger_results: Sequence[TriggerResult]) -> str:
     """Return the downtime of every restarted daemon: ``containerd was down 0.4 s``."""
-    down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
-    return join_with_and([f"{bare_unit(one.trigger.target)} was down {format_seconds(one.seconds)}" for one in down])
+    down = [one for one in trigger_results if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
+    return join_with_and(
+        [f"{short_unit_name(one.trigger.target)} was down {format_seconds(one.seconds)}" for one in down]
+    )
 
 
 def stopped_line(title: str, elapsed: float) -> Line:
@@ -90,7 +94,7 @@ def stopped_line(title: str, elapsed: float) -> Line:
     )
 
 
-def fact_line(label: str, text: str | Command) -> Line:
+def labelled_line(label: str, text: str | Command) -> Line:
     """Return a labelled line."""
     style: Style = "command" if isinstance(text, Command) else ""
     return line(span(f"  {pad_right(label, 6)}", "dim"), span(str(text), style), hang=8)
@@ -100,4 +104,4 @@ def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
     """Yield the needed reboot: what, why, and the command."""
     yield warning_line(failure.what, "warn")
     yield from (line(span(f"  {text}"), hang=2) for text in failure.why.splitlines())
-    yield from indent_lines(next_lines(failure.hint), 2)
+    yield from indent_lines(hint_lines(failure.hint), 2)

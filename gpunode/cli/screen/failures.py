@@ -45,7 +45,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
     yield from indent_lines((line(span(text)) for text in rest), 2)
     yield from _cause_lines(error.why)
     if error.hint.strip():
-        yield from indent_lines(next_lines(error.hint), 2)
+        yield from indent_lines(hint_lines(error.hint), 2)
 
 
 def _cause_lines(text: str) -> Iterator[Line]:
@@ -53,10 +53,12 @@ def _cause_lines(text: str) -> Iterator[Line]:
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
         is_said = number == 0 or part.startswith(_OWN_WORDS)
         style: Style = "" if is_said else "dim"
-        yield Line((Span("  " if is_said else "    "), span(part, style)), 2 if is_said else 4, fold=not is_said)
+        yield Line(
+            (Span("  " if is_said else "    "), span(part, style)), 2 if is_said else 4, breaks_anywhere=not is_said
+        )
 
 
-def next_lines(hint: str) -> tuple[Line, ...]:
+def hint_lines(hint: str) -> tuple[Line, ...]:
     """Return the hint; commands keep lines of their own."""
     first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
     head = line(span("next: ", "bold"), *mark_commands(first, _hint_style(first)), hang=6)

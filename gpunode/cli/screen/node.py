@@ -24,7 +24,7 @@ _PLATFORMS = {
     "jetson": "Jetson",
     "image": "image",
 }
-_LABEL = 10
+_LABEL_WIDTH = 10
 
 
 def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
@@ -78,6 +78,6 @@ def short_model_name(name: str) -> str:
 
 def label_rows(label: str, rows: Iterable[Line]) -> Iterator[Line]:
     """Yield ``rows`` under a label in a column of its own, which only the first row shows; nothing without rows."""
-    for number, row in enumerate(indent_lines(rows, _LABEL)):
-        head = Span(pad_right(label if number == 0 else "", _LABEL), "dim")
-        yield Line((head, *row.spans[1:]), row.hang or _LABEL)
+    for number, row in enumerate(indent_lines(rows, _LABEL_WIDTH)):
+        head = Span(pad_right(label if number == 0 else "", _LABEL_WIDTH), "dim")
+        yield Line((head, *row.spans[1:]), row.hang or _LABEL_WIDTH)

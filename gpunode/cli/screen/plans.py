@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
+from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, short_unit_name
 from gpunode.cli.screen.changes import (
     PACKAGE_ACTIONS,
     action_of,
@@ -20,7 +20,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, describe_trigger
 from gpunode.facts.model import Facts
-from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
+from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
@@ -29,7 +29,7 @@ from gpunode.workflow.converge import StagePlan, StepPlan, collect_notes, select
 from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog
 
-_TITLE = max(len(step.title) for step in STEPS)
+_TITLE_WIDTH = max(len(step.title) for step in STEPS)
 
 
 def plan_lines(
@@ -47,9 +47,9 @@ def plan_lines(
         yield line(
             MARKS["nothing"], f"nothing to do: {match_text(recipe, selected_step_ids(recipe, plans), what)}", hang=2
         )
-        if left.unread:
+        if left.unread_reason:
             yield line(
-                MARKS["skipped"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
+                MARKS["skipped"], span(f"what an earlier run may have left undone: {left.unread_reason}", "dim"), hang=2
             )
         return
     yield node_line(facts, recipe)
@@ -57,33 +57,33 @@ def plan_lines(
     yield BLANK
     if left:
         yield warning_line(str(left), "warn")
-    yield from outlook_lines(plans, left.owed, image=facts.is_image, verbose=verbose)
+    yield from setup_summary_lines(plans, left.pending_triggers, image=facts.is_image, verbose=verbose)
     yield next_line(setup_command(argv), setup_location(argv))
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
     """Yield every step by stage; those with nothing to do on one line unless ``verbose``."""
-    quiet: list[StepPlan] = []
+    unchanged: list[StepPlan] = []
     yield BLANK
     for stage in plans:
         shown = [step for step in stage.steps if verbose or _is_notable(step)]
-        quiet += [step for step in stage.steps if step not in shown]
+        unchanged += [step for step in stage.steps if step not in shown]
         if not shown:
             continue
         yield line(span(stage.stage, "bold"), *_transaction_span(stage), hang=2)
         for step in shown:
             yield from indent_lines(_step_lines(step, verbose=verbose), 2)
         yield from indent_lines(_dependency_lines(stage, verbose=verbose), 2)
-    yield from _unchanged_lines(quiet)
+    yield from _unchanged_lines(unchanged)
 
 
 def _is_notable(step: StepPlan) -> bool:
     return not isinstance(step.outcome, Planned) or bool(step.changes or step.outcome.all_notes)
 
 
-def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
+def _unchanged_lines(unchanged: Sequence[StepPlan]) -> Iterator[Line]:
     """Yield the steps without changes: those already correct, and those done later by others."""
-    applicable = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.requested]
+    applicable = [step for step in unchanged if not isinstance(step.outcome, Planned) or step.outcome.requested]
     later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.deferred]
     good = [step.step.title for step in applicable if step not in later]
     if good:
@@ -94,10 +94,10 @@ def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
 
 def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     mark, reason = _step_mark(step)
-    title = Span(pad_right(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
+    title = Span(pad_right(step.step.title, _TITLE_WIDTH) + "  ", "bold" if step.changes else "")
     if verbose:
         reason = f"[{step.step.id}] {reason}"
-    yield Line((mark, title, span(reason, "" if _is_notable(step) else "dim")), hang=_TITLE + 4)
+    yield Line((mark, title, span(reason, "" if _is_notable(step) else "dim")), hang=_TITLE_WIDTH + 4)
     if isinstance(step.outcome, Planned):
         yield from (note_line(text) for text in step.outcome.all_notes)
     yield from indent_lines(change_lines(step.changes, verbose=verbose), 4)
@@ -112,8 +112,8 @@ def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
         case Planned(reason=reason, deferred=later):
             return MARKS["change" if step.changes else "skipped" if later else "nothing"], reason
-        case Blocked(for_=for_, reason=reason):
-            return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"
+        case Blocked(waits_for=waits_for, reason=reason):
+            return MARKS["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
         case Refusal(what=what):
             return MARKS["refused"], what
 
@@ -139,21 +139,21 @@ def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
         yield from indent_lines((line(span(text, "dim")) for text in stage.unresolved.splitlines()), 6)
 
 
-def outlook_lines(
-    plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: bool, verbose: bool
+def setup_summary_lines(
+    plans: Sequence[StagePlan], pending_triggers: Sequence[Trigger] = (), *, image: bool, verbose: bool
 ) -> Iterator[Line]:
     """Yield a summary of setup: counts, restarts, disruption, reboots.
 
     Args:
         plans: of all stages.
-        left: pending triggers of earlier runs.
+        pending_triggers: pending triggers of earlier runs.
         image: for an image, in which no service runs.
         verbose: new files were shown in full.
     """
     did = _change_counts(plans, verbose=verbose)
     if did:
         yield line("setup ", join_with_and(did), hang=6)
-    triggers = triggers_of_plans(plans, image=image, pending=left)
+    triggers = triggers_of_plans(plans, image=image, pending=pending_triggers)
     stopped = () if image else _disrupted_services(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
@@ -163,7 +163,7 @@ def outlook_lines(
             "      ", f"stops {join_with_and(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
-        yield warning_line(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn")
+        yield warning_line(f"{WAIT_PHRASES[wait.waits_for]} will be needed: {wait.reason}", "warn")
 
 
 def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:
@@ -189,8 +189,8 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
         parts[0] += " (-v shows their text)"
     parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
     # A unit that is only paused is listed with the change that starts it again.
-    services = (change for change in ServiceChange.among(changes) if not change.is_pause)
-    return parts + [f"{_service_verb(change)} {bare_unit(change.unit)}" for change in services]
+    services = (change for change in ServiceChange.among(changes) if not change.is_temporary_stop)
+    return parts + [f"{_service_verb(change)} {short_unit_name(change.unit)}" for change in services]
 
 
 def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpunode.host.port import Progress
 
 
-READER_GONE = 141
+BROKEN_PIPE_EXIT_CODE = 141
 """128 + SIGPIPE, as the shell has it."""
 _RICH: Mapping[str, str] = {
     "": "",
@@ -90,16 +90,16 @@ class Printer:
         return self.console.width
 
     def put(self, lines: Iterable[Line]) -> None:
-        """Print ``lines``; raises as ``attempt`` does."""
+        """Print ``lines``; raises as ``guard_write`` does."""
         rows = [row for one in lines for row in wrap_line(one, self.width)]
         if self.is_terminal:
-            self.attempt(lambda: self.console.print(*map(self.to_rich_text, rows), sep="\n", soft_wrap=True))
+            self.guard_write(lambda: self.console.print(*map(self.to_rich_text, rows), sep="\n", soft_wrap=True))
         else:
-            self.attempt(lambda: self._write("".join(f"{self.encode_text(row.text.rstrip())}\n" for row in rows)))
+            self.guard_write(lambda: self._write("".join(f"{self.encode_text(row.text.rstrip())}\n" for row in rows)))
 
     def raw(self, text: str) -> None:
         """Print ``text`` byte for byte, for another program or an editor."""
-        self.attempt(lambda: self._write(text))
+        self.guard_write(lambda: self._write(text))
 
     def to_rich_text(self, row: Line) -> Text:
         """Convert ``row`` for rich, without markup."""
@@ -122,7 +122,7 @@ class Printer:
         self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.stream.flush()
 
-    def attempt(self, write: Callable[[], None]) -> None:
+    def guard_write(self, write: Callable[[], None]) -> None:
         """Call ``write`` unless the stream has failed before; with ``keep_going`` a failure is ignored.
 
         Raises:
@@ -165,7 +165,7 @@ def write_answer(answer: str) -> int:
     try:
         standard_output().raw(f"{answer}\n")
     except BrokenPipeError:
-        return READER_GONE
+        return BROKEN_PIPE_EXIT_CODE
     except UsageError as error:
         standard_error().raw(f"gpunode: {error.what}: {error.why}\n")
         return error.exit_code
@@ -186,7 +186,7 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_FRAMES = "|/-\\"
 _BAR = 20
 # The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
-_SPARE = 6
+_RESERVED_WIDTH = 6
 _PHASES = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
 
 
@@ -197,7 +197,7 @@ class LiveTask:
     title: str
     started: float
     progress: Progress | None = None
-    waited_for: set[str] = field(default_factory=set)
+    reported_waits: set[str] = field(default_factory=set)
 
 
 def live_task_line(title: str, progress: Progress | None, elapsed: float, frame: str, width: int) -> Line:
@@ -248,9 +248,9 @@ class LiveLine:
                 self, console=self._printer.console, transient=True, refresh_per_second=10,
                 redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
             )  # fmt: skip
-            self._printer.attempt(self._live.start)
+            self._printer.guard_write(self._live.start)
         if self._live is not None:
-            self._printer.attempt(self._live.refresh)
+            self._printer.guard_write(self._live.refresh)
 
     def update(self, progress: Progress) -> None:
         """Update the progress; without a terminal only print waits, once for each reason."""
@@ -259,8 +259,8 @@ class LiveLine:
         running = self._running
         assert running is not None
         running.progress = progress
-        if progress.phase == "wait" and progress.detail not in running.waited_for:
-            running.waited_for.add(progress.detail)
+        if progress.phase == "wait" and progress.detail not in running.reported_waits:
+            running.reported_waits.add(progress.detail)
             if not self._printer.is_terminal:
                 self._printer.put([warning_line(f"waiting {progress.detail}")])
 
@@ -273,7 +273,7 @@ class LiveLine:
         """Clear the line."""
         live, self._live = self._live, None
         if live is not None:
-            self._printer.attempt(live.stop)
+            self._printer.guard_write(live.stop)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the line for rich."""
@@ -283,5 +283,5 @@ class LiveLine:
         elapsed = time.monotonic() - running.started
         frames = _ASCII_FRAMES if self._printer.ascii else _FRAMES
         frame = frames[int(elapsed * 8) % len(frames)]
-        row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _SPARE)
+        row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _RESERVED_WIDTH)
         yield self._printer.to_rich_text(Line((Span("  "), *row.spans)))

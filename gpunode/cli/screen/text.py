@@ -40,14 +40,14 @@ class Line:
 
     Attributes:
         hang: indentation of the continuation.
-        fold: may break anywhere, as in a diff, not only at blanks.
-        solid: never breaks, so that a copied command has no line ends.
+        breaks_anywhere: may break anywhere, as in a diff, not only at blanks.
+        never_breaks: never breaks, so that a copied command has no line ends.
     """
 
     spans: tuple[Span, ...] = ()
     hang: int = 0
-    fold: bool = False
-    solid: bool = False
+    breaks_anywhere: bool = False
+    never_breaks: bool = False
 
     @property
     def text(self) -> str:
@@ -136,18 +136,22 @@ def pad_right(text: str, width: int) -> str:
 
 def wrap_line(one: Line, width: int) -> Iterator[Line]:
     """Wrap a line to ``width`` columns; 0 does not wrap."""
-    if one.solid:
+    if one.never_breaks:
         yield one
         return
-    marked = [(char, part.style) for part in one.spans for char in part.text]
+    styled_chars = [(char, part.style) for part in one.spans for char in part.text]
     hang = min(one.hang, width // 2)
     first = True
-    while marked:
+    while styled_chars:
         lead = 0 if first else hang
-        cut = len(marked) if width <= 0 else _find_break(marked, width - lead, one.hang if first else 0, fold=one.fold)
-        row, marked = marked[:cut], marked[cut:]
-        if not one.fold:
-            row, marked = _strip_break(row, marked)
+        cut = (
+            len(styled_chars)
+            if width <= 0
+            else _find_break(styled_chars, width - lead, one.hang if first else 0, breaks_anywhere=one.breaks_anywhere)
+        )
+        row, styled_chars = styled_chars[:cut], styled_chars[cut:]
+        if not one.breaks_anywhere:
+            row, styled_chars = _strip_break(row, styled_chars)
         yield Line((*((Span(" " * lead),) if lead else ()), *_group_spans(row)))
         first = False
     if first:
@@ -164,25 +168,25 @@ def _strip_break(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) ->
     return row, rest
 
 
-def _find_break(marked: Sequence[tuple[str, Style]], room: int, start: int, *, fold: bool) -> int:
+def _find_break(styled_chars: Sequence[tuple[str, Style]], room: int, start: int, *, breaks_anywhere: bool) -> int:
     """Return how many characters fit on a row of ``room`` columns; never break before column ``start``."""
     used = 0
     last_blank = 0
-    for index, (char, _) in enumerate(marked):
+    for index, (char, _) in enumerate(styled_chars):
         used += _char_width(char)
         if char == " " and index >= start:
             last_blank = index
         if used > room:
-            at_blank = last_blank if not fold else 0
+            at_blank = last_blank if not breaks_anywhere else 0
             return at_blank or max(index, 1)
-    return len(marked)
+    return len(styled_chars)
 
 
-def _group_spans(marked: Sequence[tuple[str, Style]]) -> Iterator[Span]:
+def _group_spans(styled_chars: Sequence[tuple[str, Style]]) -> Iterator[Span]:
     begin = 0
-    for index in range(1, len(marked) + 1):
-        if index == len(marked) or marked[index][1] != marked[begin][1]:
-            yield Span("".join(char for char, _ in marked[begin:index]), marked[begin][1])
+    for index in range(1, len(styled_chars) + 1):
+        if index == len(styled_chars) or styled_chars[index][1] != styled_chars[begin][1]:
+            yield Span("".join(char for char, _ in styled_chars[begin:index]), styled_chars[begin][1])
             begin = index
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.change import Trigger, bare_unit
+from gpunode.change import Trigger, short_unit_name
 from gpunode.cli.screen.text import Span
 
 
@@ -16,7 +16,7 @@ def format_seconds(value: float) -> str:
 
 def describe_trigger(trigger: Trigger) -> str:
     """Return what a trigger will do."""
-    unit = bare_unit(trigger.target)
+    unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return f"read the package index of {_repository_name(trigger)}"
@@ -36,7 +36,7 @@ def describe_trigger(trigger: Trigger) -> str:
 
 def trigger_labels(trigger: Trigger) -> tuple[str, str]:
     """Return the subject of an executed trigger, and what was done."""
-    unit = bare_unit(trigger.target)
+    unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return "package index", f"{_repository_name(trigger)} read"

@@ -11,7 +11,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts import nvml
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
@@ -20,7 +20,7 @@ Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
 _LISTED: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
-_BARE: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
+_BARE_ADDRESS: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
 _COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
 _RACK: Final = Pattern(r"\bG[HB][23]00\b")
 _BASEBOARD: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
@@ -30,7 +30,7 @@ _CARD: Final = Pattern(
     re.IGNORECASE,
 )
 # NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
-_FIFTH: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
+_NVLINK5_NAMES: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,14 @@ def only_gpu(snapshot: Snapshot) -> str:
     return next(iter(buses), "0") if counts == {1} else ""
 
 
-def _parse_inventory(item: Item) -> SmiInventory | None:
+def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     if item.where != "host":
         return None
     boards = tuple(_parse_boards(item))
     count = _COUNT.search(item.text)
     whole = int(count["count"]) if count else None
     if not boards:
-        return SmiInventory((), whole, cite(item, item.number_at(count.start()))) if count else None
+        return SmiInventory((), whole, cite(item, item.line_number_at(count.start()))) if count else None
     is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
     indices = [board.index for board in boards]
     in_order = indices == list(range(len(boards))) or set(indices) == {None}
@@ -92,12 +92,12 @@ def _parse_inventory(item: Item) -> SmiInventory | None:
     return SmiInventory(boards, known, boards[0].citation)
 
 
-def _parse_boards(item: Item) -> Iterator[Board]:
+def _parse_boards(item: EvidenceItem) -> Iterator[Board]:
     for number, line in enumerate(item.lines, 1):
         if match := _ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
             yield Board(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
-        elif match := _BARE.match(line):
+        elif match := _BARE_ADDRESS.match(line):
             yield Board(None, "", pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _LISTED.match(line):
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
@@ -114,7 +114,7 @@ def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def carrier_of(name: str) -> Carrier:
+def carrier_by_name(name: str) -> Carrier:
     """Return the kind of board of a GPU with this name; empty if unknown."""
     if _RACK.search(name):
         return "rack"
@@ -126,7 +126,7 @@ def carrier_of(name: str) -> Carrier:
 def gpu_carriers(snapshot: Snapshot) -> frozenset[Carrier]:
     """Return the kinds of board of the node's GPUs, by device id or by name."""
     by_id = {_carrier_by_id(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
-    by_name = {carrier_of(name) for name in snapshot.view(gpu_model_names)}
+    by_name = {carrier_by_name(name) for name in snapshot.view(gpu_model_names)}
     return frozenset((by_id or by_name) - {""})
 
 
@@ -139,7 +139,7 @@ def _carrier_by_id(gpu: pci.PciFunction) -> Carrier:
 
 def has_nvlink5(snapshot: Snapshot) -> bool:
     """Return whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
-    return any(_FIFTH.search(name) for name in snapshot.view(gpu_model_names))
+    return any(_NVLINK5_NAMES.search(name) for name in snapshot.view(gpu_model_names))
 
 
 def nvml_inventory(snapshot: Snapshot) -> nvml.NvmlInventory | None:

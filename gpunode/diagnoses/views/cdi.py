@@ -11,7 +11,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, find_first, lines_with
 from gpunode.diagnoses.views import packages
 from gpunode.facts import cdi, patterns
-from gpunode.facts.items import Item, reports_absence
+from gpunode.facts.items import EvidenceItem, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 
@@ -20,7 +20,7 @@ _SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t
 _HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
 _VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-_WRITTEN: Final = Pattern(r"\bcdi generate\b.*(?:--output|-o)[= ](?P<path>/\S+)")
+_GENERATE_OUTPUT: Final = Pattern(r"\bcdi generate\b.*(?:--output|-o)[= ](?P<path>/\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def _canonical_path(path: str) -> str:
     return path.replace("/run/cdi", "/var/run/cdi", 1) if path.startswith("/run/cdi") else path
 
 
-def _parse_specifications(item: Item) -> Iterator[Specification]:
+def _parse_specifications(item: EvidenceItem) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
     # head and grep show a file, too.
     path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec_path(word) and "*" not in word), "")
     if item.kind == "nvidia-ctk":
-        match = _WRITTEN.search(item.written)
+        match = _GENERATE_OUTPUT.search(item.written)
         yield from (
             (Specification(_canonical_path(match["path"]), cite(item, 1)),)
             if match and "error" not in item.lowered
@@ -80,7 +80,7 @@ def _parse_specifications(item: Item) -> Iterator[Specification]:
         yield from _list_folder(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
 
 
-def _list_folder(item: Item, folder: str) -> Iterator[Specification]:
+def _list_folder(item: EvidenceItem, folder: str) -> Iterator[Specification]:
     for number, line in enumerate(item.lines, 1):
         if match := _HEADING.match(line.strip()):
             folder = match["folder"].rstrip("/")
@@ -120,7 +120,7 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
     """Podman's version; None if unknown."""
     for item in snapshot.items:
         if item.kind != "file" and (match := find_first(item, _PODMAN)):
-            place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
+            place = cite(item, item.line_number_at(match.start(match.lastgroup or 0)))
             return patterns.parse_version(match[match.lastgroup or 0]), place
     package = snapshot.view(packages.listed_packages).get("podman")
     parts = re.findall(r"\d{1,6}", package.upstream) if package and package.is_installed else []
@@ -128,7 +128,7 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
 
 
 # What an engine says of where it looks, and what its configuration does.
-_LOOKS: Final = Pattern(
+_SEARCH_FOLDERS: Final = Pattern(
     r"CDI spec directories:(?P<docker>(?:\n[ \t]*/\S+)+)"
     r"|CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<opened>/[\w/-]+)[\"']?: no such file"
     r"|cdi[_-]spec[_-]dirs\"?\s*[=:]\s*\[(?P<dirs>[^\]]{1,600})\]",
@@ -140,9 +140,9 @@ _PATH: Final = Pattern(r"/[\w./-]+")
 def search_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """Return the folders that the engine searches, and the evidence unless they are the usual ones."""
     for item in snapshot.items:
-        if not item.is_package_record and item.where == "host" and (match := find_first(item, _LOOKS)):
+        if not item.is_package_record and item.where == "host" and (match := find_first(item, _SEARCH_FOLDERS)):
             folders = tuple(_canonical_path(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
-            return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
+            return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.line_number_at(match.start()))
     podman = podman_version(snapshot)
     # podman 5.5 looks into /etc/cdi alone, unless it is told otherwise.
     return (CDI_FOLDERS[:1], podman[1]) if podman is not None and podman[0][:2] == (5, 5) else (CDI_FOLDERS, None)

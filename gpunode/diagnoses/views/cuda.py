@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.cuda import CudaRelease, Version, find, parts, supported_by
+from gpunode.catalog.cuda import CudaRelease, Version, find, newest_supported_by, parts
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import driver
 from gpunode.diagnoses.word_index import LineIndex
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
 
@@ -42,9 +42,9 @@ _RUNTIMES: Final = Pattern(
     r"|\+cu(?P<short>\d{2,3})\b"
 )
 # A program that goes on after the message says it again and again.
-_MOST: Final = 64
+_MAX_RUNTIMES: Final = 64
 # Error 804: the compatibility libraries are for other GPUs.
-NOT_ON_THIS_GPU: Final = Pattern(
+COMPAT_UNSUPPORTED_GPU: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
 )
@@ -55,7 +55,7 @@ def supported_cuda(snapshot: Snapshot) -> Version | None:
     if shown := driver.cuda_version(snapshot):
         return parts(shown.version)
     version = driver.loaded_version(snapshot)
-    return supported_by(version.version) if version else None
+    return newest_supported_by(version.version) if version else None
 
 
 def reported_driver(snapshot: Snapshot) -> str:
@@ -76,9 +76,9 @@ def cuda_runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
 def _find_runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
     silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
     for item in snapshot.items:
-        if item.kind not in silent and item.is_seen:
-            for match in islice(find_all(item, _RUNTIMES), _MOST):
-                yield _parse_version(match), cite(item, item.number_at(match.start()))
+        if item.kind not in silent and item.was_answered:
+            for match in islice(find_all(item, _RUNTIMES), _MAX_RUNTIMES):
+                yield _parse_version(match), cite(item, item.line_number_at(match.start()))
             if asked := _RUNTIMES.search(item.written):
                 yield _parse_version(asked), cite(item, 1)
 
@@ -89,23 +89,23 @@ def _parse_version(match: re.Match[str]) -> Version:
     return parts(match["cuda"] or f"{short[:-1]}.{short[-1]}")
 
 
-def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
+def can_run_on_driver(snapshot: Snapshot, program_cuda: Version, driver_cuda: Version) -> bool:
     """Return whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
-    if wanted <= has:
+    if program_cuda <= driver_cuda:
         return True
-    release, version = find(wanted), driver.loaded_version(snapshot)
-    same_major = wanted[0] == has[0] and wanted[0] >= 11
+    release, version = find(program_cuda), driver.loaded_version(snapshot)
+    same_major = program_cuda[0] == driver_cuda[0] and program_cuda[0] >= 11
     if release is None or version is None or snapshot.contains(NEWER_CALL):
         return same_major and not snapshot.contains(NEWER_CALL)
     return same_major and parts(version.version)[0] >= release.min_branch
 
 
-_NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+_REQUESTED_CUDA: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def requested_release(snapshot: Snapshot) -> CudaRelease | None:
+def requested_cuda_release(snapshot: Snapshot) -> CudaRelease | None:
     """Return the CUDA that an image asks for, else the newest that something was built with; None if unknown."""
-    if match := snapshot.match(_NUMBER):
+    if match := snapshot.match(_REQUESTED_CUDA):
         return find(parts(match["cuda"] or match["image"]))
     versions = [version for version, _ in snapshot.view(cuda_runtimes)]
     return find(max(versions)) if versions else None
@@ -116,14 +116,14 @@ def format_version(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-Sort: TypeAlias = Literal["driver", "stub", "compat", "other"]
+LibrarySort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 
 # ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
-_RESOLVED: Final = Pattern(
+_RESOLVED_LIBRARY: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
-_OPENED: Final = Pattern(
+_OPENED_LIBRARY: Final = Pattern(
     r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
     r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
     re.MULTILINE,
@@ -131,7 +131,7 @@ _OPENED: Final = Pattern(
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class LoadedLibrary:
     """A file that is, or would be, loaded as the driver's library.
 
     Attributes:
@@ -142,13 +142,13 @@ class Library:
 
     name: str
     path: str
-    sort: Sort
+    sort: LibrarySort
     where: Where
     citation: Citation
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class LoaderFolder:
     """A folder that the loader searches before its own.
 
     Attributes:
@@ -157,55 +157,55 @@ class Folder:
     """
 
     path: str
-    sort: Sort
+    sort: LibrarySort
     where: Where
     citation: Citation
     file: str = ""
     set_in: str = ""
 
 
-def sort_of(path: str) -> Sort:
+def library_sort(path: str) -> LibrarySort:
     """Return the kind of library at or in ``path``."""
     if "/stubs" in path:
         return "stub"
     if "/compat" in path:
         return "compat"
     folder = path.rpartition("/")[0] if ".so" in path else path
-    return "driver" if _is_standard(folder) else "other"
+    return "driver" if _is_standard_folder(folder) else "other"
 
 
-def loaded_libraries(snapshot: Snapshot) -> tuple[Library, ...]:
+def loaded_libraries(snapshot: Snapshot) -> tuple[LoadedLibrary, ...]:
     """Return the first file of each library in cache or ldd, and all that programs opened."""
     silent = {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}
     items = (item for item in snapshot.items if item.outcome == "ok" and item.kind not in silent)
     return tuple(one for item in items for one in _parse_libraries(item))
 
 
-def _parse_libraries(item: Item) -> Iterator[Library]:
+def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
     seen: set[str] = set()
     for number, line in enumerate(item.lines if ".so" in item.text else (), 1):
-        if match := _RESOLVED.search(line):
+        if match := _RESOLVED_LIBRARY.search(line):
             name = match["name"].split(".so")[0]
             foreign = "x86-64" not in (match["flags"] or "x86-64") and "AArch64" not in (match["flags"] or "")
             if name not in seen and not foreign:
                 seen.add(name)
-                yield Library(name, match["path"], sort_of(match["path"]), item.where, cite(item, number))
-        elif item.kind != "listing" and (match := _OPENED.search(line)):
+                yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
+        elif item.kind != "listing" and (match := _OPENED_LIBRARY.search(line)):
             name = "libcuda" if "libcuda" in match["path"] else "libnvidia-ml"
-            yield Library(name, match["path"], sort_of(match["path"]), item.where, cite(item, number))
+            yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
 
 
-def search_folders(snapshot: Snapshot) -> tuple[Folder, ...]:
+def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:
     """Return the folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
     return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _parse_folders(item))
 
 
-def _parse_folders(item: Item) -> Iterator[Folder]:
+def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     # Of any other text, only lines that name the variable matter.
     every = range(1, len(item.lines) + 1)
-    named = (item.number_at(start) for start in item.view(LineIndex).line_starts_of(_VARIABLE))
+    named = (item.line_number_at(start) for start in item.view(LineIndex).line_starts_of(_VARIABLE))
     for number in every if echoes or is_conf else named:
         line = item.lines[number - 1]
         set_in, file = _setting_file(item, line), ""
@@ -216,14 +216,14 @@ def _parse_folders(item: Item) -> Iterator[Folder]:
         else:
             paths = [*_paths_of_variable(line)]
         for path in paths:
-            if path.startswith("/") and (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), file, set_in)
+            if path.startswith("/") and (sort := library_sort(path)) != "driver":
+                yield LoaderFolder(path, sort, item.where, cite(item, number), file, set_in)
 
 
 _GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
-def _setting_file(item: Item, line: str) -> str:
+def _setting_file(item: EvidenceItem, line: str) -> str:
     """Return the file that sets the variable; empty if unknown, or if it is the loader's own."""
     if item.kind == "file":
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
@@ -257,6 +257,6 @@ def _folders_of_conf(line: str) -> Iterator[str]:
         yield match["folder"]
 
 
-def _is_standard(folder: str) -> bool:
+def _is_standard_folder(folder: str) -> bool:
     """Return whether a driver has its libraries in ``folder``, or the loader looks there anyhow."""
     return bool(_STANDARD.match(folder))

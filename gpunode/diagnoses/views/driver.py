@@ -14,42 +14,45 @@ from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
-from gpunode.facts.items import NO_COMMAND, Item
+from gpunode.facts.items import NO_COMMAND, EvidenceItem
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind
+from gpunode.facts.sources import SourceKind
 from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
-_API: Final = Pattern(
+_API_MISMATCH: Final = Pattern(
     rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
     re.IGNORECASE,
 )
 _LOADING: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
-_SMI: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
+_SMI_TABLE_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _CUDA: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
 _SMI_VERSION: Final = Pattern(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
 _LIBRARY: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
 # Libraries that are on the node and not those that its programs load.
-_ELSEWHERE: Final = Pattern(
+_NOT_IN_LOADER_PATH: Final = Pattern(
     r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
 )
-_RUNNING: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
+_MODULE_KERNEL: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
-_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
+_SMI_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("mismatch", Pattern(r"Driver/library version mismatch", re.IGNORECASE)),
     ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
     ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
     ("missing", Pattern(
         rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
-        r"|nvidia-smi: No such file|executable file not found",
-        re.IGNORECASE)),
+        # An engine says it of a container, with the program in quotation marks behind "exec:".
+        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found",
+        re.IGNORECASE | re.MULTILINE)),
     ("failed", Pattern(
-        r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
+        # Not what only programs in Go say, such as the device plugin, from its container.
+        r"(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
+        r"|Unable to determine the device handle|Unknown Error|GPU is lost",
         re.IGNORECASE)),
     ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
 )  # fmt: skip
@@ -66,10 +69,10 @@ class SeenVersion:
 
 def loaded_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the version of the loaded kernel module, and whether it is of the open modules; None if unknown."""
-    return snapshot.view(_find_loaded)
+    return snapshot.view(_find_loaded_version)
 
 
-def _find_loaded(snapshot: Snapshot) -> SeenVersion | None:
+def _find_loaded_version(snapshot: Snapshot) -> SeenVersion | None:
     fact = snapshot.facts.loaded_driver
     if isinstance(fact, Known) and fact.value is not None:
         place = modules.loaded_version_line(snapshot)
@@ -102,26 +105,26 @@ def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """Return the versions of the last refused client and of the module, with the line; or None."""
-    return snapshot.view(_api_mismatch)
+    return snapshot.view(_find_api_mismatch)
 
 
-def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    for message in reversed(kernel.matching_messages(snapshot, _API)):
-        if match := _API.search(message.text):
+def _find_api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
+    for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH)):
+        if match := _API_MISMATCH.search(message.text):
             return match["client"], match["module"], message.citation
-    match = snapshot.match(_API)
-    return (match["client"], match["module"], snapshot.matching_lines(_API)[0]) if match else None
+    match = snapshot.match(_API_MISMATCH)
+    return (match["client"], match["module"], snapshot.matching_lines(_API_MISMATCH)[0]) if match else None
 
 
 def on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
-    return snapshot.view(_find_on_disk)
+    return snapshot.view(_find_on_disk_version)
 
 
-def _find_on_disk(snapshot: Snapshot) -> SeenVersion | None:
+def _find_on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
     running = running_kernel(snapshot)
-    for info in snapshot.view(modules.driver_info):
-        place = _RUNNING.search(info.filename)
+    for info in snapshot.view(modules.driver_modinfo):
+        place = _MODULE_KERNEL.search(info.filename)
         elsewhere = bool(place and running and place["kernel"] != running)
         if re.match(VERSION, info.version) and not elsewhere:
             return SeenVersion(info.version, info.citation, info.is_open)
@@ -135,19 +138,19 @@ def _find_on_disk(snapshot: Snapshot) -> SeenVersion | None:
 def library_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in _ON_NODE
+        asks = item.where == "host" and item.kind in _NODE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
             whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
-            return SeenVersion(whole, cite(item, item.number_at(match.start())))
+            return SeenVersion(whole, cite(item, item.line_number_at(match.start())))
     if pair := api_mismatch(snapshot):
         return SeenVersion(pair[0], pair[2])
     found = snapshot.view(library_versions)
     return found[0] if len({one.version for one in found}) == 1 else None
 
 
-_ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
+_NODE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
 
 
 def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
@@ -156,7 +159,7 @@ def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
     for item in snapshot.items_of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
             for number, line in enumerate(item.lines, 1):
-                if (match := _LIBRARY.search(line)) and not _ELSEWHERE.search(line):
+                if (match := _LIBRARY.search(line)) and not _NOT_IN_LOADER_PATH.search(line):
                     found.setdefault(match["version"], SeenVersion(match["version"], cite(item, number)))
     return tuple(found.values())
 
@@ -164,13 +167,13 @@ def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
 def container_library_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the version of the libraries that a program in a container loads."""
     for item in snapshot.items:
-        if (item.where == "container" or item.kind in CONTAINED) and (match := _NVML_LIBRARY.search(item.text)):
-            return SeenVersion(match["version"], cite(item, item.number_at(match.start())))
+        if (item.where == "container" or item.kind in CONTAINER_KINDS) and (match := _NVML_LIBRARY.search(item.text)):
+            return SeenVersion(match["version"], cite(item, item.line_number_at(match.start())))
     return None
 
 
 # What is said there is said by a program in a container, or by the engine that starts it.
-CONTAINED: Final[frozenset[Kind]] = frozenset({"container-run", "kubernetes-log", "kubernetes-pod"})
+CONTAINER_KINDS: Final[frozenset[SourceKind]] = frozenset({"container-run", "kubernetes-log", "kubernetes-pod"})
 
 
 _KERNEL_SIDE: Final = (
@@ -186,7 +189,7 @@ _USER_SIDE: Final = (
     *("nvidia-compute-*", "nvidia-driver-bin", "nvidia-alternative", "libnvidia-extra-*", "nvidia-tesla-*-smi"),
 )  # fmt: skip
 # They bring both sides in one version: NVIDIA's and the distributions' dependencies on them are exact.
-_WHOLE: Final = (
+_METAPACKAGES: Final = (
     *("nvidia-driver", "nvidia-driver-[0-9]*", "nvidia-headless-*", "nvidia-open", "nvidia-open-[0-9]*"),
     *("cuda-drivers*", "nvidia-tesla-*driver"),
 )  # fmt: skip
@@ -204,14 +207,14 @@ def user_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 
 def metapackages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the installed packages that depend on both sides."""
-    return _installed_matching(snapshot, _WHOLE)
+    return _installed_matching(snapshot, _METAPACKAGES)
 
 
 def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the driver's packages, kernel and user side, in whatever state."""
     return tuple(
         one
-        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_WHOLE)
+        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_METAPACKAGES)
         if re.match(VERSION, one.upstream) and one.state != "c"
     )
 
@@ -264,20 +267,20 @@ def smi_states(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
 
 
 # The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
-_PROGRAM: Final = "smi-binary"
+_SMI_PRESENCE_KEY: Final = "smi-binary"
 
 
-def _smi_state(item: Item) -> tuple[SmiState, Citation] | None:
-    for state, pattern in _STATES:
+def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
+    for state, pattern in _SMI_STATES:
         if match := pattern.search(item.text):
-            return state, cite(item, item.number_at(match.start()))
-    if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
+            return state, cite(item, item.line_number_at(match.start()))
+    if item.key == _SMI_PRESENCE_KEY and item.outcome == "ok" and not item.text.strip():
         return "missing", cite_fact(item.written, "not there", item.key)
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     asked = any(word.startswith("--query-") for word in item.source.words)
     if asked and item.outcome == "ok" and (match := _ROW.search(item.text)):
-        return "works", cite(item, item.number_at(match.start()))
+        return "works", cite(item, item.line_number_at(match.start()))
     return None
 
 
@@ -292,8 +295,8 @@ def smi_version(snapshot: Snapshot) -> SeenVersion | None:
     for item in snapshot.items_of("nvidia-smi"):
         asked = "driver_version" in item.written and item.where == "host"
         if asked and (match := _CELL.search(item.text)):
-            return SeenVersion(match["version"], cite(item, item.number_at(match.start("version"))))
-    return _first_version(snapshot, _SMI)
+            return SeenVersion(match["version"], cite(item, item.line_number_at(match.start("version"))))
+    return _first_version(snapshot, _SMI_TABLE_VERSION)
 
 
 _CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
@@ -307,7 +310,7 @@ def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
 def _first_version(snapshot: Snapshot, pattern: Pattern) -> SeenVersion | None:
     for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text"):
         if match := pattern.search(item.text):
-            return SeenVersion(match["version"], cite(item, item.number_at(match.start())))
+            return SeenVersion(match["version"], cite(item, item.line_number_at(match.start())))
     return None
 
 
@@ -326,10 +329,10 @@ def works(snapshot: Snapshot) -> bool:
 
 def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return what shows that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples and validators."""
-    kinds = {*CONTAINED, "kubernetes"}
-    items = (item for item in snapshot.items if item.is_seen and (item.where == "container" or item.kind in kinds))
+    kinds = {*CONTAINER_KINDS, "kubernetes"}
+    items = (item for item in snapshot.items if item.was_answered and (item.where == "container" or item.kind in kinds))
     found = ((item, _SUCCEEDS.search(item.text)) for item in items if not _FAILS.search(item.text))
-    return tuple(cite(item, item.number_at(match.start())) for item, match in found if match)
+    return tuple(cite(item, item.line_number_at(match.start())) for item, match in found if match)
 
 
 _SUCCEEDS: Final = Pattern(
@@ -355,29 +358,29 @@ _ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
+_ERROR_ROW: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
 
 
 def error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the rows in which nvidia-smi shows ERR! for a GPU."""
     items = (item for item in snapshot.items_of("nvidia-smi", "text") if item.where == "host")
-    return tuple(citation for item in items for citation in lines_with(item, _ERR))
+    return tuple(citation for item in items for citation in lines_with(item, _ERROR_ROW))
 
 
 # None of them is in the kernel without nvidia.
-_WITH_IT: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
+_DEPENDENT_MODULES: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 
 
 def is_loaded(snapshot: Snapshot) -> bool | None:
     """Return whether NVIDIA's module is in the running kernel; None if unknown."""
-    if works(snapshot) or any(modules.is_module_loaded(snapshot, name) for name in _WITH_IT):
+    if works(snapshot) or any(modules.is_module_loaded(snapshot, name) for name in _DEPENDENT_MODULES):
         return True
     by_table = modules.is_module_loaded(snapshot, "nvidia")
     if by_table is not None:
         return by_table
     file, own = snapshot.file("/proc/driver/nvidia/version"), snapshot.file("/sys/module/nvidia/version")
-    if file is not None and file.is_seen:
+    if file is not None and file.was_answered:
         return "NVRM version" in file.text
-    if own is not None and own.is_seen and not own.source.is_mixed:
+    if own is not None and own.was_answered and not own.source.is_mixed:
         return re.fullmatch(VERSION, own.text.strip()) is not None
     return None

@@ -13,7 +13,7 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # Layers that the node itself shows; the others are visible from containers too.
@@ -21,18 +21,18 @@ NODE_LAYERS: Final[frozenset[Layer]] = frozenset(
     {"hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink"}
 )
 # Containers may write into their journals, under the id or the tag that somebody chose for them.
-_DAEMONS: Final = frozenset({"docker.service", "podman.service"})
+_ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
 _POD_LOG: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
 # The operator's pods that build and load the driver where the node has none of its own.
 _DRIVER_POD: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
 
 
-def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
+def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot:
     """Return the node without containers' evidence, unless that is all there is.
 
     For its own layers, a pasted report with a working nvidia-smi suffices.
     """
-    if is_examined(snapshot) or (of_node and driver.works(snapshot)):
+    if is_examined(snapshot) or (is_node_layer and driver.works(snapshot)):
         return snapshot.view(_without_containers)
     return snapshot
 
@@ -53,7 +53,7 @@ def container_source(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
     return item.written if item else "logs of containers"
 
 
-def _is_of_container(item: Item) -> bool:
+def _is_of_container(item: EvidenceItem) -> bool:
     return item.where == "container" or "/var/log/pods/" in item.written
 
 
@@ -65,14 +65,14 @@ def _keep_node_evidence(snapshot: Snapshot) -> Snapshot:
     # Where the driver is a container's business, so is the reason why it is missing.
     builds = modules.is_module_loaded(snapshot, "nvidia") is not True
 
-    def is_kept(item: Item) -> bool:
-        is_daemons = item.kind == "unit-log" and item.subject in _DAEMONS
+    def is_kept(item: EvidenceItem) -> bool:
+        is_daemons = item.kind == "unit-log" and item.subject in _ENGINE_UNITS
         return not (is_daemons or _is_of_container(item)) or (builds and bool(_DRIVER_POD.match(item.subject)))
 
     return _filter_items(snapshot, is_kept)
 
 
-def _filter_items(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
+def _filter_items(snapshot: Snapshot, is_kept: Callable[[EvidenceItem], bool]) -> Snapshot:
     if all(map(is_kept, snapshot.items)):
         return snapshot
     items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.all_items))

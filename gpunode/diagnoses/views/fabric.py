@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -23,9 +23,9 @@ _MISMATCH: Final = Pattern(
     re.IGNORECASE,
 )
 _SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
-_ABOUT: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
-_SOUGHT: Final = Pattern(r"\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric", re.IGNORECASE)
-_NONE: Final = Pattern(r"^\s*$|no packages found|is not installed", re.IGNORECASE)
+_MANAGER_WORDS: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
+_SEARCH_COMMAND: Final = Pattern(r"\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric", re.IGNORECASE)
+_NOTHING_FOUND: Final = Pattern(r"^\s*$|no packages found|is not installed", re.IGNORECASE)
 # What systemd, its log and old tools say; the words alone only where the unit was asked about.
 _MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
@@ -38,12 +38,12 @@ _MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
         r"|unrecognized service)|nv-fabricmanager: command not found"
     )),
 )  # fmt: skip
-_WORD: Final = Pattern(
+_UNIT_STATE: Final = Pattern(
     r"^[ \t]*(?:(?:Load|Active)State=|(?:Loaded|Active):\s*)?"
     r"(?P<state>not-found|masked|failed|activating|inactive|deactivating|active)\b",
     re.MULTILINE,
 )
-_WORDS: Final[dict[str, UnitState]] = {
+_STATE_BY_WORD: Final[dict[str, UnitState]] = {
     "masked": "masked", "failed": "failed", "activating": "failed", "not-found": "missing", "inactive": "inactive",
     "deactivating": "inactive", "active": "active",
 }  # fmt: skip
@@ -124,23 +124,23 @@ def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
 
 def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("listing", "unit-show", "unit-status", "text", "packages"):
-        if item.where == "host" and _SOUGHT.search(item.written) and _NONE.search(item.text):
+        if item.where == "host" and _SEARCH_COMMAND.search(item.written) and _NOTHING_FOUND.search(item.text):
             yield cite_fact(item.written, "no fabric manager among them", item.key)
 
 
-def _unit_states(item: Item) -> Iterator[tuple[UnitState, Citation]]:
+def _unit_states(item: EvidenceItem) -> Iterator[tuple[UnitState, Citation]]:
     for state, pattern in _MESSAGES:
         if match := pattern.search(item.text):
-            yield state, cite(item, item.number_at(match.start()))
-    is_about = item.subject == UNIT or _ABOUT.search(item.written)
+            yield state, cite(item, item.line_number_at(match.start()))
+    is_about = item.subject == UNIT or _MANAGER_WORDS.search(item.written)
     if is_about and item.kind in {"unit-status", "unit-show", "unit-action", "text"}:
         if item.outcome == "absent":
             yield "missing", cite(item)
-        for match in _WORD.finditer(item.text):
-            yield _WORDS[match["state"]], cite(item, item.number_at(match.start()))
+        for match in _UNIT_STATE.finditer(item.text):
+            yield _STATE_BY_WORD[match["state"]], cite(item, item.line_number_at(match.start()))
 
 
-def is_needed(snapshot: Snapshot) -> bool | None:
+def is_manager_needed(snapshot: Snapshot) -> bool | None:
     """Return whether the GPUs of this node are joined by NVSwitches of its own; None if unknown."""
     if snapshot.view(switch_lines):
         return True
@@ -203,7 +203,7 @@ def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
     return tuple(best.values())
 
 
-def _parse_nvlinks(item: Item) -> Iterator[GpuNvlinks]:
+def _parse_nvlinks(item: EvidenceItem) -> Iterator[GpuNvlinks]:
     index: int | None = None
     rates, place, is_none = dict[int, str](), 0, False
     found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _LINE.match(line)))

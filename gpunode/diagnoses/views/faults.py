@@ -19,27 +19,27 @@ from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.xid import SxidMessage, XidMessage
 
-Source: TypeAlias = Literal["xid", "sxid"]
+FaultSource: TypeAlias = Literal["xid", "sxid"]
 
 # Faults of one GPU that lie further apart are not of one making.
-_GAP_S: Final = 300.0
+_EPISODE_GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCKS: Final = (9e8, 1e9)
+_CLOCK_LIMITS: Final = (9e8, 1e9)
 PROGRAM_WEIGHT: Final = 2
 """The weight of what ends one program's work."""
 _ABOUT_FAULTS: Final = Pattern("Xid|off the bus")
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
-_LATE: Final = frozenset({43, 45, 143, 154, 174})
+_FOLLOW_UP_CODES: Final = frozenset({43, 45, 143, 154, 174})
 # Hardly worth a word of their own beside another error.
-_MILD: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
+_MILD_CODES: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
 _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
     {"bus", "memory", "firmware", "link", "board", "security", "virtual"}
 )
 # Programs cannot do this to a GPU, whichever line came first.
-_NOT_BY_PROGRAMS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
+_HARDWARE_KINDS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
 # A command stream broke, by what they do not say; the error that comes with them does.
-_VAGUE: Final = frozenset({8, 11, 25, 32, 80})
+_VAGUE_CODES: Final = frozenset({8, 11, 25, 32, 80})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Fault:
         is_past: whether it is known to be of a boot before the running one.
     """
 
-    source: Source
+    source: FaultSource
     gpu: str
     code: int
     kind: XidKind
@@ -72,7 +72,7 @@ class Fault:
     @property
     def is_follow_up(self) -> bool:
         """True if it reports the consequence of an earlier error, never its beginning."""
-        return self.source == "xid" and (self.code in _LATE or bool(self.xid and self.xid.caused_by))
+        return self.source == "xid" and (self.code in _FOLLOW_UP_CODES or bool(self.xid and self.xid.caused_by))
 
     @property
     def weight(self) -> int:
@@ -81,7 +81,7 @@ class Fault:
             return 0
         if self.source == "sxid":
             return 3 if self.sxid and self.sxid.fatal else 1
-        if self.code in _MILD:
+        if self.code in _MILD_CODES:
             return 1
         # 94 was contained.
         if self.code == 94 or (self.code in xids.NVLINK5 and not self.is_fatal):
@@ -133,11 +133,11 @@ def gpu_label(gpu: str) -> str:
     return (gpu if gpu.startswith("GPU-") else f"GPU {gpu}") if gpu else "A GPU"
 
 
-def incident_proof(incident: Incident, happened: str = "", **more: Any) -> Proof:
-    """Return the proof of ``incident``; ``happened`` overrides the catalog's meaning."""
+def incident_proof(incident: Incident, description: str = "", **more: Any) -> Proof:
+    """Return the proof of ``incident``; ``description`` overrides the catalog's meaning."""
     root = incident.root
     entry = xids.lookup(root.code)
-    clause = happened or (entry.meaning if entry else "an error that no list explains")
+    clause = description or (entry.meaning if entry else "an error that no list explains")
     whose = f" for {_program_name(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
     later = dict.fromkeys(str(fault.code) for fault in incident.later_faults if fault.code != root.code)
     then = f"; Xid {', '.join(later)} followed" if later else ""
@@ -253,7 +253,7 @@ def clock_kind(fault: Fault) -> int:
 
 
 def _clock_kind_of(at: float) -> int:
-    return sum(at > first for first in _CLOCKS)
+    return sum(at > first for first in _CLOCK_LIMITS)
 
 
 def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:
@@ -269,17 +269,17 @@ def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:
 
 def _are_apart(before: Fault, after: Fault) -> bool:
     is_timed = before.at is not None and after.at is not None and clock_kind(before) == clock_kind(after)
-    return is_timed and abs((after.at or 0.0) - (before.at or 0.0)) > _GAP_S
+    return is_timed and abs((after.at or 0.0) - (before.at or 0.0)) > _EPISODE_GAP_S
 
 
 def _root_fault(episode: list[Fault]) -> Fault:
     """Return the first fault that is not an echo, or the first serious one that programs cannot cause."""
     candidates = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
     grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > PROGRAM_WEIGHT]
-    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and candidates[0].kind in {"application", "engine"}:
+    if any(fault.kind in _HARDWARE_KINDS for fault in grave) and candidates[0].kind in {"application", "engine"}:
         return grave[0]
-    plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE]
-    return plain[0] if plain and candidates[0].code in _VAGUE else candidates[0]
+    plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE_CODES]
+    return plain[0] if plain and candidates[0].code in _VAGUE_CODES else candidates[0]
 
 
 def _is_consequence(one: Incident, by: Incident) -> bool:

@@ -51,7 +51,7 @@ def whole_gpus(snapshot: Snapshot) -> tuple[GpuCard, ...]:
 def gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     """Return the models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
     shown = tuple(card.model for card in snapshot.view(whole_gpus))
-    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.gpu_model_names))
+    named_ones = (catalog.find_by_name(name) for name in snapshot.view(boards.gpu_model_names))
     return shown or tuple(model for model in named_ones if model is not None)
 
 
@@ -68,8 +68,8 @@ def known_gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
 
 def _unambiguous_model(name: str) -> GpuModel | None:
     """Return the GPU of this name, where all that are called so take the same drivers."""
-    kinds = {(one.last_branch, one.open_modules) for one in catalog.all_by_name(name)}
-    return catalog.by_name(name) if len(kinds) == 1 else None
+    kinds = {(one.last_branch, one.open_modules) for one in catalog.find_all_by_name(name)}
+    return catalog.find_by_name(name) if len(kinds) == 1 else None
 
 
 def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
@@ -88,10 +88,10 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
     listed = bool(snapshot.view(pci.pci_gpus))
     for item in snapshot.items_of("text", "listing") if not listed else ():
         for match in find_all(item, _BY_ALIAS):
-            yield GpuCard(catalog.lookup(match["device"].lower()), "", cite(item, item.number_at(match.start())))
+            yield GpuCard(catalog.lookup(match["device"].lower()), "", cite(item, item.line_number_at(match.start())))
     for message in () if listed else kernel.matching_messages(snapshot, _BY_NAME):
         name = _BY_NAME.search(message.text)
-        if name is not None and (model := catalog.by_name(name["name"])):
+        if name is not None and (model := catalog.find_by_name(name["name"])):
             yield GpuCard(model, "", message.citation)
 
 
@@ -101,6 +101,6 @@ def model_by_lspci_name(text: str) -> GpuModel | None:
         return None
     names = [part.strip() for part in match["name"].split(" / ")]
     by_chip = catalog.by_chip(match["chip"], names[0])
-    by_name = (model for name in names for model in catalog.all_by_name(name))
+    by_name = (model for name in names for model in catalog.find_all_by_name(name))
     # Of one name there were GPUs of two generations.
     return next((one for one in by_name if by_chip is None or one.last_branch == by_chip.last_branch), by_chip)

@@ -18,7 +18,7 @@ _ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a container; a node of kind, which is one itself, does not count."""
-    if snapshot.view(NODE) or system.is_wsl(snapshot):
+    if snapshot.view(NODE_IN_CONTAINER) or system.is_wsl(snapshot):
         return
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":
@@ -33,7 +33,7 @@ def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
-_MADE: Final = (
+_NESTED_CLUSTER: Final = (
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
     r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b"
@@ -49,5 +49,5 @@ def _any_mention(pattern: str) -> Sign:
     return any_of(command_run(pattern), any_line(pattern))
 
 
-NODE: Final = unless(_any_mention(_MADE), _any_mention(_NOT_NESTED))
+NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER), _any_mention(_NOT_NESTED))
 """That the cluster's node is a container on this host, and nothing was done to give it the GPUs."""

@@ -15,33 +15,37 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.boots import strip_grep_prefix
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # boot: seconds since then. zoned: a date with its zone. local: one without. yearless: one without year and zone.
-_Form: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
+_StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
 # What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
 # ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
 # Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
-_SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
+_KERNEL_PREFIX: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
+    Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_KERNEL_PREFIX})?"),
     Pattern(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
-    Pattern(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
-    Pattern(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
-    Pattern(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
+    Pattern(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_KERNEL_PREFIX})?"),
+    Pattern(
+        rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_KERNEL_PREFIX}"
+    ),
+    Pattern(
+        rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_KERNEL_PREFIX}|(?=NVRM:|nvidia|pcieport))"
+    ),
     Pattern(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
     Pattern(r"^\d{1,3},\d+,(?P<micros>\d{1,18}),[^;]{1,20};"),
     Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
-_BOOT: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
+_BOOT_STAMP: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _ZONE: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
 _ESCAPED: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
 _NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
 _QUOTED: Final = Pattern(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
-_FRESH: Final = Pattern(
+_NEW_MESSAGE: Final = Pattern(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
     r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
     r"Persistence|rm_|Rm|Cpu|Loading|Failed|Unable|Can't|BAR|request_mem)"
@@ -69,7 +73,7 @@ class Message:
 
 
 # No sentence of NVRM's is longer; what goes on for ever is something else.
-_LONGEST: Final = 2000
+_MAX_MESSAGE_LENGTH: Final = 2000
 
 
 def kernel_messages(snapshot: Snapshot) -> tuple[Message, ...]:
@@ -97,7 +101,7 @@ def find_message(snapshot: Snapshot, citation: Citation) -> Message | None:
 
 def wrapped_messages(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     """Return the messages of more than one line, each by the key of its evidence and the number of its first line."""
-    found = (message for log in snapshot.view(_kernel_logs) for message in log.unlike_lines if message.lines > 1)
+    found = (message for log in snapshot.view(_kernel_logs) for message in log.joined_messages if message.lines > 1)
     return {(message.citation.key, message.citation.line_number or 0): message for message in found}
 
 
@@ -105,13 +109,13 @@ def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, 
     """Return the messages of the kernel in which one of ``patterns`` occurs."""
     if all(map(snapshot.lacks_words, patterns)):
         return ()
-    found = (message for log in snapshot.view(_kernel_logs) for message in log.candidates(patterns))
+    found = (message for log in snapshot.view(_kernel_logs) for message in log.messages_with_words(patterns))
     matching = (message for message in found if any(pattern.search(message.text) for pattern in patterns))
     return tuple(message for message in matching if not prose.cites_prose(snapshot, message.citation))
 
 
-_ELSEWHERE: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
-_LOGS: Final = frozenset(
+_KERNEL_WORDS: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
+_OTHER_LOG_KINDS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
         *("kubernetes", "kubernetes-log", "kubernetes-node", "kubernetes-pod", "unit-status", "container-run"),
@@ -123,19 +127,19 @@ def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
     return tuple(log for item in snapshot.items if (log := item.view(_read_log)) is not None)
 
 
-def _read_log(item: Item) -> _KernelLog | None:
+def _read_log(item: EvidenceItem) -> _KernelLog | None:
     if item.kind == "kernel-log":
         return _KernelLog(item, range(1, len(item.lines) + 1))
-    if item.kind in _LOGS and not item.is_package_record and (numbers := [*_kernel_lines(item)]):
+    if item.kind in _OTHER_LOG_KINDS and not item.is_package_record and (numbers := [*_kernel_lines(item)]):
         return _KernelLog(item, numbers)
     return None
 
 
-def _kernel_lines(item: Item) -> Iterator[int]:
+def _kernel_lines(item: EvidenceItem) -> Iterator[int]:
     """Yield the numbers of the lines of another log that are the kernel's."""
-    for start in item.view(LineIndex).line_starts_of(_ELSEWHERE):
-        number = item.number_at(start)
-        if _ELSEWHERE.search(item.lines[number - 1]):
+    for start in item.view(LineIndex).line_starts_of(_KERNEL_WORDS):
+        number = item.line_number_at(start)
+        if _KERNEL_WORDS.search(item.lines[number - 1]):
             yield number
 
 
@@ -144,21 +148,21 @@ class _Line(NamedTuple):
 
     Attributes:
         body: without its stamp and ``NVRM:``.
-        goes_on: whether it may continue a message of NVRM's.
+        may_continue: whether it may continue a message of NVRM's.
     """
 
     number: int
     body: str
     at: float | None
-    form: _Form
+    form: _StampForm
     is_nvrm: bool
-    goes_on: bool
+    may_continue: bool
 
 
 class _KernelLog:
     """The kernel's lines in one item, each parsed on use."""
 
-    def __init__(self, item: Item, numbers: Sequence[int]) -> None:
+    def __init__(self, item: EvidenceItem, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
         self._lines: dict[int, _Line] = {}
         self._line_offsets: dict[int, int] = {}
@@ -181,7 +185,7 @@ class _KernelLog:
         found = (one for one in self._messages_around([number]) if one.citation.line_number == number)
         return next(found, None)
 
-    def candidates(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
+    def messages_with_words(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
         """Return the messages that have a word of one of ``patterns``, and some others, in their order."""
         starts = set[int]()
         for pattern in patterns:
@@ -189,16 +193,16 @@ class _KernelLog:
                 return self.messages()
             starts.update(self._item.view(LineIndex).line_starts_of(pattern))
         words = [word for pattern in patterns for word in pattern.words]
-        found = {*self._messages_around(map(self._item.number_at, starts))}
+        found = {*self._messages_around(map(self._item.line_number_at, starts))}
         # A word may stand where a message was wrapped.
-        found |= {one for one in self.unlike_lines if any(word in one.text.lower() for word in words)}
+        found |= {one for one in self.joined_messages if any(word in one.text.lower() for word in words)}
         return sorted(found, key=lambda one: one.citation.line_number or 0)
 
     @cached_property
-    def unlike_lines(self) -> tuple[Message, ...]:
+    def joined_messages(self) -> tuple[Message, ...]:
         """The messages whose text is no part of one line."""
         starts = self._item.view(LineIndex).line_starts("nvrm")
-        around = self._messages_around(map(self._item.number_at, starts))
+        around = self._messages_around(map(self._item.line_number_at, starts))
         return tuple(one for one in around if one.lines > 1 or "#012" in one.citation.line)
 
     def _messages_around(self, numbers: Iterable[int]) -> Iterator[Message]:
@@ -214,7 +218,7 @@ class _KernelLog:
     def _start_of_block(self, place: int) -> int:
         """Return the place of the last line up to this one that continues no message."""
         walked: list[int] = []
-        while place > 0 and place not in self._line_offsets and self._line(place).goes_on:
+        while place > 0 and place not in self._line_offsets and self._line(place).may_continue:
             walked.append(place)
             place -= 1
         start = self._line_offsets.get(place, place)
@@ -224,7 +228,7 @@ class _KernelLog:
 
     def _end_of_block(self, place: int) -> int:
         place += 1
-        while place < len(self._numbers) and self._line(place).goes_on:
+        while place < len(self._numbers) and self._line(place).may_continue:
             place += 1
         return place
 
@@ -242,8 +246,8 @@ class _KernelLog:
             is_nvrm = bool(_NVRM.match(text))
             # rsyslog writes the line feeds within a message as #012.
             body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if is_nvrm else text
-            goes_on = is_nvrm or (at is None and body[:1].isspace())
-            self._lines[number] = _Line(number, body, at, form, is_nvrm, goes_on)
+            may_continue = is_nvrm or (at is None and body[:1].isspace())
+            self._lines[number] = _Line(number, body, at, form, is_nvrm, may_continue)
         return self._lines[number]
 
     def _join_continuations(self, lines: Iterable[_Line]) -> Iterator[Message]:
@@ -278,7 +282,7 @@ class _KernelLog:
     @cached_property
     def last_times(self) -> tuple[float, ...]:
         """The latest time of each kind of stamp."""
-        latest: dict[_Form, float] = {}
+        latest: dict[_StampForm, float] = {}
         for line in map(self._line, range(len(self._numbers))):
             if line.at is not None and line.body.strip():
                 latest[line.form] = max(line.at, latest.get(line.form, line.at))
@@ -297,7 +301,7 @@ class _Clocks:
         self._last: dict[str, float] = {}
         self._runs: dict[str, int] = {}
 
-    def clock_of(self, form: _Form, at: float | None) -> str:
+    def clock_of(self, form: _StampForm, at: float | None) -> str:
         """Return the clock of a stamp of this form; empty without one."""
         if at is None:
             return ""
@@ -316,27 +320,27 @@ _JITTER_S: Final = 1.0
 def _is_continuation(last: Message, line: _Line) -> bool:
     """Return whether ``line`` continues ``last``: NVRM wraps sentences over lines."""
     body = line.body
-    if not (last.is_nvrm and line.goes_on and body.strip()) or len(last.text) > _LONGEST:
+    if not (last.is_nvrm and line.may_continue and body.strip()) or len(last.text) > _MAX_MESSAGE_LENGTH:
         return False
     if not line.is_nvrm:
         return True
-    return not _FRESH.match(body.strip()) and not last.text.rstrip().endswith((".", "!", ")", "again."))
+    return not _NEW_MESSAGE.match(body.strip()) and not last.text.rstrip().endswith((".", "!", ")", "again."))
 
 
-def _split_stamp(line: str) -> tuple[str, float | None, _Form]:
+def _split_stamp(line: str) -> tuple[str, float | None, _StampForm]:
     """Return the message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line) if line.startswith(">") else line
     line = strip_grep_prefix(line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest = line[match.end() :]
-            if (inner := _BOOT.match(rest)) and "boot" not in match.groupdict():
+            if (inner := _BOOT_STAMP.match(rest)) and "boot" not in match.groupdict():
                 return rest[inner.end() :], float(inner["boot"]), "boot"
             return rest, _stamp_seconds(match), _stamp_form(match)
     return line, None, "boot"
 
 
-def _stamp_form(match: re.Match[str]) -> _Form:
+def _stamp_form(match: re.Match[str]) -> _StampForm:
     found = match.groupdict()
     if found.get("boot") or found.get("micros"):
         return "boot"

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern, parse_int
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
@@ -22,19 +22,26 @@ _AMOUNT: Final = Pattern(
     rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<sign>\s*[:=]\s*|\s+)[\"']?(?P<value>\d{{1,18}})\b"
 )
 _HEADING: Final = Pattern(r"^(?P<indent>\s*)[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
-_OFFERS: Final = frozenset({"capacity", "allocatable"})
-_SECTIONS: Final = _OFFERS | {"allocated resources", "limits", "requests", "labels", "annotations", "tolerations"}
-_OTHER: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
-_OF_NODE: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
-_START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
+_OFFER_SECTIONS: Final = frozenset({"capacity", "allocatable"})
+_SECTIONS: Final = _OFFER_SECTIONS | {
+    "allocated resources",
+    "limits",
+    "requests",
+    "labels",
+    "annotations",
+    "tolerations",
+}
+_OTHER_RESOURCE: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
+_NODE_WORDS: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
+_OBJECT_START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
 _NAME: Final = Pattern(r"^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)", re.MULTILINE)
 _NAME_IN_COMMAND: Final = Pattern(r"\b(?:nodes?|no)[ /](?!yaml|json)(?P<name>[a-z0-9][a-z0-9.-]*)(?=\s|$)")
-_NODE: Final = Pattern(
+_NODE_FIELDS: Final = Pattern(
     r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
     r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
     re.MULTILINE,
 )
-_POD: Final = Pattern(
+_POD_FIELDS: Final = Pattern(
     r"^(?:Namespace|Containers|Init Containers|QoS Class|Node-Selectors):"
     r"|^[ \t]*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy)[\"']?:"
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
@@ -42,7 +49,7 @@ _POD: Final = Pattern(
 )
 # One field of a node (``-o jsonpath``, ``jq``).
 _FIELD: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
-_QUIET: Final = frozenset(
+_KINDS_WITHOUT_NODES: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
 )
 
@@ -86,7 +93,7 @@ class KubeNode:
 class _NodePart:
     """A piece of evidence about one node; ``first`` is the number of its first line."""
 
-    item: Item
+    item: EvidenceItem
     lines: tuple[str, ...]
     first: int
 
@@ -103,32 +110,32 @@ def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
     found: dict[str, KubeNode] = {}
     for part in parts:
         name = part.name or (names[0] if len(names) == 1 else "")
-        _read_part(part, found.setdefault(name, KubeNode(name, cite(part.item, part.first))))
+        _add_part(part, found.setdefault(name, KubeNode(name, cite(part.item, part.first))))
     return tuple(found.values())
 
 
-def _may_show_nodes(item: Item) -> bool:
-    if item.kind in _QUIET or not item.is_seen or "columns" in item.written:
+def _may_show_nodes(item: EvidenceItem) -> bool:
+    if item.kind in _KINDS_WITHOUT_NODES or not item.was_answered or "columns" in item.written:
         return False
-    return item.kind.startswith("kubernetes") or bool(_OF_NODE.search(item.written)) or "nvidia.com/" in item.text
+    return item.kind.startswith("kubernetes") or bool(_NODE_WORDS.search(item.written)) or "nvidia.com/" in item.text
 
 
-def _split_nodes(item: Item) -> Iterator[_NodePart]:
+def _split_nodes(item: EvidenceItem) -> Iterator[_NodePart]:
     """Yield the nodes among the objects of a piece."""
     lines = item.lines
     if len(lines) == 1 and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
-    starts = [number for number, line in enumerate(lines) if _START.match(line)]
+    starts = [number for number, line in enumerate(lines) if _OBJECT_START.match(line)]
     for start, end in pairwise(dict.fromkeys((0, *starts, len(lines)))):
         text = "\n".join(lines[start:end])
-        is_named = item.kind == "kubernetes-node" or (_OF_NODE.search(item.written) and "nvidia.com/" in text)
-        if _NODE.search(text) or (is_named and not _POD.search(text)):
+        is_named = item.kind == "kubernetes-node" or (_NODE_WORDS.search(item.written) and "nvidia.com/" in text)
+        if _NODE_FIELDS.search(text) or (is_named and not _POD_FIELDS.search(text)):
             yield _NodePart(item, lines[start:end], start + 1 if lines is item.lines else 1)
     if not lines and item.kind == "kubernetes-node":
         yield _NodePart(item, (), 1)
 
 
-def _read_part(part: _NodePart, node: KubeNode) -> None:
+def _add_part(part: _NodePart, node: KubeNode) -> None:
     """Add to ``node`` what the piece shows."""
     of_command = re.search(r"\b(?:capacity|allocatable)\b", part.item.written)
     section = of_command[0] if of_command else ""
@@ -137,13 +144,13 @@ def _read_part(part: _NodePart, node: KubeNode) -> None:
         key = heading["key"].strip().lower() if heading else next(iter(line.split()), "")
         if heading and key in _SECTIONS:
             section = key
-        elif heading and not heading["indent"] and "/" not in key and not _OTHER.match(key):
+        elif heading and not heading["indent"] and "/" not in key and not _OTHER_RESOURCE.match(key):
             section = ""
-        if section in _OFFERS and _OTHER.match(key):
+        if section in _OFFER_SECTIONS and _OTHER_RESOURCE.match(key):
             node.shown.add(section)
         for amount in _AMOUNT.finditer(line):
             _add_amount(node, section, amount, cite(part.item, number))
-    _read_field(part.item, node)
+    _add_printed_field(part.item, node)
 
 
 def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citation) -> None:
@@ -158,14 +165,14 @@ def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citat
         (node.allocatable if name in node.capacity else node.capacity).setdefault(name, amount)
 
 
-def _read_field(item: Item, node: KubeNode) -> None:
+def _add_printed_field(item: EvidenceItem, node: KubeNode) -> None:
     """Add the only field that the command printed, or zero if its grep would have shown a resource."""
     source, match = item.source, _FIELD.search(item.written)
     if match and ((count := parse_int(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
         node.shown.add(match["section"])
         offers = node.capacity if match["section"] == "capacity" else node.allocatable
         offers.setdefault("nvidia.com/gpu", Amount(count or 0, node.citation))
-    elif source.only and not source.is_part and source.lets_through("  nvidia.com/gpu:  1"):
+    elif source.only and not source.is_part and source.may_contain("  nvidia.com/gpu:  1"):
         node.shown.add("capacity")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import packages, system
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -22,12 +22,12 @@ _DKMS: Final = Pattern(
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
-_MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
+_MAIN_MODULE: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
 _KO: Final = Pattern(
-    rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
+    rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = Pattern(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
-_DRIVER: Final = Pattern(_MAIN)
+_BARE_KO: Final = Pattern(rf"(?:^|\s|/)({_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
+_DRIVER: Final = Pattern(_MAIN_MODULE)
 _FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
@@ -35,7 +35,7 @@ _NOT_FOUND: Final = Pattern(
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
-_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
+_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN_MODULE}'? not found")
 _PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -128,14 +128,14 @@ def listed_modules(snapshot: Snapshot) -> frozenset[str]:
     return snapshot.view(_module_tables)[0]
 
 
-def _would_show(item: Item, name: str) -> bool:
+def _would_show(item: EvidenceItem, name: str) -> bool:
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
-    return not item.source.is_part and item.source.lets_through(name)
+    return not item.source.is_part and item.source.may_contain(name)
 
 
-def _module_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
+def _module_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[EvidenceItem, ...]]:
     tables = tuple(item for item in snapshot.items_of("lsmod") if item.where == "host")
     names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
@@ -182,7 +182,7 @@ def modinfo_answers(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     )
 
 
-def _parse_modinfo(item: Item) -> Modinfo:
+def _parse_modinfo(item: EvidenceItem) -> Modinfo:
     words = item.source.words
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
@@ -198,12 +198,12 @@ def _parse_modinfo(item: Item) -> Modinfo:
     )
 
 
-def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
+def driver_modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """Return the answers of modinfo about the driver's main module, under any name."""
     return tuple(info for info in snapshot.view(modinfo_answers) if info.is_driver)
 
 
-def driver_builds(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
+def driver_dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
     """Return the lines of ``dkms status`` that speak of the driver."""
     return tuple(row for row in snapshot.view(dkms_rows) if row.is_driver)
 
@@ -226,7 +226,7 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _listed_files(item, running)
-    for row in snapshot.view(driver_builds):
+    for row in snapshot.view(driver_dkms_rows):
         if row.state == "installed" and row.kernel:
             yield InstalledModule(row.kernel, "", row.version, row.citation)
     yield from _packaged_modules(snapshot)
@@ -241,7 +241,7 @@ def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
             )
 
 
-def _listed_files(item: Item, running: str) -> Iterator[InstalledModule]:
+def _listed_files(item: EvidenceItem, running: str) -> Iterator[InstalledModule]:
     folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
@@ -284,35 +284,39 @@ def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
     found = snapshot.view(modules_on_disk)
     if kernel and any(one.kernel == kernel for one in found):
         return True
-    if any(info.filename and (not kernel or f"/{kernel}/" in info.filename) for info in snapshot.view(driver_info)):
+    if any(info.filename and (not kernel or f"/{kernel}/" in info.filename) for info in snapshot.view(driver_modinfo)):
         return True
     if snapshot.view(not_found_lines) or isinstance(snapshot.facts.module_files, Known):
         return False
-    if kernel and (found or snapshot.view(driver_builds)):
+    if kernel and (found or snapshot.view(driver_dkms_rows)):
         return False
     return None
 
 
 # In an image paths have no leading slash; one that has is of the node.
-_FILE: Final = Pattern(r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
-_COUNT: Final = Pattern(r"^[ \t]*[1-9]\d{0,3}[ \t]*$", re.MULTILINE)
-_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
+_INITRAMFS_MODULE: Final = Pattern(
+    r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b"
+)
+_GREP_COUNT: Final = Pattern(r"^[ \t]*[1-9]\d{0,3}[ \t]*$", re.MULTILINE)
+_INITRAMFS_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
 
 
-def running_kernel_listings(snapshot: Snapshot) -> tuple[Item, ...]:
+def running_initramfs_listings(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the listings of the running kernel's image, without those of other kernels."""
     running = system.running_kernel(snapshot)
     return tuple(item for item in snapshot.items_of("initramfs") if not running or _release_of(item) in {"", running})
 
 
-def _release_of(item: Item) -> str:
-    match = _RELEASE.search(item.subject)
+def _release_of(item: EvidenceItem) -> str:
+    match = _INITRAMFS_RELEASE.search(item.subject)
     return match["release"] if match else ""
 
 
-def nvidia_module_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def initramfs_module_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that show NVIDIA's main module in the initramfs."""
-    pattern = {False: _FILE, True: _COUNT}
+    pattern = {False: _INITRAMFS_MODULE, True: _GREP_COUNT}
     return tuple(
-        line for item in running_kernel_listings(snapshot) for line in lines_with(item, pattern[item.source.is_count])
+        line
+        for item in running_initramfs_listings(snapshot)
+        for line in lines_with(item, pattern[item.source.is_count])
     )

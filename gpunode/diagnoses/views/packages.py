@@ -12,7 +12,7 @@ from typing import Final
 from gpunode.catalog import conflicts
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
@@ -36,7 +36,9 @@ _DNF_LIST: Final = Pattern(
     r"(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+)\s+@?(?P<origin>\S+)\s*$"
 )
 # dpkg-query -W, pacman -Q, dpkg -s.
-_BARE: Final = Pattern(r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$")
+_NAME_AND_VERSION: Final = Pattern(
+    r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$"
+)
 _NO_PACKAGE: Final = Pattern(
     r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
@@ -139,12 +141,12 @@ def is_installed(snapshot: Snapshot, name: str) -> bool | None:
     return False if any(_shows_absence(item, name) for item in asked) else None
 
 
-def _shows_absence(item: Item, name: str) -> bool:
+def _shows_absence(item: EvidenceItem, name: str) -> bool:
     """Return whether it says that there is no such package, or would have listed it."""
     if any(name in match.groups() for match in _NO_PACKAGE.finditer(item.text)):
         return True
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
-    return bool(filtered) and item.source.lets_through(name)
+    return bool(filtered) and item.source.may_contain(name)
 
 
 def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
@@ -193,7 +195,7 @@ def is_driver_row(line: str) -> bool:
     return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
-def _parse_rows(item: Item) -> Iterator[Package]:
+def _parse_rows(item: EvidenceItem) -> Iterator[Package]:
     words = " ".join(item.source.words)
     listing = item.kind == "packages"
     by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)
@@ -205,12 +207,12 @@ def _parse_rows(item: Item) -> Iterator[Package]:
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))
         elif match := _DNF_LIST.match(line):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number), match["origin"])
-        elif match := (_RPM.match(line.strip()) if by_rpm else _BARE.match(line) if by_query else None):
+        elif match := (_RPM.match(line.strip()) if by_rpm else _NAME_AND_VERSION.match(line) if by_query else None):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))
 
 
 # Of a long log the newest part: what broke a driver is seldom older.
-_NEWEST: Final = 1 << 21
+_MAX_LOG_LENGTH: Final = 1 << 21
 _STAMP: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
 _COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
 _CHANGES: Final = Pattern(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
@@ -219,7 +221,7 @@ _DPKG_LOG: Final = Pattern(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
     r"(?P<old>\S+) (?P<new>\S+)$"
 )
-_TERM: Final = Pattern(
+_UNPACKING_LINE: Final = Pattern(
     r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)(?: over \((?P<old>[^)\s]+)\))?"
 )
 _UNATTENDED: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
@@ -265,29 +267,29 @@ class Upgrade:
         return self.after.split(":")[-1].split("-")[0].split("~")[0]
 
 
-def package_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
+def logged_driver_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     """Return the changes of driver packages in the order of the evidence, the oldest first in each log."""
     # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
     logs = sorted(snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_age)
     return tuple(one for item in logs if "nvidia" in item.text for one in _parse_log(item))
 
 
-_PUT_AWAY: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
+_ROTATED_LOG: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
 
 
-def _log_age(item: Item) -> int:
-    match = _PUT_AWAY.search(item.subject)
+def _log_age(item: EvidenceItem) -> int:
+    match = _ROTATED_LOG.search(item.subject)
     return -int(match["number"]) if match else 0
 
 
 def is_driver_package(name: str) -> bool:
     """Return whether a package of this name, deb or rpm, is part of a driver."""
-    return conflicts.is_drivers(PackageId.of(name).name) or bool(_RPM_DRIVER.match(name))
+    return conflicts.is_deb_driver_package(PackageId.of(name).name) or bool(_RPM_DRIVER.match(name))
 
 
-def _parse_log(item: Item) -> Iterator[Upgrade]:
+def _parse_log(item: EvidenceItem) -> Iterator[Upgrade]:
     automatic_log = "unattended-upgrades" in item.written or "apt-daily" in item.written
-    command, first = "", item.text.count("\n", 0, max(0, len(item.text) - _NEWEST))
+    command, first = "", item.text.count("\n", 0, max(0, len(item.text) - _MAX_LOG_LENGTH))
     for number, line in enumerate(item.lines[first:], first + 1):
         if _STAMP.match(line):
             command = ""
@@ -300,7 +302,7 @@ def _parse_log(item: Item) -> Iterator[Upgrade]:
                     yield Upgrade(name, before, after, automatic, command, cite(item, number))
 
 
-def _parse_changes(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
+def _parse_changes(line: str, item: EvidenceItem) -> Iterator[tuple[str, str, str]]:
     if _CHANGES.match(line):
         for entry in _ENTRY.finditer(line):
             two = (entry["two"] or "").removesuffix("automatic").strip(", ")
@@ -308,7 +310,7 @@ def _parse_changes(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
     elif match := _UNATTENDED.search(line):
         for name in match["names"].split():
             yield name.partition(":")[0], "", ""
-    elif pair := _DPKG_LOG.match(line) or _TERM.match(line) or _PACMAN.search(line):
+    elif pair := _DPKG_LOG.match(line) or _UNPACKING_LINE.match(line) or _PACMAN.search(line):
         old = pair["old"] or ""
         yield pair["name"], "" if old == "<none>" else old, pair["new"]
     elif item.kind == "package-history" and (one := _ZYPP.match(line) or _RPM_LOG.search(line)):

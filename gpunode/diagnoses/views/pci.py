@@ -10,11 +10,11 @@ from typing import Final
 from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_HEAD: Final = Pattern(
+_FUNCTION_LINE: Final = Pattern(
     r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
     r"\s+(?P<name>.*)$",
     re.IGNORECASE,
@@ -79,13 +79,13 @@ def pci_gpus(snapshot: Snapshot) -> tuple[PciFunction, ...]:
 
 def has_gpu(snapshot: Snapshot) -> bool | None:
     """Return whether a GPU is on the bus; None if unknown."""
-    if snapshot.view(pci_gpus) or snapshot.contains(_TOLD):
+    if snapshot.view(pci_gpus) or snapshot.contains(_OTHER_LISTING):
         return True
     return False if is_bus_listed(snapshot) else None
 
 
 # Other programs that list hardware: inxi, lshw, hwinfo.
-_TOLD: Final = Pattern(
+_OTHER_LISTING: Final = Pattern(
     r"Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b",
     re.MULTILINE,
 )
@@ -137,25 +137,25 @@ def is_nvidia(function: PciFunction) -> bool:
     return "nvidia" in function.name.lower() or bool(found and found["vendor"].lower() == "10de")
 
 
-def parse_lspci(item: Item) -> Iterator[PciFunction]:
+def parse_lspci(item: EvidenceItem) -> Iterator[PciFunction]:
     """Yield every function in an answer of lspci, of any vendor."""
     head: re.Match[str] | None = None
     start, detail = 0, list[str]()
-    shows = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
+    shows_driver = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
     for number, line in enumerate(item.lines, 1):
-        match = None if line[:1].isspace() else _HEAD.match(line)
+        match = None if line[:1].isspace() else _FUNCTION_LINE.match(line)
         if match is None:
             detail.append(line)
             continue
         if head is not None:
-            yield _parse_function(item, head, start, tuple(detail), shows=shows)
+            yield _parse_function(item, head, start, tuple(detail), shows_driver=shows_driver)
         head, start, detail = match, number, []
     if head is not None:
-        yield _parse_function(item, head, start, tuple(detail), shows=shows)
+        yield _parse_function(item, head, start, tuple(detail), shows_driver=shows_driver)
 
 
 def _parse_function(
-    item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool
+    item: EvidenceItem, head: re.Match[str], line_number: int, detail: tuple[str, ...], *, shows_driver: bool
 ) -> PciFunction:
     name = head["name"]
     found = _ID.search(name) or _UNNAMED.search(name)
@@ -166,7 +166,7 @@ def _parse_function(
         name,
         head["code"] or head["class"],
         drivers[0] if drivers else None,
-        shows,
+        shows_driver,
         detail,
-        cite(item, number),
+        cite(item, line_number),
     )

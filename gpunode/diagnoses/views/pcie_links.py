@@ -15,11 +15,11 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_ASKED: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_PLAIN_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _VERBOSE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=)")
 _LANES: Final = Pattern(
     r"\bLnk(?P<what>Sta|Cap):.{0,200}?Speed (?P<speed>[\d.]{1,6})GT/s.{0,60}?Width x(?P<width>\d{1,3})"
@@ -36,7 +36,7 @@ _KNOWN_IN_LOG: Final = Pattern(
 )
 _SPEEDS: Final = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 _MAX_LANES: Final = 32
-_NOWHERE: Final = cite_fact("", "")
+_NO_CITATION: Final = cite_fact("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PcieLink:
         width: lanes in use.
         speed: current GT/s per lane; an idle GPU lowers it, but never the width.
         is_downgraded: lspci calls the width downgraded.
-        is_of_both: ``max_width`` holds for both ends; else for the device alone.
+        covers_both_ends: ``max_width`` holds for both ends; else for the device alone.
     """
 
     address: str = ""
@@ -56,9 +56,9 @@ class PcieLink:
     width: int = 0
     max_speed: float = 0.0
     max_width: int = 0
-    citation: Citation = _NOWHERE
+    citation: Citation = _NO_CITATION
     is_downgraded: bool = False
-    is_of_both: bool = False
+    covers_both_ends: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -130,7 +130,7 @@ def gpu_at(snapshot: Snapshot, address: str) -> str:
 # --- lanes
 
 
-def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], Item], ...]:
+def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], EvidenceItem], ...]:
     """Return address, numbered lines and item of each device in a verbose lspci; headings may be missing."""
     found = []
     for item in snapshot.items_of("lspci", "text", "file"):
@@ -142,7 +142,7 @@ def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str
         ]
         if not listed:
             asked = next((after for word, after in pairwise(item.source.words) if word == "-s"), "")
-            address = pci.normalize_address(asked) if _ASKED.fullmatch(asked) else ""
+            address = pci.normalize_address(asked) if _PLAIN_ADDRESS.fullmatch(asked) else ""
             found.append((address, list(enumerate(item.lines, 1)), item))
     return tuple(found)
 
@@ -170,7 +170,7 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
         text = f"{item.subject}:{item.text}" if "_link_" in item.subject else item.text
         for match in _SYSFS.finditer(text) if "_link_" in text else ():
             address, value = pci.normalize_address(match["address"]), float(match["value"])
-            link, place = found.get(address, PcieLink(address)), cite(item, item.number_at(match.start()))
+            link, place = found.get(address, PcieLink(address)), cite(item, item.line_number_at(match.start()))
             if match["what"].endswith("speed"):
                 is_now = match["what"].startswith("current")
                 found[address] = replace(link, speed=value) if is_now else replace(link, max_speed=value)
@@ -202,7 +202,13 @@ def _smi_links(snapshot: Snapshot) -> Iterator[PcieLink]:
             width, widest = (_lane_count(gpu.number("Link Width", name)) for name in ("Current", "Max"))
             # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
             yield PcieLink(
-                gpu.bus, _generation_speed(now), width, _generation_speed(newest), widest, row.citation, is_of_both=True
+                gpu.bus,
+                _generation_speed(now),
+                width,
+                _generation_speed(newest),
+                widest,
+                row.citation,
+                covers_both_ends=True,
             )
 
 

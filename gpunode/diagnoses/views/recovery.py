@@ -13,21 +13,21 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, kernel, pci, smi_query
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
 Action: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-reset", ""]
 
-_CHANGED: Final = Pattern(r"changed (?:from [^)]*\) )?to 0x(?P<action>\d)", re.IGNORECASE)
+_ACTION_CHANGE: Final = Pattern(r"changed (?:from [^)]*\) )?to 0x(?P<action>\d)", re.IGNORECASE)
 # By their numbers, as NVML has them.
 _ACTIONS: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
-_GRAVE: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
+_ACTIONS_BY_GRAVITY: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
 
 
 def action_of(fault: faults.Fault) -> Action | None:
     """Return the action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
-    match = _CHANGED.search(fault.xid.text) if fault.xid and fault.code == 154 else None
+    match = _ACTION_CHANGE.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
     return None if match is None else _ACTIONS[number] if number < len(_ACTIONS) else ""
 
@@ -53,7 +53,7 @@ def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
         if action == "none":
             found[fault.gpu] = action
         elif action is not None:
-            found[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_GRAVE.index)
+            found[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_ACTIONS_BY_GRAVITY.index)
     return found
 
 
@@ -81,47 +81,49 @@ def _smi_actions(snapshot: Snapshot) -> dict[str, Action]:
     shown: dict[str, Action] = {}
     for gpu, row in smi_query.find_rows(snapshot, "GPU Recovery Action"):
         action = action_by_name(row.value)
-        shown[gpu.name] = action if gpu.name else max(action, shown.get("", "none"), key=_GRAVE.index)
+        shown[gpu.name] = action if gpu.name else max(action, shown.get("", "none"), key=_ACTIONS_BY_GRAVITY.index)
     return shown
 
 
 def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
     """Return the most disruptive action requested for these GPUs."""
     actions = snapshot.view(pending_actions)
-    return max((actions[gpu] for gpu in gpus if gpu in actions), key=_GRAVE.index, default="none")
+    return max((actions[gpu] for gpu in gpus if gpu in actions), key=_ACTIONS_BY_GRAVITY.index, default="none")
 
 
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
 # The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
-_READS: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
+_TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
 _ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
 _HEAD: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
 _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 # How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
-_ASKED_LAST: Final = frozenset({"smi", "smi-query"})
+_LAST_QUERY_KEYS: Final = frozenset({"smi", "smi-query"})
 
 
 def is_from_last_query(citation: Citation) -> bool:
     """Return whether the line is from an nvidia-smi query made after every log was read."""
-    return citation.key in _ASKED_LAST
+    return citation.key in _LAST_QUERY_KEYS
 
 
-def _working_at_end(snapshot: Snapshot) -> frozenset[str]:
-    return frozenset(slot for item in _smi_items(snapshot) if item.key in _ASKED_LAST for slot in _working_slots(item))
+def _gpus_working_at_end(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(
+        slot for item in _smi_items(snapshot) if item.key in _LAST_QUERY_KEYS for slot in _working_slots(item)
+    )
 
 
-def ever_working(snapshot: Snapshot) -> frozenset[str]:
+def ever_working_gpus(snapshot: Snapshot) -> frozenset[str]:
     """Return the slots of the GPUs whose temperature nvidia-smi read, whenever it was asked."""
     return frozenset(slot for item in _smi_items(snapshot) for slot in _working_slots(item))
 
 
-def _smi_items(snapshot: Snapshot) -> Iterator[Item]:
+def _smi_items(snapshot: Snapshot) -> Iterator[EvidenceItem]:
     return (item for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if item.where == "host")
 
 
 # What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
-_ENDING: Final = Pattern(
+_FATAL_MESSAGE: Final = Pattern(
     r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
     r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
     r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
@@ -132,10 +134,10 @@ _ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.
 
 def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
     """Return the node without messages of faults after which the same GPU worked."""
-    if not snapshot.view(ever_working):
+    if not snapshot.view(ever_working_gpus):
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
-    for message in kernel.matching_messages(snapshot, _ENDING):
+    for message in kernel.matching_messages(snapshot, _FATAL_MESSAGE):
         first = message.citation.line_number
         if first and _is_resolved(snapshot, message.text):
             place = message.citation.key, message.citation.source
@@ -146,7 +148,7 @@ def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
     return snapshot.with_items(items, whole, None) if over else snapshot
 
 
-def _blank_lines(item: Item, numbers: set[int]) -> Item:
+def _blank_lines(item: EvidenceItem, numbers: set[int]) -> EvidenceItem:
     if not numbers:
         return item
     return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
@@ -154,27 +156,27 @@ def _blank_lines(item: Item, numbers: set[int]) -> Item:
 
 def _is_resolved(snapshot: Snapshot, message: str) -> bool:
     """Return whether every GPU that the message may concern works now."""
-    ending = _ENDING.search(message)
+    ending = _FATAL_MESSAGE.search(message)
     if ending is None:
         return False
     named = _ANY_BUS.search(message)
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    seen = snapshot.view(ever_working if ending["sleeps"] and named else _working_at_end)
-    known = {_pci_slot(function.address) for function in snapshot.view(pci.pci_gpus)} | seen
-    gpus = {_pci_slot(pci.normalize_address(named["bus"]))} if named else known
+    seen = snapshot.view(ever_working_gpus if ending["sleeps"] and named else _gpus_working_at_end)
+    known = {_strip_pci_function(function.address) for function in snapshot.view(pci.pci_gpus)} | seen
+    gpus = {_strip_pci_function(pci.normalize_address(named["bus"]))} if named else known
     return bool(gpus) and gpus <= seen
 
 
-def _pci_slot(address: str) -> str:
+def _strip_pci_function(address: str) -> str:
     return address.rpartition(".")[0] or address
 
 
-def _working_slots(item: Item) -> Iterator[str]:
+def _working_slots(item: EvidenceItem) -> Iterator[str]:
     bus = ""
     for line in item.lines:
         if match := _ROW.match(line) or _HEAD.match(line):
             bus = "" if _ERROR.search(line) else pci.normalize_address(match["bus"])
-        elif bus and (_READS.match(line) or _TEMPERATURE.match(line)):
+        elif bus and (_TEMPERATURE_ROW.match(line) or _TEMPERATURE.match(line)):
             if not _ERROR.search(line):
-                yield _pci_slot(bus)
+                yield _strip_pci_function(bus)
             bus = ""

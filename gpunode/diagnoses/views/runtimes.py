@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
@@ -11,7 +12,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.errors import Refused
 from gpunode.facts import patterns
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import docker
@@ -22,7 +23,7 @@ from gpunode.runtimes.model import DOCKER_CONFIG
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
 
 # The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
-_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+_ENGINE_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
     ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
     (
         "docker",
@@ -39,28 +40,42 @@ def container_engine(snapshot: Snapshot) -> Engine:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"
-    for found, pattern in _WORDS:
-        if any(pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.is_seen):
+    for found, pattern in _ENGINE_WORDS:
+        if any(
+            pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.was_answered
+        ):
             return found
     return "docker"
 
 
-UNIT: Final = "docker.service"
+DOCKER_UNIT: Final = "docker.service"
 # What stands in a paste for what was left out, and the numbers of lines.
-_EDITED: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
+_PASTED_EXCERPT: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
 
 
 def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
     for item in snapshot.files("*daemon.json"):
-        is_part = item.source.only or item.source.is_part or _EDITED.search(item.text)
+        is_part = item.source.only or item.source.is_part or _PASTED_EXCERPT.search(item.text)
         if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
             continue
         path = item.subject if "/" in item.subject else DOCKER_CONFIG
+        if item.subject not in item.written and _begins_with_json(item.text):
+            continue
         try:
-            docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
+            docker.parse_daemon_json(item.text.encode("utf-8", "surrogatepass"), path)
         except Refused as refused:
             yield f"{refused.what}: {refused.why.split('. ')[0]}" if refused.why else refused.what, cite(item, 1)
+
+
+def _begins_with_json(text: str) -> bool:
+    """Return whether a whole document stands at the beginning; in a paste without names other output may follow."""
+    text = text.lstrip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return not text[end:].lstrip().startswith(("{", "}", "]", ",", '"'))
 
 
 _VERSION: Final = Pattern(
@@ -88,10 +103,10 @@ _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
 # systemd is asked for units of every product; what it said of them is among the facts.
-_NAMELESS: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
+_KINDS_WITHOUT_PRODUCT: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
-def kubernetes_product(snapshot: Snapshot) -> Product:
+def containerd_product(snapshot: Snapshot) -> Product:
     """Return the product whose containerd the kubelet uses."""
     return snapshot.view(_find_product)[0]
 
@@ -107,19 +122,21 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
         kind = kubelet.value.kind
         return "containerd" if kind == "kubelet" else kind, (cite_fact("the kubelet", f"of {kind}", kubelet.probe),)
     items = [
-        one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_package_record)
+        one
+        for one in snapshot.items
+        if not (one.kind in _KINDS_WITHOUT_PRODUCT or one.outcome == "absent" or one.is_package_record)
     ]
     for name, pattern in _PRODUCTS:
         for item in items:
             if item.text.strip() and pattern.search(item.written):
                 return name, (cite(item),)
             if match := find_first(item, pattern):
-                return name, (cite(item, item.number_at(match.start())),)
+                return name, (cite(item, item.line_number_at(match.start())),)
     return "containerd", ()
 
 
-_SHOWN: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
-_ROOTS: Final[Mapping[Product, str]] = {
+_CONFIG_CONTENT: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
+_MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
     "containerd": CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -127,15 +144,15 @@ _ROOTS: Final[Mapping[Product, str]] = {
 }
 
 
-def config_items(snapshot: Snapshot) -> tuple[Item, ...]:
+def containerd_config_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the configuration that the daemon printed, else the files that it reads."""
-    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _SHOWN))[
+    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _CONFIG_CONTENT))[
         :1
     ] or _config_files(snapshot)
 
 
-def _config_files(snapshot: Snapshot) -> tuple[Item, ...]:
-    path = _ROOTS.get(kubernetes_product(snapshot), CONFIG)
+def _config_files(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
+    path = _MAIN_CONFIG_FILES.get(containerd_product(snapshot), CONFIG)
     shown = (item for item in snapshot.items_of("file", "listing") if item.where == "host" and item.outcome == "ok")
     items = {item.subject: item for item in shown if item.text.strip()}
     if (root := items.get(path)) is None:
@@ -145,8 +162,8 @@ def _config_files(snapshot: Snapshot) -> tuple[Item, ...]:
     return (root, *(others if "imports" in root.text else ()))
 
 
-def complete_config(snapshot: Snapshot) -> tuple[Citation, ...]:
+def complete_containerd_config(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the configuration if it is complete, so that a missing handler does not exist."""
-    shown = snapshot.view(config_items)
+    shown = snapshot.view(containerd_config_items)
     is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.only for item in shown)
     return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

@@ -17,18 +17,18 @@ from gpunode.diagnoses.commands import is_gpu
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.diagnoses.views import pci
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
-_GPU: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
+_GPU_HEADING: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
 _TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
 _BUS_ID: Final = Pattern(rf"^{_BUS}$")
 _UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 _INDEX: Final = Pattern(r"^[0-9]{1,3}$")
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
-_HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
+_HEADER_NAMES: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
 _SECTIONS: Final = Pattern(
     r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
@@ -37,7 +37,7 @@ _SECTIONS: Final = Pattern(
     re.MULTILINE,
 )
 # Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
-_SAME: Final = {
+_CANONICAL_NAMES: Final = {
     "clocks throttle reasons": "clocks event reasons",
     "remapping failure occured": "remapping failure occurred",
     "remapped row corr": "correctable error",
@@ -131,7 +131,7 @@ class SmiGpu:
 def normalize_name(name: str) -> str:
     """Return the name that all branches, the XML and the CSV share."""
     words = " ".join(name.replace("_", " ").lower().split())
-    return _SAME.get(words, words)
+    return _CANONICAL_NAMES.get(words, words)
 
 
 def smi_answers(snapshot: Snapshot) -> tuple[tuple[SmiGpu, ...], ...]:
@@ -164,11 +164,11 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 _MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
-def _parse_item(item: Item) -> Iterator[SmiGpu]:
+def _parse_item(item: EvidenceItem) -> Iterator[SmiGpu]:
     found: Iterator[SmiGpu]
     if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find_first(item, _SECTIONS)):
         found = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.bus else _split_parts(gpu)))
-        found = (gpu for gpu in found if any(row.name not in _HEAD for row in gpu.rows))
+        found = (gpu for gpu in found if any(row.name not in _HEADER_NAMES for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
         found = _parse_csv(item)
     else:
@@ -199,12 +199,12 @@ def _split_parts(gpu: SmiGpu) -> Iterator[SmiGpu]:
     yield SmiGpu(bus, tuple(part), part[0].citation)
 
 
-def _parse_listing(item: Item) -> Iterator[SmiGpu]:
+def _parse_listing(item: EvidenceItem) -> Iterator[SmiGpu]:
     """Yield the GPUs of a listing: what is indented deeper belongs to the heading above it."""
     bus, first, found = "", 1, list[SmiRow]()
     above = list[tuple[int, str]]()
     for number, indent, text in _indented_lines(item):
-        if match := _GPU.match(text):
+        if match := _GPU_HEADING.match(text):
             if found:
                 yield SmiGpu(bus, tuple(found), cite(item, first))
             bus, first, found, above = pci.normalize_address(match["bus"]), number, [], []
@@ -231,7 +231,7 @@ def _guess_heading(name: str, value: str, before: list[SmiRow]) -> tuple[str, ..
     return ("Retired Pages",) if own in {"single bit ecc", "double bit ecc", "pending page blacklist"} else ()
 
 
-def _indented_lines(item: Item) -> Iterator[tuple[int, int, str]]:
+def _indented_lines(item: EvidenceItem) -> Iterator[tuple[int, int, str]]:
     """Yield each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
     for number, line in enumerate(item.lines, 1):
         whole, text = line.expandtabs(), line.strip()
@@ -241,7 +241,7 @@ def _indented_lines(item: Item) -> Iterator[tuple[int, int, str]]:
             yield number, len(whole) - len(whole.lstrip()), text
 
 
-def _parse_csv(item: Item) -> Iterator[SmiGpu]:
+def _parse_csv(item: EvidenceItem) -> Iterator[SmiGpu]:
     """Yield the rows below a line of column names, or with the columns that the command requested."""
     names = _queried_columns(item)
     for number, line in enumerate(item.lines, 1):
@@ -262,13 +262,13 @@ def _column_path(column: str) -> tuple[str, ...]:
     return tuple(column.split("."))
 
 
-def _queried_columns(item: Item) -> list[str]:
+def _queried_columns(item: EvidenceItem) -> list[str]:
     """Return the columns of ``--query-…``."""
     match = re.search(r"--query-[\w-]+[= ]['\"]?(?P<names>[\w.,]+)", item.written)
     return match["names"].strip(",").split(",") if match else []
 
 
-def _requested_gpu(item: Item) -> str:
+def _requested_gpu(item: EvidenceItem) -> str:
     """Return the single GPU that the command named; empty if several or all."""
     words = item.source.words
     found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]

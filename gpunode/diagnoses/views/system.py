@@ -16,8 +16,8 @@ PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
 _UNAME: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
 _UNAME_A: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
-_APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
-_DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
+_APT_DISTROS: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
+_DNF_DISTROS: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
 _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
@@ -56,7 +56,7 @@ def find_distro(snapshot: Snapshot) -> Distro | None:
 
 
 # /etc/redhat-release, /etc/issue, lsb_release -a, hostnamectl.
-_NAMED: Final = Pattern(
+_DISTRO_NAME: Final = Pattern(
     r"\b(?P<name>Ubuntu|Debian GNU/Linux|Rocky Linux|Red Hat Enterprise Linux|AlmaLinux|CentOS(?: Stream| Linux)?"
     r"|Fedora(?: Linux)?|Amazon Linux|SUSE Linux Enterprise Server|openSUSE Leap|Oracle Linux Server)"
     r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
@@ -70,13 +70,13 @@ def _distro_by_name(snapshot: Snapshot) -> Distro | None:
         item for item in snapshot.items if item.where == "host" and (item.kind == "text" or "/etc/" in item.subject)
     )
     for item in said:
-        if len(item.text) < _SHORT and (match := _NAMED.search(item.text)):
+        if len(item.text) < _MAX_RELEASE_LENGTH and (match := _DISTRO_NAME.search(item.text)):
             first = match["name"].split()[0].lower()
             return Distro(_IDS.get(first, first), match["version"], "", match[0])
     return None
 
 
-_SHORT: Final = 4000
+_MAX_RELEASE_LENGTH: Final = 4000
 
 
 def package_manager(snapshot: Snapshot) -> PackageManager:
@@ -92,33 +92,33 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
 def _manager_of(known: Distro) -> PackageManager | None:
     """Return the package manager of the distribution or its parents; None if unknown."""
     words = {known.id, *known.like}
-    if words & _APT:
+    if words & _APT_DISTROS:
         return "apt"
-    if words & _DNF:
+    if words & _DNF_DISTROS:
         return "dnf"
     if words & {"suse", "sles", "opensuse"} or known.id.startswith("opensuse"):
         return "zypper"
     return "pacman" if "arch" in words else None
 
 
-_TYPED: Final = Pattern(r"(?:^|[\s;|&/])(?:apt|apt-get|dpkg|dnf|yum|zypper|pacman)\b")
+_MANAGER_COMMAND: Final = Pattern(r"(?:^|[\s;|&/])(?:apt|apt-get|dpkg|dnf|yum|zypper|pacman)\b")
 
 
 def uses_known_package_manager(snapshot: Snapshot) -> bool:
     """Return whether the distribution is of those whose package manager is known, or one of these was used on it."""
     known = find_distro(snapshot)
     is_known = known is not None and _manager_of(known) is not None
-    return is_known or any(item.where == "host" and _TYPED.search(item.written) for item in snapshot.items)
+    return is_known or any(item.where == "host" and _MANAGER_COMMAND.search(item.written) for item in snapshot.items)
 
 
-_BEFORE_DNF: Final = Pattern(r"\.(?:el[67]|amzn[12])[._]|\.(?:el[67]|amzn[12])$")
+_YUM_ONLY_KERNEL: Final = Pattern(r"\.(?:el[67]|amzn[12])[._]|\.(?:el[67]|amzn[12])$")
 
 
 def has_yum_only(snapshot: Snapshot) -> bool:
     """Return whether the release is older than dnf: RHEL 7 and those made of it, Amazon Linux 2."""
     known = find_distro(snapshot)
     if known is None:
-        return bool(_BEFORE_DNF.search(running_kernel(snapshot)))
+        return bool(_YUM_ONLY_KERNEL.search(running_kernel(snapshot)))
     major = known.version_id.partition(".")[0]
     if known.id == "amzn":
         return major in {"1", "2"}
@@ -158,13 +158,15 @@ _UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
 def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines by which the node is up for less than an hour."""
     asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
-    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in find_all(item, _UP_MINUTES))
+    return tuple(
+        cite(item, item.line_number_at(match.start())) for item in asked for match in find_all(item, _UP_MINUTES)
+    )
 
 
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
 _NEARLY_FULL: Final = 97
 # Where modules are built and installed.
-_BUILT_IN: Final = ("/var", "/usr", "/lib", "/boot")
+_BUILD_FOLDERS: Final = ("/var", "/usr", "/lib", "/boot")
 
 
 def has_disk_space(snapshot: Snapshot) -> bool:
@@ -181,13 +183,13 @@ def is_disk_full(snapshot: Snapshot) -> bool:
 def _disk_usage(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the usage of these file systems in percent."""
     rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in find_all(item, _DF_ROW)]
-    return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
+    return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILD_FOLDERS))
 
 
 def hostname(snapshot: Snapshot) -> str:
     """Return the machine's own name; empty if unknown."""
     for item in snapshot.items:
-        if item.where == "host" and item.is_seen:
+        if item.where == "host" and item.was_answered:
             if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
                 return item.text.strip()
             if item.kind == "uname" and (match := _UNAME_A.match(item.text)):
@@ -232,7 +234,7 @@ _GUEST: Final = Pattern(
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
-_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+_HYPERVISOR_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
 _IN_GUEST: Final = Pattern(
     r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
@@ -258,5 +260,5 @@ def is_guest(snapshot: Snapshot) -> bool | None:
         if any(line.strip() in _HYPERVISORS for line in item.lines):
             return True
     places = snapshot.items_of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
-    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in places)
+    shown = any(_GUEST.search(item.text[:200_000]) or _HYPERVISOR_FLAG.search(item.text[:20_000]) for item in places)
     return True if shown else None

@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.word_index import LineIndex
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # Any of them brings the hook that dockerd looks for, itself or by what it depends on.
@@ -23,14 +23,14 @@ _PROGRAMS: Final = (
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-ctk"),
     "nvidia-container-cli",
 )
-_ANSWERS: Final = Pattern(
+_PRESENCE_MESSAGES: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
     r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d"
     r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:",
     re.MULTILINE,
 )
-_LIBRARY: Final = Pattern(
+_VERSION_MESSAGE: Final = Pattern(
     r"(?:cli-version|lib-version):\s*(?P<cli>\d[\d.]*)|library context \(version=(?P<log>\d[\d.]*)"
     r"|NVIDIA Container (?:Toolkit CLI|Runtime Hook) version (?P<ctk>\d[\d.]*)"
 )
@@ -51,19 +51,19 @@ class ToolkitVersion:
 def find_presence(snapshot: Snapshot) -> Presence | None:
     """Return whether the toolkit is installed; None if unknown. Evidence of presence wins."""
     signs = tuple(_presence_signs(snapshot))
-    return next((sign for sign in signs if sign.is_there), signs[0] if signs else None)
+    return next((sign for sign in signs if sign.is_present), signs[0] if signs else None)
 
 
 def presence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the toolkit is installed."""
     there = snapshot.view(find_presence)
-    return (there.citation,) if there is not None and there.is_there else ()
+    return (there.citation,) if there is not None and there.is_present else ()
 
 
 def absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the toolkit is not installed."""
     there = snapshot.view(find_presence)
-    return (there.citation,) if there is not None and not there.is_there else ()
+    return (there.citation,) if there is not None and not there.is_present else ()
 
 
 def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
@@ -73,8 +73,8 @@ def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
     if (found := find_program(snapshot, *_PROGRAMS)) is not None:
         yield found
     for citation in (
-        *snapshot.matching_lines(_ANSWERS),
-        *snapshot.matching_lines(_ANSWERS, "packages", "package-history"),
+        *snapshot.matching_lines(_PRESENCE_MESSAGES),
+        *snapshot.matching_lines(_PRESENCE_MESSAGES, "packages", "package-history"),
     ):
         yield Presence(True, citation)
     lists = snapshot.items_of("packages", "package-output", "package-policy")
@@ -84,16 +84,16 @@ def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
         yield Presence(False, next(asked, cite_fact("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")))
 
 
-def _shows_absence(item: Item) -> bool:
+def _shows_absence(item: EvidenceItem) -> bool:
     """Return whether a complete list lacks the toolkit, or apt says that it is not installed."""
     globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
     is_list = not (item.source.only or item.source.is_part or _PACKAGES[0] in item.text)
     is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
-    return is_listed or _NONE.search(item.text) is not None
+    return is_listed or _NOT_INSTALLED.search(item.text) is not None
 
 
 # apt-cache's answer, in the language of the node.
-_NONE: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
+_NOT_INSTALLED: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
 
 
 def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:
@@ -105,8 +105,8 @@ def _named_versions(snapshot: Snapshot) -> Iterator[ToolkitVersion]:
     for item in snapshot.items:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
-        for match in find_all(item, _LIBRARY):
-            number = item.number_at(match.start())
+        for match in find_all(item, _VERSION_MESSAGE):
+            number = item.line_number_at(match.start())
             yield ToolkitVersion(_parse_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:
         package = snapshot.view(packages.listed_packages).get(name)
@@ -118,7 +118,7 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,6}", text)[:3])
 
 
-_DENIED: Final = (
+_PROGRAM_NOT_FOUND: Final = (
     r"(?:^|[\s:'\"`/]){name}['\"`]?: (?:command )?not found|[Cc]ommand ['\"]{name}['\"] not found"
     r"|/{name}['\"]?: No such file"
 )
@@ -128,26 +128,26 @@ _DENIED: Final = (
 class Presence:
     """The presence or absence of something, and its evidence."""
 
-    is_there: bool
+    is_present: bool
     citation: Citation
 
 
 def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
     """Return whether one of the programs is there on the node; None if unknown. One that is found counts."""
     seen = [one for name in names for item in snapshot.items if (one := _program_presence(item, name)) is not None]
-    return next((one for one in seen if one.is_there), seen[0] if seen else None)
+    return next((one for one in seen if one.is_present), seen[0] if seen else None)
 
 
-def _lines_ending_with(item: Item, end: str) -> Iterator[int]:
+def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
     """Yield the numbers of the lines that are a path with this end, or a link from one."""
     for start in item.view(LineIndex).line_starts(end.lower()):
-        number = item.number_at(start)
+        number = item.line_number_at(start)
         if item.lines[number - 1].split(" -> ")[0].rstrip().endswith(end):
             yield number
 
 
-def _program_presence(item: Item, name: str) -> Presence | None:
-    if item.where == "container" or item.is_package_record or not item.is_seen:
+def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
+    if item.where == "container" or item.is_package_record or not item.was_answered:
         return None
     found = [*_lines_ending_with(item, f"/{name}")]
     if item.kind in {"which", "listing"} and found:
@@ -158,9 +158,11 @@ def _program_presence(item: Item, name: str) -> Presence | None:
     would_match = any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
     if item.kind == "listing" and item.outcome == "absent" and would_match:
         return Presence(False, cite(item))
-    is_whole = item.subject.rstrip("/") in {"/usr/bin", "/bin"} and item.source.lets_through(name)
+    is_whole = item.subject.rstrip("/") in {"/usr/bin", "/bin"} and item.source.may_contain(name)
     if item.kind == "listing" and item.outcome == "ok" and item.text.strip() and is_whole and not item.source.is_part:
         return Presence(name in item.text.split(), cite(item))
-    if name in item.text and (denied := re.search(_DENIED.format(name=re.escape(name)), item.text, re.MULTILINE)):
-        return Presence(False, cite(item, item.number_at(denied.end())))
+    if name in item.text and (
+        denied := re.search(_PROGRAM_NOT_FOUND.format(name=re.escape(name)), item.text, re.MULTILINE)
+    ):
+        return Presence(False, cite(item, item.line_number_at(denied.end())))
     return None

@@ -14,16 +14,16 @@ from gpunode.diagnoses.views.fabric import gpu_nvlinks
 from gpunode.diagnoses.views.pcie_links import PcieLink
 from gpunode.facts.patterns import Pattern
 
-Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
+DeviceSort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
 
 _NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
 _IDS: Final = Pattern(r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE)
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
 _COLOUR: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
-_NAMED: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
+_COLUMN_NAME: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
 _LEGEND: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_SORTS: Final[tuple[tuple[str, Sort], ...]] = (
+_SORTS: Final[tuple[tuple[str, DeviceSort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"),
 )  # fmt: skip
@@ -39,7 +39,7 @@ class Device:
     """
 
     address: str
-    sort: Sort
+    sort: DeviceSort
     name: str
     index: int | None = None
     numa: int | None = None
@@ -121,7 +121,7 @@ def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:
     return snapshot.view(pcie_links.link_table).get(address, PcieLink())
 
 
-def _device_sort(function: pci.PciFunction) -> Sort | None:
+def _device_sort(function: pci.PciFunction) -> DeviceSort | None:
     if function.is_switch:
         return "nvswitch"
     if pci.is_nvidia(function):
@@ -183,7 +183,7 @@ def _parse_cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
     for line in text.splitlines():
         words = line.split()
         if words[:1] == ["GPU0"] and (len(words) == 1 or not _CELL.match(words[1])):
-            columns = [word for word in words if _NAMED.match(word)]
+            columns = [word for word in words if _COLUMN_NAME.match(word)]
         elif columns and words and words[0] in columns:
             found = [word for word in words[1 : len(columns) + 1] if _CELL.match(word)]
             if len(found) == len(columns):

@@ -13,13 +13,13 @@ from typing import Final
 from gpunode.catalog.gpus import is_vgpu_profile, vgpu_profile
 from gpunode.diagnoses.snapshot import Snapshot, find_all
 from gpunode.diagnoses.views import boards, pci, smi_query, system
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _SUBSYSTEM: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
-_NUMBER_ALONE: Final = Pattern(
+_SUBSYSTEM_DEVICE: Final = Pattern(
     r"Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$", re.IGNORECASE
 )
 _GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE)
@@ -27,10 +27,10 @@ _GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvi
 
 def is_vgpu(snapshot: Snapshot) -> bool:
     """Return whether a GPU of this node is a share of one, or is driven by the driver for those."""
-    return snapshot.view(_is_vgpu)
+    return snapshot.view(_detect_vgpu)
 
 
-def _is_vgpu(snapshot: Snapshot) -> bool:
+def _detect_vgpu(snapshot: Snapshot) -> bool:
     if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_model_names))):
         return True
     modes = [row.value.strip().upper() for _, row in smi_query.find_rows(snapshot, "Virtualization Mode")]
@@ -53,10 +53,10 @@ def _shows_subsystems(snapshot: Snapshot) -> bool:
 
 def vgpu_addresses(snapshot: Snapshot) -> frozenset[str]:
     """Return the addresses of those whose subsystem names a profile."""
-    return frozenset(_find_addresses(snapshot))
+    return frozenset(_find_vgpu_addresses(snapshot))
 
 
-def _find_addresses(snapshot: Snapshot) -> Iterator[str]:
+def _find_vgpu_addresses(snapshot: Snapshot) -> Iterator[str]:
     devices = snapshot.facts.devices
     if isinstance(devices, Known):
         for one in devices.value:
@@ -71,7 +71,7 @@ def _subsystem_ids(gpu: pci.PciFunction) -> Iterator[tuple[str, str]]:
     for line in gpu.detail:
         if match := _SUBSYSTEM.search(line):
             yield match["vendor"], match["device"]
-        elif match := _NUMBER_ALONE.search(line):
+        elif match := _SUBSYSTEM_DEVICE.search(line):
             yield "10de", match["device"]
 
 
@@ -80,8 +80,8 @@ PASSTHROUGH_DRIVERS: Final = frozenset(
 )
 """Drivers that do nothing but hand a device to a virtual machine."""
 
-_RUNS: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
-_LISTS: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
+_GUEST_RUNNING: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
+_GUEST_LIST_COMMAND: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
 _HYPERVISOR: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion)\b|/etc/pve/|/etc/libvirt/")
 
 
@@ -90,14 +90,14 @@ def passed_through_gpus(snapshot: Snapshot) -> tuple[pci.PciFunction, ...]:
     return tuple(gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in PASSTHROUGH_DRIVERS)
 
 
-def guest_lists(snapshot: Snapshot) -> Iterator[Item]:
+def guest_lists(snapshot: Snapshot) -> Iterator[EvidenceItem]:
     """Yield the lists of the host's virtual machines."""
-    return (item for item in snapshot.items if item.where == "host" and _LISTS.search(item.written))
+    return (item for item in snapshot.items if item.where == "host" and _GUEST_LIST_COMMAND.search(item.written))
 
 
 def has_running_guests(snapshot: Snapshot) -> bool:
     """Return whether a virtual machine is shown to run."""
-    return any(_RUNS.search(item.text) for item in guest_lists(snapshot))
+    return any(_GUEST_RUNNING.search(item.text) for item in guest_lists(snapshot))
 
 
 def is_hypervisor(snapshot: Snapshot) -> bool:

@@ -46,7 +46,7 @@ def _read(reader: EvidenceReader) -> PackageFacts:
 
     return PackageFacts(
         architecture=derive_fact(key, lambda: status.native_architecture(rows)),
-        packages=derive_fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
+        packages=derive_fact(key, lambda: status.packages(rows, reader.text_or_empty("apt-extended-states"))),
         interrupted=derive_fact("dpkg-updates", lambda: status.was_interrupted(rows, updates())),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
@@ -71,7 +71,7 @@ def _checksums(reader: EvidenceReader) -> Mapping[str, str]:
 
 
 def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
-    entries = [*sources.parse(_SOURCES, reader.optional("apt-sources"))]
+    entries = [*sources.parse(_SOURCES, reader.text_or_empty("apt-sources"))]
     for found in reader.found("apt-sources-d"):
         if not sources.is_source_list(found.path):
             continue
@@ -81,16 +81,16 @@ def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
     return tuple(entries)
 
 
-def _sources_in(path: str, text: str) -> tuple[PackageSource, ...] | None:
+def _parse_source_list(path: str, text: str) -> tuple[PackageSource, ...] | None:
     return sources.parse(path, text) if sources.is_source_list(path) else None
 
 
-def _headers_of(package: PackageId) -> str:
+def _kernel_of_headers(package: PackageId) -> str:
     found = _HEADERS.fullmatch(package.name)
     return found[1] if found else ""
 
 
-def _prebuilt_module_of(package: PackageId) -> tuple[str, str] | None:
+def _parse_prebuilt_name(package: PackageId) -> tuple[str, str] | None:
     found = _PREBUILT.fullmatch(package.name)
     return (found[2], found[1]) if found else None
 
@@ -99,7 +99,7 @@ def _builds_driver(package: PackageId) -> bool:
     return _DKMS.fullmatch(package.name) is not None and package.name not in _NOT_THE_DRIVER
 
 
-def _runs_dkms(package: PackageId) -> bool:
+def _triggers_dkms(package: PackageId) -> bool:
     """Return whether it is a kernel's; dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
     return package.name.startswith(("linux-image-", "linux-headers-"))
 
@@ -127,7 +127,7 @@ def _note_relaxed_options(facts: Facts) -> Iterator[str]:
     for path in sorted(filter(configuration.is_read, facts.files)):
         state = known(facts.file(path), None)
         for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
-            if configuration.is_relaxed(option.name, option.value):
+            if configuration.relaxes_checks(option.name, option.value):
                 where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
                 yield (
                     f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
@@ -138,7 +138,7 @@ def _note_relaxed_options(facts: Facts) -> Iterator[str]:
 def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
     state = known(facts.file(status.DIVERSIONS), None)
-    for path, target in status.diverted_by_hand(state.content.decode("utf-8", "replace")) if state else ():
+    for path, target in status.manual_diversions(state.content.decode("utf-8", "replace")) if state else ():
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
@@ -186,28 +186,28 @@ DEB: Final = PackageSystem(
     list_journaled=status.list_journaled,
     owners=("dpkg-query", "--search"),
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
-    sources_in=_sources_in,
+    parse_source_list=_parse_source_list,
     contradict=_contradict,
-    headers_of=_headers_of,
-    prebuilt_module_of=_prebuilt_module_of,
+    kernel_of_headers=_kernel_of_headers,
+    parse_prebuilt_name=_parse_prebuilt_name,
     builds_driver=_builds_driver,
-    runs_dkms=_runs_dkms,
+    triggers_dkms=_triggers_dkms,
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
     relaxed=_note_relaxed_options,
     pin=preferences.pin,
-    exclude_archives=preferences.exclude_archives,
+    render_cuda_pin=preferences.render_cuda_pin,
     pinned_version=preferences.pinned_version,
     packages_under_pin=preferences.packages_under_pin,
     overriding=preferences.overriding,
     diverted=_note_diversions,
     repair=REPAIR_COMMAND,
-    packages_in=answers.packages_in,
+    find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
     hint=answers.hint,
-    archives_of=answers.question,
-    archives=answers.parse_madison,
+    archives_probe=answers.archives_probe,
+    archives=answers.parse_archives,
     serves=answers.serves,
     trusted_folder="/etc/apt/trusted.gpg.d",
     common_keyring=_COMMON_KEYRING,
@@ -215,7 +215,7 @@ DEB: Final = PackageSystem(
     install=_command("apt-get", "install"),
     reinstall=_reinstall,
     changed_files=answers.changed_files,
-    changed_in=answers.changed_in,
+    parse_changed_files=answers.parse_changed_files,
     purge=_command("apt-get", "purge"),
     unhold=_command("apt-mark", "unhold"),
     autoremove="apt-get autoremove",

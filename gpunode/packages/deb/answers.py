@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from gpunode.catalog.gpudirect import without_source
+from gpunode.catalog.gpudirect import missing_source_hint
 from gpunode.command import command, sudo_gpunode
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, PackageSource, known
@@ -26,12 +26,13 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
+_DOWNGRADED = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
 _HELD = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
 _UNMET = Pattern(r"Unmet dependencies\. Try")
 
 
-def packages_in(refusal: str) -> frozenset[PackageId]:
+def find_named_packages(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
     found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE.findall(refusal)]
     return frozenset((*found, *(PackageId(package.name) for package in found)))
@@ -46,10 +47,11 @@ def hint(refusal: str, facts: Facts) -> str:
     """Return what to do about a refusal that a fresh index did not help."""
     return (
         _held_packages(refusal)
+        or _newer_packages(refusal, facts)
         or _missing_headers(refusal)
         or _missing_version(refusal)
         or _lost_version(refusal, facts)
-        or without_source(refusal)
+        or missing_source_hint(refusal)
         or _unmet_dependencies(refusal)
         or _foreign_preferences(refusal, facts)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
@@ -69,9 +71,24 @@ def _held_packages(problem: str) -> str:
     )
 
 
+def _newer_packages(problem: str, facts: Facts) -> str:
+    """Return what to do about packages that would be downgraded, and that no step named."""
+    found = _DOWNGRADED.search(problem)
+    if found is None or "-y was used without --allow-downgrades" not in problem:
+        return ""
+    names = found[1].split()
+    packages = known(facts.packages, {})
+    versions = (f"{name} {state.version}" for name in names if (state := packages.get(PackageId.of(name))))
+    purge = command("sudo", "apt-get", "purge", *names)
+    return (
+        f"{', '.join(versions)}: newer than what the planned packages need, and maybe made by hand; if nothing "
+        f"else needs it:\n{purge}\nthen run the same command again"
+    )
+
+
 def _foreign_preferences(problem: str, facts: Facts) -> str:
     """Return which of the user's own preferences are about the packages that a refusal names."""
-    places = ", ".join(preferences.list_foreign_records(facts, packages_in(problem)))
+    places = ", ".join(preferences.list_foreign_records(facts, find_named_packages(problem)))
     return (
         f"the index is fresh, and {places} decides which of these packages apt may take: remove that pin, or let it "
         "agree; then run the same command again"
@@ -129,12 +146,12 @@ def _unmet_dependencies(problem: str) -> str:
     )
 
 
-def question(packages: Collection[PackageId]) -> Probe:
+def archives_probe(packages: Collection[PackageId]) -> Probe:
     """Return the command that lists the archives of each version of ``packages``."""
     return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
 
 
-def parse_madison(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
+def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
     """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
     found: dict[tuple[str, str], dict[Archive, None]] = {}
     for line in table.splitlines():
@@ -153,7 +170,7 @@ def changed_files(package: PackageId) -> Probe:
     return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
 
 
-def changed_in(answer: str) -> tuple[str, ...]:
+def parse_changed_files(answer: str) -> tuple[str, ...]:
     """Return the paths that ``dpkg --verify`` found changed or missing, without configuration files.
 
     Source: dpkg(1), --verify-format rpm: nine signs of which 5 is the checksum, or "missing"; "c" marks a conffile.
@@ -164,17 +181,17 @@ def changed_in(answer: str) -> tuple[str, ...]:
 
 def serves(source: PackageSource, archive: Archive) -> bool:
     """Return whether an entry of the sources is for an archive as apt prints it."""
-    if not _means(_bare(source.uri), _bare(archive.uri)):
+    if not _matches_printed_uri(_without_userinfo(source.uri), _without_userinfo(archive.uri)):
         return False
     if not source.components:
-        return _means(source.suite.strip("./"), archive.part.strip("./"))
-    return any(_means(f"{source.suite}/{component}", archive.part) for component in source.components)
+        return _matches_printed_uri(source.suite.strip("./"), archive.part.strip("./"))
+    return any(_matches_printed_uri(f"{source.suite}/{component}", archive.part) for component in source.components)
 
 
-def _bare(uri: str) -> str:
+def _without_userinfo(uri: str) -> str:
     return _USERINFO.sub("", uri).rstrip("/")
 
 
-def _means(written: str, printed: str) -> bool:
+def _matches_printed_uri(written: str, printed: str) -> bool:
     """Return whether an address in the sources is the one that apt prints with its architecture; sources.list(5)."""
     return re.fullmatch(re.escape(written).replace(re.escape("$(ARCH)"), "[^/]+"), printed) is not None

@@ -45,7 +45,7 @@ def is_read(path: str) -> bool:
     return path == MAIN or (folder == FOLDER and _NAME.fullmatch(name) is not None)
 
 
-def is_relaxed(name: str, value: str) -> bool:
+def relaxes_checks(name: str, value: str) -> bool:
     """Return whether apt, with this option, asks less of an archive than it does by default."""
     word = value.lower()
     if name == "dpkg::options":

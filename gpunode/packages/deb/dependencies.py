@@ -14,7 +14,15 @@ from typing import Final
 from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.status import HALF_INSTALLED, PRESENT, Alternative, Entry, clauses, id_of, native_architecture
+from gpunode.packages.deb.status import (
+    HALF_INSTALLED,
+    PRESENT,
+    Alternative,
+    DpkgEntry,
+    native_architecture,
+    package_id_of,
+    parse_clauses,
+)
 from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.packages.version import without_epoch
@@ -35,7 +43,7 @@ _HOLDS: Final = {
 class InstalledRelations:
     """The relations in dpkg's status; a ``facts.model.Dependencies``."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[DpkgEntry, ...]
 
     def missing(
         self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId]
@@ -55,7 +63,7 @@ class InstalledRelations:
         # The other steps of the stage, which stand before, ask for these: nothing is asked for twice.
         return tuple(
             one
-            for one in _missing(installed, known)
+            for one in _iter_missing(installed, known)
             if _what_is_there(packages.get(one.package)) == _what_is_there(before.get(one.package))
         )
 
@@ -75,7 +83,7 @@ def _what_is_there(state: PackageState | None) -> tuple[str, bool] | None:
     return (state.version, state.config_files_only) if state is not None else None
 
 
-def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:
+def _iter_missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:
     todo = [*roots]
     seen: set[PackageId] = set(todo)
     reported: set[PackageId] = set()
@@ -88,7 +96,7 @@ def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[Miss
             seen |= answers
             if not answers and (missing := _package_of_clause(clause[0], entry, installed.native)) not in reported:
                 reported.add(missing)
-                exact = clause[0].version if clause[0].operator == "=" and installed.is_settled(package) else ""
+                exact = clause[0].version if clause[0].operator == "=" and installed.is_unchanged(package) else ""
                 yield MissingDependency(missing, exact, package, " | ".join(map(str, clause)))
 
 
@@ -103,17 +111,17 @@ class _Installed:
 
     native: str
     packages: Mapping[PackageId, PackageState]
-    rows: Mapping[PackageId, Entry]
+    rows: Mapping[PackageId, DpkgEntry]
     by_name: Mapping[str, Sequence[PackageId]]
     planned: Mapping[str, Sequence[PackageId]]
     providing: Sequence[PackageId]
 
     @staticmethod
-    def of(entries: Sequence[Entry], packages: Mapping[PackageId, PackageState]) -> _Installed:
+    def of(entries: Sequence[DpkgEntry], packages: Mapping[PackageId, PackageState]) -> _Installed:
         """Return what is installed by both: the database, and what a plan has made of it."""
         native = native_architecture(entries)
         rows = {
-            id_of(entry, native): entry
+            package_id_of(entry, native): entry
             for entry in entries
             if entry.status in PRESENT or entry.status == HALF_INSTALLED
         }
@@ -121,47 +129,51 @@ class _Installed:
         providing = [one for one, entry in rows.items() if entry.provides]
         return _Installed(native, packages, rows, _by_name(rows), _by_name(present - rows.keys()), providing)
 
-    def relations_of(self, package: PackageId) -> Entry | None:
+    def relations_of(self, package: PackageId) -> DpkgEntry | None:
         """Return the database's entry of a package; None where a plan brings another version than that entry's."""
         entry, state = self.rows.get(package), self.packages.get(package)
         if entry is None or state is None or state.config_files_only:
             return None
         is_begun = state.version.endswith((".", "-")) and without_epoch(entry.version).startswith(state.version)
-        return entry if self.is_settled(package) or is_begun else None
+        return entry if self.is_unchanged(package) or is_begun else None
 
-    def answers(self, entry: Entry) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
+    def answers(self, entry: DpkgEntry) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
         """Yield each relation of ``entry`` with the packages that meet it."""
-        for clause in clauses(f"{entry.pre_depends},{entry.depends}"):
-            yield clause, frozenset(one for wanted in clause for one in self.meeting(wanted, entry))
+        for clause in parse_clauses(f"{entry.pre_depends},{entry.depends}"):
+            yield clause, frozenset(one for wanted in clause for one in self.find_satisfying(wanted, entry))
 
-    def meeting(self, wanted: Alternative, needs: Entry) -> Iterator[PackageId]:
+    def find_satisfying(self, wanted: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
         """Yield the packages that meet ``wanted``; those that provide the name only where none has it."""
-        named = [one for one in self.by_name.get(wanted.name, ()) if self._meets(one, wanted, needs)]
-        yield from named or self._provided(wanted, needs)
+        named = [one for one in self.by_name.get(wanted.name, ()) if self._satisfies(one, wanted, dependent)]
+        yield from named or self._find_providers(wanted, dependent)
         # Neither version nor relations of what only a plan brings are known.
         yield from self.planned.get(wanted.name, ())
 
-    def _provided(self, wanted: Alternative, needs: Entry) -> Iterator[PackageId]:
+    def _find_providers(self, wanted: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
         for package in self.providing:
             provides = self.rows[package].provides
             offered = (
-                (one for (one, *_) in clauses(provides) if one.name == wanted.name) if wanted.name in provides else ()
+                (one for (one, *_) in parse_clauses(provides) if one.name == wanted.name)
+                if wanted.name in provides
+                else ()
             )
-            if any(self._meets(package, wanted, needs, one.version) for one in offered):
+            if any(self._satisfies(package, wanted, dependent, one.version) for one in offered):
                 yield package
 
-    def _meets(self, package: PackageId, wanted: Alternative, needs: Entry, provided: str | None = None) -> bool:
+    def _satisfies(
+        self, package: PackageId, wanted: Alternative, dependent: DpkgEntry, provided: str | None = None
+    ) -> bool:
         """Return whether a package is of the wanted architecture and version; ``provided`` is empty without one."""
         entry = self.rows[package]
-        if not _has_architecture(entry, wanted.qualifier, needs, self.native):
+        if not _has_architecture(entry, wanted.qualifier, dependent, self.native):
             return False
         version = entry.version if provided is None else provided
-        if not wanted.operator or not self.is_settled(package):
+        if not wanted.operator or not self.is_unchanged(package):
             return True
         holds = _HOLDS.get(wanted.operator)
         return bool(version) and holds is not None and holds(_order(version, wanted.version))
 
-    def is_settled(self, package: PackageId) -> bool:
+    def is_unchanged(self, package: PackageId) -> bool:
         """Return whether the package is there in the database's version; a plan may have changed it."""
         state, entry = self.packages.get(package), self.rows[package]
         return state is not None and not state.config_files_only and state.version == entry.version
@@ -186,22 +198,22 @@ def _key(version: str) -> tuple[int, object, object]:
     return DpkgVersion(version).key
 
 
-def _has_architecture(offered: Entry, qualifier: str, needs: Entry, native: str) -> bool:
+def _has_architecture(offered: DpkgEntry, qualifier: str, dependent: DpkgEntry, native: str) -> bool:
     if not qualifier and offered.multi_arch == "foreign":
         return True
     if qualifier == "any":
         return offered.multi_arch == "allowed"
-    wanted = needs.architecture if not qualifier else native if qualifier == "native" else qualifier
-    return _real(offered.architecture, native) == _real(wanted, native)
+    wanted = dependent.architecture if not qualifier else native if qualifier == "native" else qualifier
+    return _effective_architecture(offered.architecture, native) == _effective_architecture(wanted, native)
 
 
-def _real(architecture: str, native: str) -> str:
+def _effective_architecture(architecture: str, native: str) -> str:
     """Return the architecture that counts: packages for all count as the native one."""
     return native if architecture in {"", "all"} else architecture
 
 
-def _package_of_clause(first: Alternative, needs: Entry, native: str) -> PackageId:
+def _package_of_clause(first: Alternative, dependent: DpkgEntry, native: str) -> PackageId:
     """Return the package to install for a clause that nothing meets: its first alternative, as apt chooses."""
-    wanted = needs.architecture if first.qualifier in {"", "any", "native"} else first.qualifier
-    architecture = _real(wanted, native)
+    wanted = dependent.architecture if first.qualifier in {"", "any", "native"} else first.qualifier
+    architecture = _effective_architecture(wanted, native)
     return PackageId(first.name, "" if architecture == native else architecture)

@@ -18,7 +18,9 @@ _ACTION = re.compile(
 )
 _UNMET = "The following packages have unmet dependencies:"
 # apt-private/private-install.cc; the names follow, indented.
-_HELD = re.compile(r"^The following held packages will be changed:\n(?: .*\n)+", re.MULTILINE)
+_NAMED = re.compile(
+    r"^The following (?:held packages will be changed|packages will be DOWNGRADED):\n(?: .*\n)+", re.MULTILINE
+)
 
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
@@ -30,16 +32,16 @@ def _actions(stdout: str) -> Iterator[Action]:
     for line in stdout.splitlines():
         if match := _ACTION.match(line):
             version, former = match["version"] or "", match["former"] or ""
-            lowers = bool(version and former) and is_older(version, former)
+            is_downgrade = bool(version and former) and is_older(version, former)
             package = PackageId.of(match["name"])
-            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", lowers)
+            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", is_downgrade)
 
 
 def refusal(stdout: str, stderr: str) -> str:
     """Apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET)
     parts = [heading + unmet.rstrip()] if heading else []
-    parts += [held[0].rstrip() for held in _HELD.finditer(stdout)]
+    parts += [named[0].rstrip() for named in _NAMED.finditer(stdout)]
     parts += messages(stderr) or messages(stdout)
     return "\n".join(parts or (stderr.strip() or stdout.strip()).splitlines()[-5:])
 
@@ -71,7 +73,7 @@ def parse_madison(output: str) -> Mapping[PackageId, frozenset[str]]:
     return found
 
 
-def incomplete_update(output: str) -> bool:
+def is_update_incomplete(output: str) -> bool:
     """Return whether ``apt-get update`` went without some index although it says that it ended well.
 
     apt before Debian 11's knows no APT::Update::Error-Mode, and only warns of a server's 503 or a missing key.
@@ -88,7 +90,7 @@ def failed_fetches(output: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def list_prefix(uri: str) -> str:
+def index_file_prefix(uri: str) -> str:
     """Return the beginning of the names of a repository's index files in ``/var/lib/apt/lists``.
 
     Args:

@@ -36,7 +36,7 @@ _PIN_HEADER = """\
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
 
-_OWN_HEADER = """\
+_DISTRO_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from the distribution's own archive, in one branch, not from NVIDIA's.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
@@ -63,10 +63,10 @@ class Record:
 
     def names(self, package: str) -> bool:
         """Return whether it is about ``package`` by name; one about all packages is weaker than any that is."""
-        return any(_fits(pattern, package) for pattern in self.packages if pattern != "*")
+        return any(_matches_pattern(pattern, package) for pattern in self.packages if pattern != "*")
 
 
-def in_order(paths: Iterable[str]) -> tuple[str, ...]:
+def files_in_order(paths: Iterable[str]) -> tuple[str, ...]:
     """Return those of ``paths`` that apt reads, in its order."""
     read = [path for path in paths if path == MAIN or _is_read(path)]
     return tuple(sorted(read, key=lambda path: (path != MAIN, path)))
@@ -100,7 +100,7 @@ def _records(file: str, text: str) -> Iterator[Record]:
         start, fields, key = 0, {}, ""
 
 
-def _fits(pattern: str, package: str) -> bool:
+def _matches_pattern(pattern: str, package: str) -> bool:
     if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
         try:
             return re.search(pattern[1:-1], package) is not None
@@ -129,7 +129,7 @@ def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> 
             *(_record(names, f"release {one}", _NEVER) for one in foreign),
             _record(names, f"version {version}", _WANTED),
         ]
-        return "\n".join([_OWN_HEADER, *records]).encode()
+        return "\n".join([_DISTRO_HEADER, *records]).encode()
     records = [
         _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
         _record((*_GLOBS, *names), f"version {version}", _WANTED),
@@ -138,7 +138,7 @@ def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> 
     return "\n".join([_PIN_HEADER, *records]).encode()
 
 
-def exclude_archives(patterns: Sequence[str], origins: Sequence[str]) -> bytes:
+def render_cuda_pin(patterns: Sequence[str], origins: Sequence[str]) -> bytes:
     """Return the text of CUDA_PIN_FILE: packages that fit ``patterns`` never come from archives of ``origins``."""
     record = _record(tuple(patterns), f"release o=/^({'|'.join(origins)})/", _NEVER)
     return f"{_CUDA_PIN_HEADER}\n{record}".encode()
@@ -166,7 +166,9 @@ def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState
     wanted = [(one, one.pin.removeprefix("version ")) for one in records if one.pin.startswith("version ")]
 
     def is_held(package: PackageId, version: str) -> bool:
-        return any(one.names(package.name) and _fits(pattern, without_epoch(version)) for one, pattern in wanted)
+        return any(
+            one.names(package.name) and _matches_pattern(pattern, without_epoch(version)) for one, pattern in wanted
+        )
 
     return frozenset(
         package
@@ -178,7 +180,7 @@ def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState
 def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterator[str]:
     """Yield the place of every record about one of ``packages`` by name that gpunode did not write."""
     names = sorted({package.name for package in packages})
-    for path in in_order(facts.files):
+    for path in files_in_order(facts.files):
         state = known(facts.file(path), None) if path not in {PIN_FILE, CUDA_PIN_FILE} else None
         for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
             if any(map(record.names, names)):
@@ -187,16 +189,16 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
 
 def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
     """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
-    for path in takewhile(lambda path: path != PIN_FILE, in_order({*facts.files, PIN_FILE})):
+    for path in takewhile(lambda path: path != PIN_FILE, files_in_order({*facts.files, PIN_FILE})):
         state = known(facts.file(path), None)
         for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
             name = next(filter(record.names, names), "")
-            if name and not _is_for(record.pin, choice):
+            if name and not _pins_chosen_branch(record.pin, choice):
                 place = f"{record.file}:{record.line}"
                 yield f"{place} pins {name} with precedence over {PIN_FILE}: apt may install another driver; remove it"
 
 
-def _is_for(pin: str, choice: Choice) -> bool:
+def _pins_chosen_branch(pin: str, choice: Choice) -> bool:
     """Return whether a record is about the chosen versions, which it may want as much as it likes."""
     kind, _, version = pin.partition(" ")
     return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{choice.branch}.")

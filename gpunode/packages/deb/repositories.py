@@ -14,7 +14,7 @@ from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.system import Repository
 
 # apt reads keyrings as the user _apt.
-_FOR_ALL = 0o004
+_OTHERS_READ = 0o004
 # apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
 _ADDRESS = re.compile(
     r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE
@@ -26,9 +26,9 @@ def _host(match: re.Match[str]) -> str:
     return match[1].lower().rstrip(".")
 
 
-def _archive(repository: Repository) -> str:
+def _comparable_uri(repository: Repository) -> str:
     """The address as entries are compared by it."""
-    return _plain(repository.uri, repository.architecture)
+    return _normalize_uri(repository.uri, repository.architecture)
 
 
 def contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
@@ -41,17 +41,17 @@ def contradict(one: PackageSource, other: PackageSource, architecture: str) -> b
     """
     if not (one.enabled and other.enabled) or (one.signed_by, one.relaxed) == (other.signed_by, other.relaxed):
         return False
-    return _of_archive(one, architecture) == _of_archive(other, architecture)
+    return _comparable_address(one, architecture) == _comparable_address(other, architecture)
 
 
-def _of_archive(source: PackageSource, architecture: str) -> tuple[str, str]:
+def _comparable_address(source: PackageSource, architecture: str) -> tuple[str, str]:
     """Return the address and suite by which entries are compared; the suite is empty where it is a path."""
     if source.suite.endswith("/"):
-        return _plain(f"{source.uri}/{source.suite}", architecture), ""
-    return _plain(source.uri, architecture), source.suite
+        return _normalize_uri(f"{source.uri}/{source.suite}", architecture), ""
+    return _normalize_uri(source.uri, architecture), source.suite
 
 
-def _plain(uri: str, architecture: str) -> str:
+def _normalize_uri(uri: str, architecture: str) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
     unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
     parts: list[str] = []
@@ -68,12 +68,12 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     sources = need(facts.sources, "which apt sources there are")
     rivals = tuple(source for source in sources if _is_rival(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
-        return _conflict(repository, foreign)
+        return _refuse_rival(repository, foreign)
     leaving = {rival.file for rival in rivals}
     staying = tuple(source for source in sources if source.file not in leaving)
-    if (written := _list(repository, staying, facts)) and _is_crowded(repository, sources):
+    if (written := _list(repository, staying, facts)) and _has_unrelated_entries(repository, sources):
         return _refuse_shared_list(repository)
-    refresh = frozenset({Trigger("index-refresh", _home(repository, staying))})
+    refresh = frozenset({Trigger("index-refresh", _choose_list_file(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
         *_keyring(repository, facts, refresh),
@@ -91,11 +91,11 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
     notes = (
-        *exposure_notes(facts, (repository.keyring, _home(repository, staying))),
+        *exposure_notes(facts, (repository.keyring, _choose_list_file(repository, staying))),
         *([f"{closed}: chmod 0755 {_keyring_folder(repository)}"] if closed else []),
     )
     if not changes and mended:
-        return Planned(tuple(mended), _why_mended(mended), notes)
+        return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}", notes)
     wrong = "; ".join((*_wrong_entries(repository, sources), *_wrong_keys(repository, facts)))
@@ -106,7 +106,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
 def _wrong_entries(repository: Repository, sources: Sequence[PackageSource]) -> Iterator[str]:
     """Each entry for the archive that apt would take packages from in another way, and in which."""
     for source in sources:
-        if source.enabled and (fault := _fault(source, repository)):
+        if source.enabled and (fault := _describe_fault(source, repository)):
             yield f"{source.file}:{source.line} names it {fault}"
 
 
@@ -123,7 +123,7 @@ def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
         yield f"{repository.keyring} holds {' and '.join(f'the key {key}' for key in strangers)}"
 
 
-def _why_mended(mended: Sequence[FileChange]) -> str:
+def _explain_mode_repairs(mended: Sequence[FileChange]) -> str:
     closing = [change for change in mended if change.before and describe_write_access(change.before)]
     hidden = [change.path for change in mended if change not in closing]
     unread = f"apt's own user cannot read {' and '.join(hidden)}" if hidden else ""
@@ -140,19 +140,19 @@ def _keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) 
     if holds(fact, repository.key):
         return []
     present = need(fact, f"what {repository.keyring} holds")
-    if present is not None and _trusts(present.content, repository.key):
+    if present is not None and _is_exact_keyring(present.content, repository.key):
         return []
     return [FileChange(repository.keyring, present, repository.key, refresh)]
 
 
 def _restore_modes(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """Mode and owner of list and keyring put right, where only they are wrong; a list of somebody else's stays so."""
-    own = [repository.list_file] if _home(repository, sources) == repository.list_file else []
+    own = [repository.list_file] if _choose_list_file(repository, sources) == repository.list_file else []
     states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
     return [
         FileChange(path, state, FileState(state.content))
         for path, state in states
-        if state is not None and not _is_sound(state)
+        if state is not None and not _has_sound_mode(state)
     ]
 
 
@@ -171,12 +171,12 @@ def _explain_closed_folder(repository: Repository, facts: Facts) -> str:
     )
 
 
-def _is_sound(state: FileState) -> bool:
+def _has_sound_mode(state: FileState) -> bool:
     """Return whether apt's own user can read a file and nobody can write to it who is not root."""
-    return bool(state.mode & _FOR_ALL) and not describe_write_access(state)
+    return bool(state.mode & _OTHERS_READ) and not describe_write_access(state)
 
 
-def _trusts(keyring: bytes, key: SigningKey) -> bool:
+def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
     """Return whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
     try:
         return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
@@ -184,24 +184,29 @@ def _trusts(keyring: bytes, key: SigningKey) -> bool:
         return False
 
 
-def _home(repository: Repository, sources: Sequence[PackageSource]) -> str:
+def _choose_list_file(repository: Repository, sources: Sequence[PackageSource]) -> str:
     """The list file that names the repository as it should be: a hand-made one, or gpunode's own."""
-    return next((s.file for s in sources if _is_right(s, repository)), repository.list_file)
+    return next((s.file for s in sources if _is_correct_entry(s, repository)), repository.list_file)
 
 
-def _is_right(source: PackageSource, repository: Repository) -> bool:
+def _is_correct_entry(source: PackageSource, repository: Repository) -> bool:
     is_read = not source.architectures or repository.architecture in source.architectures
-    return is_read and not source.source_package and _names(source, repository) and not _fault(source, repository)
+    return (
+        is_read
+        and not source.source_package
+        and _is_for_repository(source, repository)
+        and not _describe_fault(source, repository)
+    )
 
 
-def _fault(source: PackageSource, repository: Repository) -> str:
+def _describe_fault(source: PackageSource, repository: Repository) -> str:
     """Return how an entry bypasses the desired key of the archive; empty if it does not."""
     if not source.enabled:
         return ""
-    address, _ = _of_archive(source, repository.architecture)
+    address, _ = _comparable_address(source, repository.architecture)
     if not source.source_package and (alias := repository.alias(address)):
         return alias
-    if not _names(source, repository):
+    if not _is_for_repository(source, repository):
         return ""
     if source.relaxed:
         return f"with {' '.join(source.relaxed)}"
@@ -216,42 +221,43 @@ def _fault(source: PackageSource, repository: Repository) -> str:
 def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """The list file, unless ``sources``, those that stay, name the archive rightly already."""
     own = [source for source in sources if source.file == repository.list_file]
-    clashes = any(source.enabled and _fault(source, repository) for source in own)
-    if not clashes and any(_is_right(source, repository) for source in sources):
+    clashes = any(source.enabled and _describe_fault(source, repository) for source in own)
+    if not clashes and any(_is_correct_entry(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
     text = source_list(repository.uri, repository.keyring)
     return [FileChange(repository.list_file, present, FileState(text))]
 
 
-def _names(source: PackageSource, repository: Repository) -> bool:
+def _is_for_repository(source: PackageSource, repository: Repository) -> bool:
     """Return whether an enabled entry is for this repository, be it for its source packages."""
-    return source.enabled and _of_archive(source, repository.architecture)[0] == _archive(repository)
+    return source.enabled and _comparable_address(source, repository.architecture)[0] == _comparable_uri(repository)
 
 
 def _is_rival(source: PackageSource, repository: Repository) -> bool:
     """Return whether an entry outside the own list names the archive in another way, or by another address of it."""
-    return source.file != repository.list_file and bool(_fault(source, repository))
+    return source.file != repository.list_file and bool(_describe_fault(source, repository))
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
     """Return whether removing a whole list file takes nothing else away."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
-        source.source_package or _names(source, repository) or _fault(source, repository) for source in entries
+        source.source_package or _is_for_repository(source, repository) or _describe_fault(source, repository)
+        for source in entries
     )
 
 
-def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
+def _refuse_rival(repository: Repository, rival: PackageSource) -> Refusal:
     return Refusal(
-        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository)}",
+        what=f"{rival.file}:{rival.line} names the same archive {_describe_fault(rival, repository)}",
         why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
         "the file lists other archives too, so gpunode does not remove it",
         hint=f"remove line {rival.line} of {rival.file}, then run the command again",
     )
 
 
-def _is_crowded(repository: Repository, sources: Sequence[PackageSource]) -> bool:
+def _has_unrelated_entries(repository: Repository, sources: Sequence[PackageSource]) -> bool:
     """Return whether the own list file names archives that have nothing to do with this one, such as by its key."""
     own = [
         source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring

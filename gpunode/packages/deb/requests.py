@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.simulation import leaves_config_files, lowers
+from gpunode.packages.simulation import is_downgrade, leaves_config_files
 
 
 def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
@@ -31,11 +31,11 @@ def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) ->
         changes: one transaction.
         known: the packages of which dpkg has something; apt refuses ``name-`` for a name that nothing knows any more.
     """
-    packages = tuple(_packages(changes, known))
-    return (*_leave(changes), *packages) if packages else ()
+    packages = tuple(_package_arguments(changes, known))
+    return (*_permission_options(changes), *packages) if packages else ()
 
 
-def _packages(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
+def _package_arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
         if change.is_mark:
@@ -49,11 +49,11 @@ def _packages(changes: Sequence[PackageChange], known: Collection[PackageId]) ->
             yield f"{change.id}-"
 
 
-def _leave(changes: Sequence[PackageChange]) -> Iterator[str]:
+def _permission_options(changes: Sequence[PackageChange]) -> Iterator[str]:
     """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
     if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
         yield "--purge"
-    if any(lowers(change, is_older) for change in changes):
+    if any(is_downgrade(change, is_older) for change in changes):
         yield "--allow-downgrades"
     if any(change.before is not None and change.before.held for change in changes):
         yield "--allow-change-held-packages"

@@ -24,7 +24,7 @@ HALF_INSTALLED = "half-installed"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DpkgEntry:
     """A paragraph of the status file, in dpkg's words; relations as they stand there."""
 
     name: str
@@ -39,7 +39,7 @@ class Entry:
     provides: str = ""
 
 
-def entries(text: str) -> tuple[Entry, ...]:
+def entries(text: str) -> tuple[DpkgEntry, ...]:
     """The paragraphs of a status file.
 
     Raises:
@@ -53,16 +53,16 @@ def _paragraphs(text: str) -> list[dict[str, str]]:
     return [fields for fields in found if fields]
 
 
-def _entry(fields: Mapping[str, str]) -> Entry:
+def _entry(fields: Mapping[str, str]) -> DpkgEntry:
     name, words = fields.get("Package", "").strip(), fields.get("Status", "").split()
     if not name or len(words) != 3:
         raise ValueError(f"a paragraph of dpkg's status without name or status: {name[:80]!r} {words[:4]}")
     keys = ("Architecture", "Version", "Multi-Arch", "Pre-Depends", "Depends", "Provides")
     relations = (fields.get(key, "").strip() for key in keys)
-    return Entry(name, words[0], words[1] == "reinstreq", words[2], *relations)
+    return DpkgEntry(name, words[0], words[1] == "reinstreq", words[2], *relations)
 
 
-def native_architecture(found: Sequence[Entry]) -> str:
+def native_architecture(found: Sequence[DpkgEntry]) -> str:
     """Return the architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
 
     A root folder without dpkg, as image builders make them, has that of its packages, if they agree.
@@ -77,7 +77,7 @@ def native_architecture(found: Sequence[Entry]) -> str:
     raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
 
 
-def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
+def packages(found: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
     """The packages that are there or left configuration behind."""
     native = native_architecture(found)
     auto = {
@@ -86,7 +86,7 @@ def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[Packa
         if fields.get("Auto-Installed", "").strip() == "1"
     }
     return {
-        id_of(entry, native): PackageState(
+        package_id_of(entry, native): PackageState(
             version=entry.version,
             auto=_is_auto(entry, native, auto),
             held=entry.want == "hold",
@@ -97,18 +97,18 @@ def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[Packa
     }
 
 
-def id_of(entry: Entry, native: str) -> PackageId:
+def package_id_of(entry: DpkgEntry, native: str) -> PackageId:
     """Return what the package of ``entry`` is known by, where ``native`` is the architecture of dpkg itself."""
     return PackageId(entry.name, "" if entry.architecture in {native, "all", ""} else entry.architecture)
 
 
-def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bool:
+def _is_auto(entry: DpkgEntry, native: str, auto: set[tuple[str | None, str]]) -> bool:
     # apt writes the native architecture for packages of architecture all.
     architecture = native if entry.architecture in {"all", ""} else entry.architecture
     return entry.status != "config-files" and (entry.name, architecture) in auto
 
 
-def was_interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
+def was_interrupted(found: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
     """Return whether dpkg stopped in the middle: a package is not whole, or its journal in ``updates`` is there.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
@@ -117,7 +117,7 @@ def was_interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
     return _has_journal(updates) or any(entry.status in unfinished for entry in found)
 
 
-def find_unconfigured(found: Sequence[Entry], updates: Iterable[str]) -> frozenset[PackageId]:
+def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
     """Return the packages whose maintainer scripts have yet to configure them, or failed to.
 
     None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
@@ -126,7 +126,7 @@ def find_unconfigured(found: Sequence[Entry], updates: Iterable[str]) -> frozens
     if _has_journal(updates) or half_installed(found) or any(entry.must_be_reinstalled for entry in found):
         return frozenset()
     native = native_architecture(found)
-    return frozenset(id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
+    return frozenset(package_id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
 
 
 def list_journaled(text: str) -> frozenset[str]:
@@ -138,7 +138,7 @@ def _has_journal(updates: Iterable[str]) -> bool:
     return any(_JOURNAL.search(path) for path in updates)
 
 
-def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
+def half_installed(found: Iterable[DpkgEntry]) -> tuple[str, ...]:
     """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
     return tuple(entry.name for entry in found if entry.status == HALF_INSTALLED)
 
@@ -159,7 +159,7 @@ def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[
     return found
 
 
-def conffiles_of_packages(text: str) -> Mapping[str, str]:
+def shipped_conffiles(text: str) -> Mapping[str, str]:
     """The configuration files that a package ships now, each with dpkg's md5 of it as shipped."""
     rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
@@ -214,12 +214,14 @@ class _Relations:
 def _relations(text: str) -> Iterator[_Relations]:
     for entry in entries(text):
         if entry.status in PRESENT:
-            depends = tuple(_names(f"{entry.pre_depends},{entry.depends}"))
-            yield _Relations(entry.name, tuple(one for clause in _names(entry.provides) for one in clause), depends)
+            depends = tuple(_dependency_names(f"{entry.pre_depends},{entry.depends}"))
+            yield _Relations(
+                entry.name, tuple(one for clause in _dependency_names(entry.provides) for one in clause), depends
+            )
 
 
-def _names(field: str) -> Iterator[tuple[str, ...]]:
-    for clause in clauses(field):
+def _dependency_names(field: str) -> Iterator[tuple[str, ...]]:
+    for clause in parse_clauses(field):
         yield tuple(alternative.name for alternative in clause)
 
 
@@ -243,7 +245,7 @@ class Status:
 
     def shipped(self) -> Mapping[str, str]:
         """The configuration files that packages ship, with their MD5 sums."""
-        return conffiles_of_packages(self.text)
+        return shipped_conffiles(self.text)
 
     def obsolete(self) -> Mapping[str, str]:
         """Return those that no package ships any more."""
@@ -278,7 +280,7 @@ class Alternative:
         return f"{self.name} ({self.operator} {self.version})" if self.operator else self.name
 
 
-def clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
+def parse_clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
     """Yield each clause of a field such as Depends, with its alternatives in order; what is no relation is left out."""
     for clause in filter(str.strip, field.split(",")):
         if found := tuple(_alternatives(clause)):
@@ -295,7 +297,7 @@ DIVERSIONS: Final = "/var/lib/dpkg/diversions"
 _BY_HAND = ":"
 
 
-def diverted_by_hand(text: str) -> Iterator[tuple[str, str]]:
+def manual_diversions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each path that a person, and no package, has diverted, and its target: dpkg-divert(1), three lines each."""
     lines = text.split("\n")
     for path, target, package in zip(lines[0::3], lines[1::3], lines[2::3], strict=False):

@@ -195,7 +195,7 @@ class PrivateRunner(Runner):
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
-        outlives: bool = False,
+        survives_gpunode: bool = False,
         only_reads: bool = False,
     ) -> FinishedCommand:
         self.commands.append(tuple(argv))
@@ -208,7 +208,7 @@ class PrivateRunner(Runner):
             limit_bytes=limit_bytes,
             on_line=on_line,
             status=status,
-            outlives=outlives,
+            survives_gpunode=survives_gpunode,
             only_reads=only_reads,
         )
 

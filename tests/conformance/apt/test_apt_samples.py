@@ -18,7 +18,7 @@ from gpunode.host.apt_failures import (
     find_failed_packages,
 )
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.output import failed_fetches, incomplete_update, list_prefix, parse_simulation
+from gpunode.packages.deb.output import failed_fetches, index_file_prefix, is_update_incomplete, parse_simulation
 from gpunode.packages.simulation import Action
 
 FOLDER = Path(__file__).parent / "samples"
@@ -141,13 +141,13 @@ def test_killed_dpkg_is_told_from_a_failed_package(how: str) -> None:
 def test_update_with_warnings_is_no_success(version: str, name: str) -> None:
     said = sample(version, name)
     assert said.exit_status == 0
-    assert incomplete_update(f"{said.stdout}\n{said.stderr}")
+    assert is_update_incomplete(f"{said.stdout}\n{said.stderr}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_good_update_is_complete(version: str) -> None:
     said = sample(version, "update-good")
-    assert not incomplete_update(f"{said.stdout}\n{said.stderr}")
+    assert not is_update_incomplete(f"{said.stdout}\n{said.stderr}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -246,4 +246,4 @@ def test_repository_in_sync_is_named(version: str) -> None:
     ],
 )
 def test_index_file_prefix_of_a_repository(uri: str, prefix: str) -> None:
-    assert list_prefix(uri) == prefix
+    assert index_file_prefix(uri) == prefix

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.facts import kernels, machine
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.packages.deb import status as dpkg
 from tests.fakes.examples import examples
@@ -69,8 +69,8 @@ def sysfs_tree(tmp_path: Path) -> Path:
 def test_lspci_and_sysfs_agree(sysfs: Path) -> None:
     text = run("lspci", "-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}/bus/pci", "-Dvmmnnk")
     folders = sorted((sysfs / "bus/pci/devices").iterdir())
-    aliases = [Found(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
-    drivers = [Found(f"{one}/driver", link=str((one / "driver").readlink())) for one in folders]
+    aliases = [GlobMatch(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
+    drivers = [GlobMatch(f"{one}/driver", link=str((one / "driver").readlink())) for one in folders]
     ours = machine.read_sysfs_devices(aliases, drivers)
     assert {(one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in ours} == {
         (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in machine.parse_lspci(text)
@@ -190,7 +190,7 @@ def test_dkms_status_agrees_with_its_links(tmp_path: Path) -> None:
             (tree / module / f"kernel-{kernel}-x86_64").symlink_to(f"{version}/{kernel}/x86_64")
     printed = run("dkms", "status", "--dkmstree", str(tree))
     said = re.findall(r"^([\w-]+)/([\d.]+), ([^,]+), x86_64: installed", printed, re.MULTILINE)
-    links = [Found(str(link), link=str(link.readlink())) for link in tree.glob("*/kernel-*")]
+    links = [GlobMatch(str(link), link=str(link.readlink())) for link in tree.glob("*/kernel-*")]
     assert kernels.read_dkms_links(links) == {(module, kernel): version for module, version, kernel in said}
     assert said
 

@@ -79,7 +79,7 @@ def assert_refused(root: Path, path: str = "/etc/file") -> Refused:
     present = files.read_state(path, root=str(root))
     after = FileState(b"new", 0o644, 0, 0)
     with pytest.raises(Refused) as early:
-        LocalHost(str(root)).refuse_irreplaceable([FileChange(path, present, after)])
+        LocalHost(str(root)).refuse_unsafe_changes([FileChange(path, present, after)])
     changes = [FileChange(path, present, after)]
     if present is not None:
         changes.append(FileChange(path, present, None))
@@ -120,7 +120,7 @@ def test_attribute_is_restored_with_a_removed_file(root: Path, file: Path, name:
     host, store, before = LocalHost(str(root)), Store(root), file.lstat()
     realized = host.complete_change(FileChange("/etc/file", files.read_state("/etc/file", root=str(root)), None))
     run = store.begin("setup", version="test")
-    run.intend("runtime", "test", realized)
+    run.record_intent("runtime", "test", realized)
 
     host.apply([realized])
     assert not file.exists()
@@ -246,7 +246,7 @@ def test_nothing_is_created_in_an_immutable_folder(root: Path, chattr: Callable[
 
     for path in ("/etc/new", "/etc/sub/new"):
         with pytest.raises(Refused, match=r"^/etc (is immutable|may only)"):
-            LocalHost(str(root)).refuse_irreplaceable([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
+            LocalHost(str(root)).refuse_unsafe_changes([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
     assert os.listdir(root / "etc") == ["file"]
 
 
@@ -310,7 +310,7 @@ def test_read_only_file_system_is_refused_before_the_change(root: Path, file: Pa
         mount("-o", "remount,bind,ro", root / "etc")
         for path in ("/etc/file", "/etc/new", "/etc/sub/new"):
             with pytest.raises(Refused, match="read-only"):
-                LocalHost(str(root)).refuse_irreplaceable([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
+                LocalHost(str(root)).refuse_unsafe_changes([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
 
     in_own_mounts(body)
 
@@ -325,7 +325,7 @@ def test_unusual_file_names_are_accepted(root: Path, name: str) -> None:
     files.replace_file(path, before, root=str(root))
     change = host.complete_change(FileChange(path, before, FileState(b"new", 0o600, 0, 0)))
     run = store.begin("setup", version="test")
-    run.intend("runtime", "test", change)
+    run.record_intent("runtime", "test", change)
     run.close()
 
     host.apply([change])

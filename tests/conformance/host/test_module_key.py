@@ -16,7 +16,7 @@ import pytest
 from gpunode.change import CommandChange
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Known, ModuleSignature
 from gpunode.facts.module_key import read_serial
 from gpunode.host import mok
@@ -203,11 +203,11 @@ def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, reques
 def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
     changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
     with pytest.raises(Refused, match="no terminal") as caught:
-        mok.demand_password(changes, "", str(tmp_path / "no-terminal"))
+        mok.read_chosen_password(changes, "", str(tmp_path / "no-terminal"))
     assert "ssh -t" in caught.value.hint
     (tmp_path / "screen").touch()
-    assert not mok.demand_password(changes, "", str(tmp_path / "screen"))
-    assert not mok.demand_password((), "", str(tmp_path / "no-terminal"))
+    assert not mok.read_chosen_password(changes, "", str(tmp_path / "screen"))
+    assert not mok.read_chosen_password((), "", str(tmp_path / "no-terminal"))
 
 
 def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
@@ -226,7 +226,7 @@ IMPORT = CommandChange(("mokutil", "--import", "x"), "test")
 
 def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
     path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
-    password = mok.demand_password([IMPORT], str(path), nowhere)
+    password = mok.read_chosen_password([IMPORT], str(path), nowhere)
     mok.queue_enrolment(Runner(), request_change, nowhere, password=password)
     assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
     assert path.exists()
@@ -235,7 +235,7 @@ def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, reque
 
 
 def test_run_without_an_enrolment_leaves_the_password_file_unread(tmp_path: Path) -> None:
-    assert not mok.demand_password((), str(tmp_path / "gone"))
+    assert not mok.read_chosen_password((), str(tmp_path / "gone"))
 
 
 def test_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_chosen_password_may_come_through_a_pipe() -> None:
     try:
         os.write(writer, b"through9pipe\n")
         os.close(writer)
-        assert mok.demand_password([IMPORT], f"/dev/fd/{reader}") == "through9pipe"
+        assert mok.read_chosen_password([IMPORT], f"/dev/fd/{reader}") == "through9pipe"
         mok.remove_password_file(f"/dev/fd/{reader}")
     finally:
         os.close(reader)
@@ -262,7 +262,7 @@ def test_chosen_password_may_come_through_a_pipe() -> None:
 def test_password_file_that_others_may_read_is_refused_before_any_change(tmp_path: Path) -> None:
     for path in (str(write_password(tmp_path, mode=0o640)), str(tmp_path / "gone"), str(tmp_path), "/dev/null"):
         with pytest.raises(Refused, match="nothing was changed") as caught:
-            mok.demand_password([IMPORT], path)
+            mok.read_chosen_password([IMPORT], path)
         assert "0600" in caught.value.hint
 
 
@@ -270,7 +270,7 @@ def test_password_file_that_others_may_read_is_refused_before_any_change(tmp_pat
 def test_password_that_cannot_be_typed_is_refused_before_any_change(tmp_path: Path, text: str) -> None:
     path = write_password(tmp_path, text)
     with pytest.raises(Refused, match="cannot be used; nothing was changed"):
-        mok.demand_password([IMPORT], str(path))
+        mok.read_chosen_password([IMPORT], str(path))
     assert path.exists()
 
 
@@ -310,7 +310,7 @@ def test_signature_of_a_real_module_is_the_one_of_its_key(
             subprocess.run(["xz", "-kf", str(module)], check=True)
         shown = module.with_suffix(".ko.xz") if compressed else module
         host = LocalHost()
-        seen = {"modules-dkms": Capture("m", "ok", encode_found(iter([Found(str(shown))])))}
+        seen = {"modules-dkms": Capture("m", "ok", encode_matches(iter([GlobMatch(str(shown))])))}
         # The kernel's name stands in the path, below the root.
         asked = host.run_probe(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
         evidence = Firmware().evidence({**seen, f"module-signature:{kernel}": asked})

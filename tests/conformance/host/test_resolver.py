@@ -94,5 +94,5 @@ def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tup
         leads = places.resolve_path(f"/{path}", root=str(root), pretend=True)
     except OSError:
         return
-    with suppress(OSError), places.open_place(f"/{path}", str(root), make=True) as place:
+    with suppress(OSError), places.open_path(f"/{path}", str(root), make=True) as place:
         assert (expected, leads) == (tuple(place.made), place.path)

@@ -83,8 +83,8 @@ class Machine(LocalHost):
     def layout(self) -> MigLayout | None:
         return list_mig_gpus(read_nvml_answer(self.run_probe(make_probe(60))))[0].layout
 
-    def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
-        asked = SetupOptions(version="test", only=ONLY, allow_disruption=disrupt)
+    def setup(self, store: Store, recipe: Recipe = WANTED, *, allow_disruption: bool = False) -> SetupResult:
+        asked = SetupOptions(version="test", only=ONLY, allow_disruption=allow_disruption)
         return setup(
             recipe,
             self,
@@ -194,7 +194,7 @@ def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, sto
 def test_setup_continues_after_the_reboot_for_a_pending_mig_mode(tmp_path: Path, store: Store) -> None:
     late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
     done = late.setup(store)
-    assert [(wait.for_, UUID in wait.reason) for wait in done.waits] == [("reboot", True)]
+    assert [(wait.waits_for, UUID in wait.reason) for wait in done.waits] == [("reboot", True)]
     assert late.verified()[0] == "skipped"
     reboot(late.state)
     node = Machine(tmp_path)

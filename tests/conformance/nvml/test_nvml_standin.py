@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.facts.nvml import ERRORS, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, NvmlUnread, read_nvml_answer
+from gpunode.facts.nvml import (
+    ERRORS,
+    NoAnswer,
+    NvmlAnswer,
+    NvmlFailure,
+    NvmlInventory,
+    UnreadNvmlValue,
+    read_nvml_answer,
+)
 from gpunode.host.nvml import child_argv, make_probe
 from tests.fakes.compile import library
 from tests.fakes.runners import EnvRunner, looked
@@ -94,7 +102,7 @@ def test_unresponsive_gpu_does_not_hide_the_others(code: int) -> None:
     found = _ask(8, f"nvmlDeviceGetHandleByIndex_v2@3={code}")
     assert isinstance(found, NvmlInventory)
     assert len(found.gpus) == 8
-    assert found.gpus[3].failure == NvmlUnread(code, ERRORS[code].name)
+    assert found.gpus[3].failure == UnreadNvmlValue(code, ERRORS[code].name)
     assert all(gpu.failure is None for gpu in found.gpus if gpu.index != 3)
     assert len(found.uuids) == 7
 
@@ -106,9 +114,9 @@ def test_error_of_one_reading_leaves_the_others(reader: str) -> None:
     assert isinstance(found, NvmlInventory)
     for gpu, code in zip(found.gpus, codes, strict=True):
         for key in READERS[reader]:
-            assert getattr(gpu, key) == NvmlUnread(code, ERRORS[code].name)
+            assert getattr(gpu, key) == UnreadNvmlValue(code, ERRORS[code].name)
         others = {key for keys in READERS.values() for key in keys} - set(READERS[reader])
-        assert not any(isinstance(getattr(gpu, key), NvmlUnread) for key in others)
+        assert not any(isinstance(getattr(gpu, key), UnreadNvmlValue) for key in others)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +125,14 @@ def test_error_of_one_reading_leaves_the_others(reader: str) -> None:
 def test_unreadable_version_leaves_the_gpus(function: str) -> None:
     found = _ask(2, f"{function}=4")
     assert isinstance(found, NvmlInventory)
-    assert NvmlUnread(4, "NoPermission") in (found.driver, found.cuda, found.nvml)
+    assert UnreadNvmlValue(4, "NoPermission") in (found.driver, found.cuda, found.nvml)
     assert len(found.uuids) == 2
 
 
 def test_undecodable_name_is_one_unread_value() -> None:
     found = _ask(2, "nvmlDeviceGetName@0=garbage")
     assert isinstance(found, NvmlInventory)
-    assert isinstance(found.gpus[0].name, NvmlUnread)
+    assert isinstance(found.gpus[0].name, UnreadNvmlValue)
     assert found.gpus[1].name == "NVIDIA H100 80GB HBM3"
 
 

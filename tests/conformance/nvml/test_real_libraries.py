@@ -19,7 +19,7 @@ from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaError
 from gpunode.facts.nvml import NvmlFailure, driver_version
 from gpunode.host import cuda, nvml
-from gpunode.host.container import QUERY, build_image, read_libraries
+from gpunode.host.container import UUID_QUERY, build_image, read_libraries
 from gpunode.host.process import Runner
 from tests.conformance.nvml import debian
 from tests.fakes.runners import EnvRunner, looked
@@ -71,12 +71,15 @@ def test_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
         pytest.skip("needs root: chroot")
     program = debian.only("nvidia/current/nvidia-smi")
     _unpack(
-        build_image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", QUERY), tmp_path
+        build_image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", UUID_QUERY),
+        tmp_path,
     )
     shutil.copy(program, tmp_path / "usr/bin/nvidia-smi")
 
     def smi() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["chroot", str(tmp_path), *QUERY], check=False, capture_output=True, text=True, cwd="/")
+        return subprocess.run(
+            ["chroot", str(tmp_path), *UUID_QUERY], check=False, capture_output=True, text=True, cwd="/"
+        )
 
     assert smi().returncode == 12, "the image has brought NVML along, which the container runtime must do"
     shutil.copy(debian.only("libnvidia-ml.so.*.*"), tmp_path / "usr/lib/libnvidia-ml.so.1")

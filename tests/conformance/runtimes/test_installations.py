@@ -22,12 +22,12 @@ from gpunode.runtimes import (
     DesiredConfig,
     Files,
     Runtime,
-    after_edits,
+    apply_edits,
     containerd,
     gather_files,
     runtime,
 )
-from gpunode.runtimes.containerd_files import is_pattern, matching
+from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.installations import choose_row
 from tests.needs import lacking, program
 from tests.unit.runtimes.unconfigured import unconfigure
@@ -58,7 +58,7 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
     row = choose_row(runtime("containerd"), facts).row
 
     def find(place: str) -> Files:
-        paths = matching(place, present) if is_pattern(place) else [place]
+        paths = match_pattern(place, present) if is_pattern(place) else [place]
         return {path: present[path] for path in paths if path in present}
 
     return row, gather_files(row, desired_config(case), find)
@@ -73,7 +73,7 @@ def test_installation_is_configured_and_restored(case: str) -> None:
     row, files = row_and_files(case)
     assert files == tree(case, "before"), "the row reads every file"
     edited = row.configure(files, desired_config(case))
-    after = after_edits(files, edited)
+    after = apply_edits(files, edited)
     assert after == tree(case, "after")
     assert (edited.restart, list(edited.notes)) == (
         read_case(case).get("restart", ""),
@@ -81,10 +81,10 @@ def test_installation_is_configured_and_restored(case: str) -> None:
     )
     assert not row.generated & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(desired_config(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, unconfigure(row, after, desired_config(case), edited.edits)) == files
+    assert apply_edits(after, unconfigure(row, after, desired_config(case), edited.edits)) == files
     by_name = unconfigure(row, after, desired_config(case), ())
     assert not row.generated & {edit.path for edit in by_name.edits}
-    left = after_edits(after, by_name)
+    left = apply_edits(after, by_name)
     assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired_config(case)).handlers.keys() <= {
         "runc",
         *OTHERS,
@@ -118,7 +118,7 @@ def test_real_containerd_reads_the_configured_installation(case: str, tmp_path: 
     if case in WITH_DROP_INS and version() < (2, 1):
         pytest.skip("containerd merges drop-ins from 2.1 on")
     row, files = row_and_files(case)
-    after = after_edits(files, row.configure(files, desired_config(case)))
+    after = apply_edits(files, row.configure(files, desired_config(case)))
     for path, content in after.items():
         text = re.sub(r"\$\{(\w+)\}", lambda name: FILLED_IN[name[1]], content.decode())
         here = re.sub(r'"(/var/lib/rancher/|/etc/k0s/)', lambda place: f'"{tmp_path}{place[1]}', text)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import RUNTIMES, DesiredConfig, after_edits, runtime, satisfies
+from gpunode.runtimes import RUNTIMES, DesiredConfig, apply_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
 from gpunode.runtimes.model import Edit, Files, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
@@ -76,7 +76,7 @@ def _read_by_runtime(files: Files, vector: Vector, desired: DesiredConfig) -> Fi
 def _configure(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     edited = runtime(vector.runtime).configure(_read_by_runtime(files, vector, desired), desired)
     return {**{path: data for path, data in files.items() if path not in {one.path for one in edited.edits}},
-            **after_edits({}, edited)}  # fmt: skip
+            **apply_edits({}, edited)}  # fmt: skip
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.is_refused], ids=name)
@@ -226,4 +226,4 @@ def test_runtime_table_is_complete() -> None:
     assert [row.id for row in RUNTIMES] == ["containerd", "docker", "crio", "podman"]
     for row in RUNTIMES:
         assert row.config.startswith("/etc/") is bool(row.unit)  # podman registers no handler
-        assert row.config_from <= set(row.packages)
+        assert row.config_packages <= set(row.packages)

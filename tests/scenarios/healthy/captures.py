@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from gpunode.change import PackageChange
-from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, Probe, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS
 from gpunode.facts.probes import LSPCI, list_probes
 from gpunode.packages.simulation import Simulation
-from gpunode.workflow.doctor import examine
+from gpunode.workflow.doctor import collect_doctor_evidence
 
 # By probe key: what was said, the files that a glob found, or the whole capture where a command failed.
-Said: TypeAlias = "str | tuple[Found, ...] | Capture"
+Said: TypeAlias = "str | tuple[GlobMatch, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
 PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
 _ROOTS: Final = Ownership(0o644, 0, 0)
 
 
-def listed(*paths: str) -> tuple[Found, ...]:
+def listed(*paths: str) -> tuple[GlobMatch, ...]:
     """Return the result of a glob without contents; ``path -> target`` is a link."""
     parted = (path.partition(" -> ") for path in paths)
-    return tuple(Found(path, target or None) for path, _, target in parted)
+    return tuple(GlobMatch(path, target or None) for path, _, target in parted)
 
 
-def held(files: Mapping[str, str]) -> tuple[Found, ...]:
+def held(files: Mapping[str, str]) -> tuple[GlobMatch, ...]:
     """Return the result of a glob with contents."""
-    return tuple(Found(path, data=text.encode(), ownership=_ROOTS) for path, text in files.items())
+    return tuple(GlobMatch(path, data=text.encode(), ownership=_ROOTS) for path, text in files.items())
 
 
 def failed(said: str, status: int = 1, error: str = "") -> Capture:
@@ -61,7 +61,7 @@ class Standing:
 def evidence(node: Node) -> Evidence:
     """Return what ``gpunode capture`` takes of ``node``."""
     host = Standing(node)
-    found = examine(host)
+    found = collect_doctor_evidence(host)
     assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"
     return found
 
@@ -70,7 +70,7 @@ def _capture(probe: Probe, said: Said | None) -> Capture:
     if isinstance(said, Capture):
         return Capture(probe.source, said.outcome, said.data, said.error, said.exit_status, said.ownership)
     if probe.glob:
-        return Capture(probe.source, "ok", encode_found(iter(said if isinstance(said, tuple) else ())))
+        return Capture(probe.source, "ok", encode_matches(iter(said if isinstance(said, tuple) else ())))
     assert not isinstance(said, tuple), probe.key
     if said is None:
         why = "No such file or directory" if probe.path else f"{probe.argv[0]}: command not found"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.catalog import tables
-from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names, purge_reason
+from gpunode.catalog.conflicts import driver_packages, is_deb_driver_package, pinned_names, purge_reason
 from tests.ids import ids, names
 
 
@@ -29,7 +29,7 @@ def test_package_names_are_classified_as_reviewed() -> None:
 def test_every_pattern_matches_its_action(row: Mapping[str, str]) -> None:
     name = row["pattern"].replace("*", "")
 
-    assert is_drivers(name) == (row["action"] == "purge")
+    assert is_deb_driver_package(name) == (row["action"] == "purge")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_pattern_matches_its_action(row: Mapping[str, str]) -> None:
     ],
 )
 def test_protected_packages_are_never_purged(name: str) -> None:
-    assert not is_drivers(name)
+    assert not is_deb_driver_package(name)
 
 
 def test_foreign_architectures_are_classified_by_name() -> None:
@@ -87,7 +87,7 @@ def test_branch_is_inserted_into_pinned_names() -> None:
 
 
 def test_every_pinned_name_is_a_driver_package() -> None:
-    assert all(map(is_drivers, pinned_names(580)))
+    assert all(map(is_deb_driver_package, pinned_names(580)))
 
 
 def test_every_pattern_is_a_name_or_a_prefix() -> None:

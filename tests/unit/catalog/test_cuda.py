@@ -26,7 +26,7 @@ def test_releases_are_sorted_by_version_and_driver() -> None:
     ],
 )
 def test_supported_cuda_version_of_a_driver(driver: str, version: cuda.Version | None) -> None:
-    assert cuda.supported_by(driver) == version
+    assert cuda.newest_supported_by(driver) == version
 
 
 def test_release_is_found_by_its_first_two_numbers() -> None:

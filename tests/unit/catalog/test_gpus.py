@@ -114,9 +114,9 @@ def test_bridges_and_gpus_are_no_nvswitches(device_id: str) -> None:
 def test_no_device_is_both_a_gpu_and_something_else() -> None:
     others = {row["device_id"] for row in tables.rows("other_devices.csv")}
     assert not others & {row["device_id"] for row in tables.rows("gpus.csv")}
-    assert gpus.other_device("10F0") == ("audio function", "GP104 High Definition Audio Controller")
-    assert gpus.other_device("1b80") is None
-    assert gpus.other_device("ffff") is None  # newer than every list: it may be a GPU
+    assert gpus.non_gpu_kind_and_name("10F0") == ("audio function", "GP104 High Definition Audio Controller")
+    assert gpus.non_gpu_kind_and_name("1b80") is None
+    assert gpus.non_gpu_kind_and_name("ffff") is None  # newer than every list: it may be a GPU
 
 
 def test_vgpu_guest_is_recognized_by_its_subsystem() -> None:
@@ -137,10 +137,10 @@ def test_lookup_key_must_match_a_whole_field() -> None:
 
 @pytest.mark.parametrize("name", ["GeForce GT 1030", "NVIDIA GeForce GT 1030", "geforce gt 1030"])
 def test_gpu_is_found_by_name(name: str) -> None:
-    found = gpus.by_name(name)
+    found = gpus.find_by_name(name)
     assert found is not None
     assert (found.architecture, found.last_branch) == ("Pascal", 580)
-    assert gpus.by_name(f"{name} of another maker") is None
+    assert gpus.find_by_name(f"{name} of another maker") is None
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from gpunode.catalog.repositories import (
     CUDA_BASE,
     TOOLKIT,
     cuda_repository,
-    former_toolkit_repository,
-    other_cuda_folder,
+    describe_former_address,
+    describe_other_cuda_folder,
     toolkit_repository,
 )
 from gpunode.facts.model import Distro
@@ -120,7 +120,7 @@ def test_key_file_has_one_fingerprint() -> None:
     ],
 )
 def test_obsolete_toolkit_repository_is_recognized(uri: str) -> None:
-    assert former_toolkit_repository(uri.partition("://")[2])
+    assert describe_former_address(uri.partition("://")[2])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_obsolete_toolkit_repository_is_recognized(uri: str) -> None:
     ],
 )
 def test_other_source_is_no_obsolete_toolkit_repository(uri: str) -> None:
-    assert not former_toolkit_repository(uri.partition("://")[2])
+    assert not describe_former_address(uri.partition("://")[2])
 
 
 @pytest.mark.parametrize("base", ["", "https://mirror.example/cuda"])
@@ -143,7 +143,7 @@ def test_cuda_folders_of_other_systems_are_recognized(base: str) -> None:
     assert debian is not None
     above = (base or CUDA_BASE).partition("://")[2]
     for folder in ("ubuntu2204", "debian11", "wsl-ubuntu"):
-        assert folder in other_cuda_folder(debian, f"{above}/{folder}/x86_64")
+        assert folder in describe_other_cuda_folder(debian, f"{above}/{folder}/x86_64")
     for other in ("debian12/x86_64", "debian12/sbsa", "ubuntu2204/cross-linux-sbsa", "rocm/x86_64", "x86_64", ""):
-        assert not other_cuda_folder(debian, f"{above}/{other}")
-    assert other_cuda_folder(debian, "developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64")
+        assert not describe_other_cuda_folder(debian, f"{above}/{other}")
+    assert describe_other_cuda_folder(debian, "developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64")

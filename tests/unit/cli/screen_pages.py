@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
-from gpunode.cli.doctor import diagnosis_lines, story_lines
+from gpunode.cli.doctor import cause_explanation_lines, diagnosis_lines
 from gpunode.cli.log import run_lines, run_table_lines
 from gpunode.cli.node_screen import Screen
 from gpunode.cli.rehearse import rehearsal_header_lines, rehearsal_lines
@@ -62,7 +62,7 @@ BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"ve
 
 def ended(screen: Screen, done: SetupResult, report: VerifyReport, failure: GpunodeError | None = None) -> None:
     log = "/var/log/gpunode/setup.log"
-    screen.conclude(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
+    screen.show_result(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
 
 
 def plan(screen: Screen) -> None:
@@ -80,7 +80,7 @@ def rehearse(screen: Screen) -> None:
 def setup(screen: Screen) -> None:
     """Print events with fixed times, as a real run tells them."""
     done = nodes.set_up(nodes.free(), lambda _: None)
-    settled = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
+    trigger_results = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
         for stage in done.applied:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
@@ -90,9 +90,9 @@ def setup(screen: Screen) -> None:
                 screen.update_progress(Progress("download", 43.0, "libcuda1"))
                 screen.show_event(Applied(stage.stage, "packages", packages, 41.2))
         screen.show_event(Triggering((RESTART,)))
-        for one in settled:
+        for one in trigger_results:
             screen.show_event(Triggered(one))
-        finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
+        finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, trigger_results=trigger_results)
         ended(screen, finished, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
@@ -110,13 +110,13 @@ def one_step(screen: Screen) -> None:
     )
     done = replace(whole, preview=stages, seconds=0.2)
     ended(screen, done, VerifyReport(CHECKS[3:]))
-    changed = replace(done, run="000003-20250501T120000Z", settled=(TriggerResult(RESTART, 0.4),))
+    changed = replace(done, run="000003-20250501T120000Z", trigger_results=(TriggerResult(RESTART, 0.4),))
     ended(screen, changed, VerifyReport(CHECKS[3:]))
 
 
 def reboot(screen: Screen) -> None:
     done = nodes.set_up(nodes.facts(), lambda _: None)
-    finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=())
+    finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, trigger_results=())
     failure = RebootRequired(
         "a reboot is needed; everything before it is done",
         why="\n".join(wait.reason for wait in done.waits),
@@ -149,7 +149,7 @@ def rollback(screen: Screen) -> None:
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
     done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
-    screen.conclude(rollback_lines(done, None, screen.argv))
+    screen.show_result(rollback_lines(done, None, screen.argv))
 
 
 def _run(begin: Begin, *paths: str, is_done: bool = False) -> RunRecord:
@@ -252,7 +252,9 @@ def story(screen: Screen) -> None:
         ("https://docs.nvidia.com/deploy/xid-errors/",),
     )
     remedy = doctor_nodes.examined().diagnosis.findings[0].remedy
-    screen.put(*story_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width))
+    screen.put(
+        *cause_explanation_lines(rule, text, remedy, ("sample-power",), verbose=screen.verbose, width=screen.width)
+    )
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (

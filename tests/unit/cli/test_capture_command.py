@@ -24,10 +24,10 @@ EVIDENCE: Evidence = {
 
 @pytest.fixture(autouse=True)
 def _node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examine(_: HostView) -> Evidence:
+    def collect_doctor_evidence(_: HostView) -> Evidence:
         return EVIDENCE
 
-    monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
+    monkeypatch.setattr("gpunode.workflow.doctor.collect_doctor_evidence", collect_doctor_evidence)
 
 
 @pytest.mark.parametrize("name", ["node.tar.gz", "node"])

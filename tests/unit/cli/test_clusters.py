@@ -38,7 +38,7 @@ OPTIONS = "--context far --kubeconfig '/x y/config'"
 def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
     assert FAR.adapt_hint(hint) == meant
     assert ClusterRef().adapt_hint(hint) == hint
-    with pytest.raises(Refused) as refused, FAR.hints_for_this_cluster():
+    with pytest.raises(Refused) as refused, FAR.adapt_error_hints():
         raise Refused("no", hint=hint)
     assert refused.value.hint == meant
 
@@ -58,7 +58,7 @@ def test_missing_program_hint_offers_to_render_the_request(
     monkeypatch: pytest.MonkeyPatch, error: type[ProgramMissing], argv: list[str], offers: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *argv])
-    with pytest.raises(ProgramMissing) as missing, ClusterRef().hints_for_this_cluster():
+    with pytest.raises(ProgramMissing) as missing, ClusterRef().adapt_error_hints():
         raise error("no", hint="install it")
     assert missing.value.hint.partition(": ")[2] == offers
 

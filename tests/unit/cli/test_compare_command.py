@@ -92,10 +92,10 @@ def test_nodes_without_a_common_trait_exit_with_13(
 def test_missing_second_name_means_this_machine(
     captures: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def examine(_: HostView) -> object:
+    def collect_doctor_evidence(_: HostView) -> object:
         return node(1)
 
-    monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
+    monkeypatch.setattr("gpunode.workflow.doctor.collect_doctor_evidence", collect_doctor_evidence)
     compare(captures[0], None, OutputOptions(json=True))
     assert answer(capsys)["exit_code"] == 0
 

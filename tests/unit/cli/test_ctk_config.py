@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gpunode.change import CONFIGURATION
+from gpunode.change import CONFIGURATION_STAGE
 from gpunode.cli import toolkit_config
 from gpunode.cli.ctk import config_app
 from gpunode.cli.output_options import OutputOptions
@@ -60,7 +60,7 @@ def test_in_place_edit_is_journaled_and_shown_as_a_diff(root: Path, capsys: pyte
     assert path_below(root).read_text().startswith(TEXT)
     assert path_below(root).stat().st_mode & 0o777 == 0o640
     (intent,) = [entry for entry in Store(root).entries(run) if isinstance(entry, Intent)]
-    assert intent.stage == CONFIGURATION
+    assert intent.stage == CONFIGURATION_STAGE
 
 
 @as_root
@@ -115,9 +115,9 @@ def test_json_answer_holds_the_written_file_and_run(root: Path, capsys: pytest.C
 @as_root
 def test_default_config_is_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_default_config(config_options(root), OutputOptions())
-    assert capsys.readouterr().out == toolkit.default(toolkit.Machine())
+    assert capsys.readouterr().out == toolkit.default(toolkit.HostTraits())
     write_default_config(config_options(root, output=FILE), OutputOptions())
-    assert path_below(root).read_text() == toolkit.default(toolkit.Machine())
+    assert path_below(root).read_text() == toolkit.default(toolkit.HostTraits())
 
 
 def test_in_place_contradicts_an_output_file(root: Path) -> None:

@@ -101,10 +101,10 @@ def test_unknown_name_is_answered_with_similar_ones() -> None:
 def sick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make doctor see a machine with nouveau."""
 
-    def examine(_: HostView) -> Evidence:
+    def collect_doctor_evidence(_: HostView) -> Evidence:
         return pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU])
 
-    monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
+    monkeypatch.setattr("gpunode.workflow.doctor.collect_doctor_evidence", collect_doctor_evidence)
 
 
 @pytest.mark.usefixtures("sick")

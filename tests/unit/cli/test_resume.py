@@ -48,7 +48,7 @@ def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock 
     asked = replace(MINE, lock=lock)
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=hash_recipe(asked))
-    run.keep_request(render_request(asked).encode())
+    run.save_request(render_request(asked).encode())
     run.commit("waiting")
     found, proxies = load_request(store, run.id)
     assert not proxies
@@ -77,7 +77,7 @@ memory_mib = 81000
 """
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hashlib.sha256(older.encode()).hexdigest())
-    run.keep_request(older.encode())
+    run.save_request(older.encode())
     run.commit("waiting")
     found, _ = load_request(store, run.id)
     assert found.driver.kernel_module_type == "open"
@@ -88,7 +88,7 @@ memory_mib = 81000
 def test_modified_request_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hash_recipe(MINE))
-    run.keep_request(render_request(MINE).replace("580", "595").encode())
+    run.save_request(render_request(MINE).replace("580", "595").encode())
     run.commit("waiting")
     with pytest.raises(JournalDamaged):
         load_request(store, run.id)
@@ -104,7 +104,7 @@ PROXIES = {
 def run_with_request(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
     """Return the id of a run that kept ``content`` for after the reboot."""
     run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
-    run.keep_request(content)
+    run.save_request(content)
     run.commit("waiting")
     return run.id
 

@@ -66,7 +66,7 @@ def test_wrapped_words_stay_whole_with_a_hanging_indent() -> None:
 
 
 def test_diff_line_is_folded_anywhere_and_keeps_its_blanks() -> None:
-    one = Line((Span("+  key   =  value", "add"),), 2, fold=True)
+    one = Line((Span("+  key   =  value", "add"),), 2, breaks_anywhere=True)
     assert [row.text for row in wrap_line(one, 8)] == ["+  key  ", "   =  va", "  lue"]
 
 
@@ -93,6 +93,6 @@ def test_own_signs_have_ascii_forms() -> None:
 
 
 def test_copyable_command_is_not_wrapped() -> None:
-    long = Line((span("sudo " + "x" * 100, "command"),), solid=True)
+    long = Line((span("sudo " + "x" * 100, "command"),), never_breaks=True)
     assert list(wrap_line(long, 40)) == [long]
     assert next(wrap_line(indent_lines([long], 3)[0], 40)).text.startswith("   sudo")

@@ -12,12 +12,12 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.plans import outlook_lines, stage_lines
+from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_envelope
-from gpunode.cli.setup import SetupFlags, waiting_failure
+from gpunode.cli.setup import SetupFlags, blocked_setup_error
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
-from gpunode.outcome import WAITED_FOR, Blocked, Refusal, WaitFor, reboot_suffices
+from gpunode.outcome import WAIT_PHRASES, Blocked, Refusal, WaitFor, reboot_suffices
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, raise_refusal
 from gpunode.workflow.setup import SetupResult
@@ -34,8 +34,8 @@ def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None
     store.begin("setup", version="0").commit("done")
     before = store.ids()
     run = store.begin("setup", version="0")
-    run.done(run.intend("sources", "pin", change("/etc/made")))
-    run.failed(run.intend("sources", "pin", change("/etc/failed")), "no room")
+    run.done(run.record_intent("sources", "pin", change("/etc/made")))
+    run.failed(run.record_intent("sources", "pin", change("/etc/failed")), "no room")
     run.commit("failed", "no room")
 
     answer = partial_run_envelope("setup", ChangeFailed("no room"), store, before)
@@ -71,14 +71,14 @@ def waits(*kinds: WaitFor) -> SetupResult:
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_waiting_setup_never_exits_with_success(kind: WaitFor) -> None:
-    ended = waiting_failure(waits(kind), SetupFlags(reboot=True))
+    ended = blocked_setup_error(waits(kind), SetupFlags(reboot=True))
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
 def test_first_necessary_wait_decides_the_exit_code() -> None:
-    ended = waiting_failure(waits("reboot", "drain"), SetupFlags())
+    ended = blocked_setup_error(waits("reboot", "drain"), SetupFlags())
     assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
 
 
@@ -91,10 +91,10 @@ def test_automatic_reboot_needs_no_other_wait(kinds: tuple[WaitFor, ...], suffic
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_plan_names_what_it_waits_for(kind: WaitFor) -> None:
     planned = [StagePlan("kernel", (StepPlan(STEPS[0], Blocked(kind, "the reason"), ()),))]
-    lines = [*stage_lines(planned, verbose=False), *outlook_lines(planned, image=False, verbose=False)]
+    lines = [*stage_lines(planned, verbose=False), *setup_summary_lines(planned, image=False, verbose=False)]
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)
-    assert f"waits for {WAITED_FOR[kind]}: the reason" in text
-    assert f"{WAITED_FOR[kind]} will be needed: the reason" in text
+    assert f"waits for {WAIT_PHRASES[kind]}: the reason" in text
+    assert f"{WAIT_PHRASES[kind]} will be needed: the reason" in text
 
 
 @pytest.mark.parametrize("exit_code", [3, 11, 13])

@@ -65,7 +65,7 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
         events.append("repaired")
         monkeypatch.setattr(undo, "plan_rollback", lambda *_, **__: EMPTY)
 
-    screen = SimpleNamespace(confirm_shown=lambda *_, **__: None, put=lambda *_: None, show_event=None)
+    screen = SimpleNamespace(ask_for_consent=lambda *_, **__: None, put=lambda *_: None, show_event=None)
     node = SimpleNamespace(**vars(NODE), store=None, screen=screen, signals=SimpleNamespace(raise_if_received=None))
     node.clean_up_interrupted_run = lambda: None
     monkeypatch.setattr(undo, "exclusive_session", lambda *_, **__: nullcontext(node))
@@ -77,5 +77,5 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
     monkeypatch.setattr(undo, "mark_undone", lambda *_, **__: None)
     monkeypatch.setattr(undo, "explain_undone", lambda *_, **__: nothing)
     monkeypatch.setattr(undo, "already_undone_lines", lambda _: ())
-    undo.rollback("", SimpleNamespace(emit=lambda _: None), "/", undo.UndoPermissions(yes=True, whole=True))  # type: ignore[arg-type]
+    undo.rollback("", SimpleNamespace(emit=lambda _: None), "/", undo.UndoPermissions(yes=True, with_packages=True))  # type: ignore[arg-type]
     assert events == ["chosen", "planned", "repaired"]

@@ -13,7 +13,7 @@ from gpunode.diagnoses.model import Fix
 FIXES = (
     cluster.restart_plugin(),
     cluster.restart_failed_pods("delete them"),
-    cluster.plugin_logs("read them"),
+    cluster.show_plugin_logs("read them"),
     cluster.set_runtime_class("ask for it"),
 )
 

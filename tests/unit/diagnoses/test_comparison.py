@@ -10,7 +10,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.comparison import Comparison, compare
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.redaction.evidence import redact
 from tests.fakes.examples import examples
 from tests.laws.reports import damaged_reports
@@ -24,8 +24,10 @@ def seen(source: str, text: str) -> Capture:
 
 
 def files(pattern: str, **found: str) -> Capture:
-    rows = (Found(pattern.replace("*", name.replace("__", ".")), data=text.encode()) for name, text in found.items())
-    return Capture(pattern, "ok", encode_found(rows))
+    rows = (
+        GlobMatch(pattern.replace("*", name.replace("__", ".")), data=text.encode()) for name, text in found.items()
+    )
+    return Capture(pattern, "ok", encode_matches(rows))
 
 
 def node(number: int = 0, **changed: Capture | None) -> Evidence:

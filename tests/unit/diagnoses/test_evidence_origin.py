@@ -13,7 +13,7 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import evidence_origin
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Evidence, Found, encode_found
+from gpunode.facts.evidence import Evidence, GlobMatch, encode_matches
 from tests.laws.test_trust_laws import with_pods
 from tests.scenarios.healthy.captures import evidence, journal
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -98,8 +98,11 @@ def test_driver_pod_log_counts_only_without_a_loaded_driver(is_loaded: bool) -> 
     if not is_loaded:
         node["modules"] = replace(node["modules"], data=b"overlay 200704 12 - Live 0x0000000000000000\n")
     path = "/var/log/pods/gpu-operator_nvidia-driver-daemonset-x7k2p_6f1c/nvidia-driver-ctr/0.log"
-    found = (Found(path, data=HEADERS.encode()), Found(path.replace("nvidia-driver", "app"), data=HEADERS.encode()))
-    node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
+    found = (
+        GlobMatch(path, data=HEADERS.encode()),
+        GlobMatch(path.replace("nvidia-driver", "app"), data=HEADERS.encode()),
+    )
+    node["pod-logs"] = replace(node["pod-logs"], data=encode_matches(iter(found)))
     heard = [
         item.written for item in evidence_origin.node_evidence_only(take_snapshot(node)).items if item.key == "pod-logs"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 
@@ -29,11 +29,11 @@ Device:\tAD102GL [L40S] [26b9]
 
 
 def glob(*paths: str) -> bytes:
-    return encode_found(iter([Found(path) for path in paths]))
+    return encode_matches(iter([GlobMatch(path) for path in paths]))
 
 
 def symlink_of(path: str, target: str) -> bytes:
-    return encode_found(iter([Found(path, target)]))
+    return encode_matches(iter([GlobMatch(path, target)]))
 
 
 def node(**changes: bytes | str | None) -> Evidence:

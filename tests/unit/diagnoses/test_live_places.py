@@ -84,8 +84,8 @@ def test_rotated_log_is_older_than_its_successor() -> None:
     old = APT.format("libnvidia-compute-550:amd64 (550.54.14-0ubuntu1, 550.90.07-0ubuntu1)")
     new = APT.format("libnvidia-compute-550:amd64 (550.90.07-0ubuntu1, 550.120-0ubuntu1)")
     seen = pieces(("/var/log/apt/history.log", new), ("zcat /var/log/apt/history.log.1.gz", old))
-    assert [one.driver for one in packages.package_upgrades(seen)] == ["550.90.07", "550.120"]
-    assert all(one.is_automatic for one in packages.package_upgrades(seen))
+    assert [one.driver for one in packages.logged_driver_upgrades(seen)] == ["550.90.07", "550.120"]
+    assert all(one.is_automatic for one in packages.logged_driver_upgrades(seen))
 
 
 def test_rotated_logs_are_read_where_the_current_one_is_empty() -> None:
@@ -127,7 +127,7 @@ def test_dnf_log_lists_package_upgrades() -> None:
         "2026-11-21T23:19:08+0000 SUBDEBUG Upgraded: nvidia-driver-3:550.54.15-1.el9.x86_64\n"
     )
     seen = pieces(("tail -c 1048576 /var/log/dnf.rpm.log", log))
-    assert [(one.name, one.driver) for one in packages.package_upgrades(seen)] == [("nvidia-driver", "560.35.03")]
+    assert [(one.name, one.driver) for one in packages.logged_driver_upgrades(seen)] == [("nvidia-driver", "560.35.03")]
 
 
 # --- the fabric manager --------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_initramfs_of_another_kernel_is_no_evidence() -> None:
         ("uname -r", "6.1.0-18-amd64\n"),
         ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
     )
-    assert modules.nvidia_module_lines(seen) == ()
+    assert modules.initramfs_module_lines(seen) == ()
     own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
-    assert modules.nvidia_module_lines(own)
+    assert modules.initramfs_module_lines(own)
 
 
 # --- containers as docker has them ---------------------------------------------------------------------------------

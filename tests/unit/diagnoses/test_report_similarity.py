@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.diagnoses.report_similarity import extract_words, load_words, score_causes
+from gpunode.diagnoses.report_similarity import extract_words, parse_report_words, score_causes
 from tests.scenarios.reports import diagnosis, reports
 from tests.scenarios.words import FILE, MIN_REPORTS, count_words, dump_words, words_of
 
@@ -17,7 +17,7 @@ def test_word_file_matches_the_reports() -> None:
 
 
 def test_word_file_round_trips() -> None:
-    assert load_words(dump_words(WORDS)) == WORDS
+    assert parse_report_words(dump_words(WORDS)) == WORDS
 
 
 def test_word_of_few_reports_is_not_kept() -> None:

@@ -23,7 +23,7 @@ PACKAGES = (
     "ii  nvidia-dkms-550  550.120-0ubuntu0.22.04.1  amd64  x\nii  nvidia-driver-550  550.120-1  amd64  x",
 )
 WORKS = ("nvidia-smi -L", "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
-LEGACY = (
+LEGACY_GPU_CAUSE = (
     "dmesg | grep NVRM",
     (
         "[    9.1] NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is\n"
@@ -47,11 +47,11 @@ def commands(finding: Finding) -> list[str]:
 @pytest.mark.parametrize(
     ("rows", "severity"),
     [
-        ((BOUND, LEGACY), "warning"),
-        ((BOUND, LEGACY, WORKS), "warning"),
-        ((BUS, LEGACY, WORKS), "warning"),
+        ((BOUND, LEGACY_GPU_CAUSE), "warning"),
+        ((BOUND, LEGACY_GPU_CAUSE, WORKS), "warning"),
+        ((BUS, LEGACY_GPU_CAUSE, WORKS), "warning"),
         ((BUS, WORKS), "warning"),
-        ((BUS, LEGACY), "warning"),
+        ((BUS, LEGACY_GPU_CAUSE), "warning"),
         ((BUS,), "warning"),
     ],
     ids=["bound", "bound-and-works", "told-and-works", "works", "told", "by-table"],
@@ -65,7 +65,7 @@ def test_unsupported_display_card_does_not_change_the_driver(rows: tuple[tuple[s
 
 
 def test_single_legacy_gpu_gets_its_branch() -> None:
-    (finding,) = diagnose_rows(("lspci -nn -d 10de:", OLD), LEGACY).findings
+    (finding,) = diagnose_rows(("lspci -nn -d 10de:", OLD), LEGACY_GPU_CAUSE).findings
     assert finding.severity == "error"
     assert "sudo apt-get install nvidia-driver-470" in commands(finding)
 

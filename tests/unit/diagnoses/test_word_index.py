@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpunode.diagnoses.snapshot import lines_with
 from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, vocabulary_of
-from gpunode.facts.items import Item
+from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Source
 
@@ -17,14 +17,14 @@ TEXT = st.text("abAB 1_\nİßé驱", max_size=40)
 WORD = st.text("ab 1_éi驱", min_size=1, max_size=5)
 
 
-def item(text: str) -> Item:
-    return Item("key", "written", Source("text"), text)
+def item(text: str) -> EvidenceItem:
+    return EvidenceItem("key", "written", Source("text"), text)
 
 
 @given(TEXT, WORD)
 def test_index_finds_the_lines_with_a_word(text: str, word: str) -> None:
     one = item(text)
-    found = [one.lines[one.number_at(start) - 1] for start in one.view(LineIndex).line_starts(word)]
+    found = [one.lines[one.line_number_at(start) - 1] for start in one.view(LineIndex).line_starts(word)]
     lowered = zip(text.split("\n"), one.lowered.split("\n"), strict=True)
     assert found == [line for line, lower in lowered if word in lower]
 

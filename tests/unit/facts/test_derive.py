@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState, PackageState, ServiceState
 from gpunode.errors import Undetermined
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Ownership, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, ProbeOutcome, encode_matches
 from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
 from gpunode.facts.probes import PROBES, list_probes
 from gpunode.package_id import PackageId
@@ -26,8 +26,8 @@ def ok(source: str, text: str) -> Capture:
     return Capture(source, "ok", text.encode(), ownership=Ownership(0o640, 0, 4))
 
 
-def listing(source: str, *found: Found) -> Capture:
-    return Capture(source, "ok", encode_found(iter(found)))
+def listing(source: str, *found: GlobMatch) -> Capture:
+    return Capture(source, "ok", encode_matches(iter(found)))
 
 
 def node(**changed: Capture | None) -> Evidence:
@@ -37,11 +37,11 @@ def node(**changed: Capture | None) -> Evidence:
         "os-release": ok("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nNAME="Debian"\n'),
         "kernel-release": ok("uname -r", "6.1.0-25-amd64\n"),
         "boot-id": ok("/proc/sys/kernel/random/boot_id", "e2ee6a7f\n"),
-        "boot-images": listing("/boot/vmlinuz-*", Found("/boot/vmlinuz-6.1.0-25-amd64")),
+        "boot-images": listing("/boot/vmlinuz-*", GlobMatch("/boot/vmlinuz-6.1.0-25-amd64")),
         "dpkg-status": ok("/var/lib/dpkg/status", STATUS),
         "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1),
         "file:/etc/containerd/config.toml": ok("/etc/containerd/config.toml", "version = 2\n"),
-        "apt-sources-d": listing("/etc/apt/sources.list.d/*", Found(LISTED, data=b"deb https://r/ /\n")),
+        "apt-sources-d": listing("/etc/apt/sources.list.d/*", GlobMatch(LISTED, data=b"deb https://r/ /\n")),
         "modprobe-d": listing("/etc/modprobe.d/*"),
     }
     usual |= {key.replace("_", "-"): capture for key, capture in changed.items() if capture}
@@ -97,7 +97,7 @@ def test_missing_evidence_gives_unknown_facts() -> None:
     ],
 )
 @pytest.mark.parametrize("outcome", ["denied", "failed", "timeout"])
-def test_failed_probe_gives_an_unknown_fact(key: str, fact: str, outcome: Outcome) -> None:
+def test_failed_probe_gives_an_unknown_fact(key: str, fact: str, outcome: ProbeOutcome) -> None:
     facts = derive(node(**{key: Capture("the source", outcome, error="the system's word")}))
     unknown = getattr(facts, fact)
     assert isinstance(unknown, Unknown)
@@ -106,7 +106,7 @@ def test_failed_probe_gives_an_unknown_fact(key: str, fact: str, outcome: Outcom
 
 
 def test_sysfs_replaces_a_missing_lspci() -> None:
-    alias = Found(
+    alias = GlobMatch(
         "/sys/bus/pci/devices/0000:01:00.0/modalias", data=b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
     )
     facts = derive(node(pci_modalias=listing("/sys/bus/pci/devices/*/modalias", alias)))
@@ -128,7 +128,7 @@ def test_image_does_not_use_facts_of_the_running_kernel() -> None:
 def test_image_facts_come_from_stored_files() -> None:
     asked = list_probes(image=True)
     assert not any(probe.argv or probe.source.startswith(("/proc", "/sys", "/dev")) for probe in asked)
-    evidence = node(unit_files_lib=listing("", Found("/lib/systemd/system/crio.service")))
+    evidence = node(unit_files_lib=listing("", GlobMatch("/lib/systemd/system/crio.service")))
     facts = derive({probe.key: evidence[probe.key] for probe in asked}, image=True)
     assert unknown_facts(facts) == {"boot_id", "devices", "observed_on", "secure_boot"}
     assert facts.unit("crio.service") == Known(Unit(ServiceState(False, False)), "unit-wants")
@@ -138,8 +138,8 @@ def test_image_facts_come_from_stored_files() -> None:
 def test_unit_states_are_read_from_files_without_systemd() -> None:
     error = "System has not been booted with systemd as init system (PID 1). Can't operate.\n"
     units = Capture("systemctl show containerd.service", "failed", error=error, exit_status=1)
-    wants = listing("", Found("/etc/systemd/system/multi-user.target.wants/containerd.service"))
-    files = listing("", Found("/lib/systemd/system/containerd.service"))
+    wants = listing("", GlobMatch("/etc/systemd/system/multi-user.target.wants/containerd.service"))
+    files = listing("", GlobMatch("/lib/systemd/system/containerd.service"))
     facts = derive(node(units=units, unit_wants=wants, unit_files_lib=files))
     assert facts.units["containerd.service"] == Known(Unit(ServiceState(True, False)), "unit-wants")
 
@@ -174,9 +174,9 @@ CAPTURES = st.builds(
     outcome=st.sampled_from(["ok", "ok", "absent", "denied", "failed", "timeout"]),
     data=st.one_of(
         st.binary(max_size=80),
-        st.lists(st.builds(Found, path=st.text(max_size=20), link=st.text(max_size=9), data=st.binary(max_size=9))).map(
-            lambda found: encode_found(iter(found))
-        ),
+        st.lists(
+            st.builds(GlobMatch, path=st.text(max_size=20), link=st.text(max_size=9), data=st.binary(max_size=9))
+        ).map(lambda found: encode_matches(iter(found))),
     ),
 )
 

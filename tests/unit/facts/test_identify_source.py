@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.facts import pasted
 from gpunode.facts.items import split_items
-from gpunode.facts.sources import identify_source, identify_sources
+from gpunode.facts.sources import identify_described_sources, identify_source
 
 _SAYS_ALL = {
     "jq . /etc/docker/daemon.json": ("file", "/etc/docker/daemon.json"),
@@ -64,7 +64,9 @@ def test_piped_greps_are_combined(written: str, only: str) -> None:
 
 
 def test_output_to_dev_null_is_ignored() -> None:
-    assert [one.kind for one in identify_sources("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
+    assert [one.kind for one in identify_described_sources("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == [
+        "lsmod"
+    ]
 
 
 def test_grepped_lines_are_attributed_to_their_files() -> None:

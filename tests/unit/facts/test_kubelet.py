@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from gpunode.facts.derive import derive, derive_kubelet_facts
-from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.kubelet import read_top_level_texts
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
 from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command_probe, kubelet_probes
@@ -67,8 +67,10 @@ def evidence(files: Mapping[str, str], running: Iterable[str] = (), enabled: Ite
     """Return a node with these files, on which these units run or would start at boot."""
     captured = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     for key, folder in FOLDERS.items():
-        found = (Found(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder)
-        captured[key] = Capture(f"{folder}/*", "ok", encode_found(found))
+        found = (
+            GlobMatch(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder
+        )
+        captured[key] = Capture(f"{folder}/*", "ok", encode_matches(found))
     captured |= {f"file:{path}": Capture(path, "ok", text.encode()) for path, text in files.items()}
     shown = [_unit_state(name, "active", "enabled") for name in running]
     shown += [_unit_state(name, "inactive", "enabled") for name in enabled]
@@ -154,7 +156,7 @@ def test_run_folder_of_an_image_is_not_read() -> None:
     wants = {"unit-wants": "/etc/systemd/system/multi-user.target.wants/kubelet.service"}
     wants["unit-files-lib"] = "/lib/systemd/system/kubelet.service"
     seen = {key: capture for key, capture in evidence(KUBEADM).items() if key in stored}
-    seen |= {key: Capture(path, "ok", encode_found(iter([Found(path)]))) for key, path in wants.items()}
+    seen |= {key: Capture(path, "ok", encode_matches(iter([GlobMatch(path)]))) for key, path in wants.items()}
     told = derive_kubelet_facts(seen, image=True).kubelet
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.machine import PROVIDER_MARKS
 from gpunode.facts.model import Known, Unknown
 from gpunode.facts.probes import PROBES
@@ -15,7 +15,9 @@ def node(mark: str = "", os_release: str = "ID=ubuntu\nVERSION_ID=24.04\n") -> E
     """Return the evidence of a node that has the one mark."""
     looks = {key: Capture(place, "ok", b"") for key, (_, place) in PROVIDER_MARKS.items()}
     if mark:
-        looks[mark] = Capture(PROVIDER_MARKS[mark][1], "ok", encode_found(iter([Found(PROVIDER_MARKS[mark][1], None)])))
+        looks[mark] = Capture(
+            PROVIDER_MARKS[mark][1], "ok", encode_matches(iter([GlobMatch(PROVIDER_MARKS[mark][1], None)]))
+        )
     return {**looks, "os-release": Capture("/etc/os-release", "ok", os_release.encode())}
 
 

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.model import Known, ModuleKey, ModuleSignature
 from gpunode.facts.module_key import CONFIG, DKMS_KEY, UBUNTU_KEY, read_serial
 from tests.fakes.firmware import Firmware, make_certificate
@@ -15,7 +15,7 @@ from tests.fakes.firmware import Firmware, make_certificate
 UBUNTU = {"os-release": Capture("/etc/os-release", "ok", b'ID=ubuntu\nVERSION_ID="24.04"\nNAME=Ubuntu\n')}
 MINT = {"os-release": Capture("/etc/os-release", "ok", b"ID=linuxmint\nID_LIKE=ubuntu\nNAME=Mint\nVERSION_ID=22\n")}
 MODULE = "/lib/modules/6.1.0-37-amd64/updates/dkms/nvidia-current.ko.xz"
-BUILT = {"modules-dkms": Capture("m", "ok", encode_found(iter([Found(MODULE)])))}
+BUILT = {"modules-dkms": Capture("m", "ok", encode_matches(iter([GlobMatch(MODULE)])))}
 
 
 def read(firmware: Firmware, more: Evidence | None = None) -> ModuleKey:

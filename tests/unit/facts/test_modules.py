@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.facts import kernels
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import LoadedDriver, ModuleFile
 
 PROPRIETARY = (
@@ -37,8 +37,8 @@ def test_loaded_modules_are_parsed() -> None:
         kernels.parse_proc_modules("Module Size Used by\n")
 
 
-def found_files(*paths: str) -> list[Found]:
-    return [Found(path) for path in paths]
+def found_files(*paths: str) -> list[GlobMatch]:
+    return [GlobMatch(path) for path in paths]
 
 
 def test_next_kernel_is_the_newest_by_version() -> None:
@@ -57,9 +57,9 @@ def test_kernel_versions_sort_like_dpkg(pair: tuple[str, str]) -> None:
 
 def test_dangling_link_to_headers_does_not_count() -> None:
     builds = [
-        Found("/lib/modules/6.1.0-18-amd64/build", link="/usr/src/linux-headers-6.1.0-18-amd64"),
-        Found("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
-        Found("/lib/modules/6.9-own/build", link="/home/me/linux"),
+        GlobMatch("/lib/modules/6.1.0-18-amd64/build", link="/usr/src/linux-headers-6.1.0-18-amd64"),
+        GlobMatch("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
+        GlobMatch("/lib/modules/6.9-own/build", link="/home/me/linux"),
     ]
     sources = found_files("/usr/src/linux-headers-6.1.0-25-amd64")
     assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
@@ -75,9 +75,9 @@ def test_module_files_have_builder_and_version() -> None:
         "/lib/modules/5.15.0-1-generic/updates/dkms/nvidia-fs.ko",
     )
     links = [
-        Found("/var/lib/dkms/nvidia-current/kernel-6.1.0-25-amd64-x86_64", "550.163.01/6.1.0-25-amd64/x86_64"),
-        Found("/var/lib/dkms/nvidia-fs/kernel-6.1.0-25-amd64-x86_64", "2.24/6.1.0-25-amd64/x86_64"),
-        Found("/var/lib/dkms/nvidia/kernel-6.9-x86_64", "../elsewhere"),
+        GlobMatch("/var/lib/dkms/nvidia-current/kernel-6.1.0-25-amd64-x86_64", "550.163.01/6.1.0-25-amd64/x86_64"),
+        GlobMatch("/var/lib/dkms/nvidia-fs/kernel-6.1.0-25-amd64-x86_64", "2.24/6.1.0-25-amd64/x86_64"),
+        GlobMatch("/var/lib/dkms/nvidia/kernel-6.9-x86_64", "../elsewhere"),
     ]
     assert kernels.find_module_files(files, links) == (
         ModuleFile("5.15.0-1-generic", files[4].path),

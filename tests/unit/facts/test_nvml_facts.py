@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.nvml import (
     ERRORS,
-    READINGS,
+    VALUE_TYPES,
     NoAnswer,
     NvmlFailure,
     NvmlInventory,
-    NvmlUnread,
+    UnreadNvmlValue,
     compare_versions,
     driver_version,
     explain_error,
@@ -64,7 +64,7 @@ def test_unsupported_reading_is_no_fault_and_a_denied_one_is() -> None:
     row = {**GPU, "ecc": {"error": "NotSupported", "code": 3}, "name": {"error": "NoPermission", "code": 4}}
     found = _parse({**ANSWER, "gpus": [row]})
     assert isinstance(found, NvmlInventory)
-    assert found.gpus[0].ecc == NvmlUnread(3, "NotSupported")
+    assert found.gpus[0].ecc == UnreadNvmlValue(3, "NotSupported")
     assert [key for key, _ in found.gpus[0].faults] == ["name"]
 
 
@@ -72,8 +72,8 @@ def test_lost_gpu_does_not_hide_the_others() -> None:
     found = _parse({**ANSWER, "gpus": [{"index": 0, "error": "GpuIsLost", "code": 15}, {**GPU, "index": 1}]})
     assert isinstance(found, NvmlInventory)
     lost, well = found.gpus
-    assert lost.failure == NvmlUnread(15, "GpuIsLost")
-    assert all(getattr(lost, key) == lost.failure for key in READINGS)
+    assert lost.failure == UnreadNvmlValue(15, "GpuIsLost")
+    assert all(getattr(lost, key) == lost.failure for key in VALUE_TYPES)
     assert "fallen off the bus" in lost.faults[0][1].meaning
     assert well.name == GPU["name"]
     assert found.uuids == {GPU["uuid"]}
@@ -132,17 +132,17 @@ def test_damaged_value_is_refused_or_unread(key: str, value: object) -> None:
     except ValueError:
         return
     assert isinstance(found, NvmlInventory)
-    assert all(isinstance(getattr(found, name), str | NvmlUnread) for name in ("driver", "cuda", "nvml"))
+    assert all(isinstance(getattr(found, name), str | UnreadNvmlValue) for name in ("driver", "cuda", "nvml"))
 
 
-@given(st.sampled_from([*READINGS]), JSON)
+@given(st.sampled_from([*VALUE_TYPES]), JSON)
 def test_damaged_gpu_is_refused_or_typed(key: str, value: object) -> None:
     try:
         found = _parse({**ANSWER, "gpus": [{**GPU, key: value}]})
     except ValueError:
         return
     assert isinstance(found, NvmlInventory)
-    assert isinstance(getattr(found.gpus[0], key), (READINGS[key], NvmlUnread))
+    assert isinstance(getattr(found.gpus[0], key), (VALUE_TYPES[key], UnreadNvmlValue))
 
 
 @given(st.binary(max_size=200))

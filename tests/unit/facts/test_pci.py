@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.facts import machine
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import PciDevice
 
 H100 = (
@@ -50,13 +50,13 @@ def test_hostile_output_raises_only_value_error(text: str) -> None:
         return
 
 
-def modalias(address: str, alias: str) -> Found:
-    return Found(f"/sys/bus/pci/devices/{address}/modalias", data=alias.encode())
+def modalias(address: str, alias: str) -> GlobMatch:
+    return GlobMatch(f"/sys/bus/pci/devices/{address}/modalias", data=alias.encode())
 
 
 def test_sysfs_devices_equal_those_of_lspci() -> None:
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
-    driver = Found("/sys/bus/pci/devices/0000:17:00.0/driver", link="../../../bus/pci/drivers/vfio-pci")
+    driver = GlobMatch("/sys/bus/pci/devices/0000:17:00.0/driver", link="../../../bus/pci/drivers/vfio-pci")
     (gpu,) = machine.read_sysfs_devices([modalias("0000:17:00.0", alias)], [driver])
     assert gpu == PciDevice("0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "vfio-pci")
 
@@ -66,7 +66,7 @@ def test_device_without_a_subsystem_id_has_none() -> None:
     assert machine.read_sysfs_devices([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
 
 
-@pytest.mark.parametrize("found", [modalias("0000:00:00.0", "usb:v1"), Found("/sys/bus/pci/devices/x/modalias")])
-def test_unreadable_modalias_is_refused(found: Found) -> None:
+@pytest.mark.parametrize("found", [modalias("0000:00:00.0", "usb:v1"), GlobMatch("/sys/bus/pci/devices/x/modalias")])
+def test_unreadable_modalias_is_refused(found: GlobMatch) -> None:
     with pytest.raises(ValueError, match="modalias"):
         machine.read_sysfs_devices([found], [])

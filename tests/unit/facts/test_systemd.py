@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.change import ServiceState
 from gpunode.facts import systemd
-from gpunode.facts.evidence import Found
+from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.machine import detect_platform
 from gpunode.facts.model import Platform, Unit
 
@@ -60,9 +60,9 @@ def test_malformed_systemctl_output_is_refused(text: str) -> None:
 def test_enabled_units_are_read_from_links_without_systemd() -> None:
     found = systemd.read_offline_units(
         ("containerd.service", "docker.service", "nvidia-persistenced.service"),
-        [Found("/etc/systemd/system/multi-user.target.wants/containerd.service")],
-        [Found("/etc/systemd/system/docker.service", link="/dev/null")],
-        [Found("/lib/systemd/system/containerd.service"), Found("/lib/systemd/system/docker.service")],
+        [GlobMatch("/etc/systemd/system/multi-user.target.wants/containerd.service")],
+        [GlobMatch("/etc/systemd/system/docker.service", link="/dev/null")],
+        [GlobMatch("/lib/systemd/system/containerd.service"), GlobMatch("/lib/systemd/system/docker.service")],
     )
     assert found["containerd.service"] == Unit(ServiceState(True, False))
     assert found["docker.service"].masked

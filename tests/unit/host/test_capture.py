@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import GpunodeError, Refused, UsageError
-from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, decode_found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, Probe, decode_matches, encode_matches
 from gpunode.host import capture
 from gpunode.host.capture import CaptureHost, load_capture, save_capture
 from gpunode.redaction.evidence import redact
@@ -27,7 +27,7 @@ EVIDENCE: Evidence = {
     "apt-sources-d": Capture(
         "/etc/apt/sources.list.d/*",
         "ok",
-        encode_found(iter([Found("/a", data=b"x\n"), Found("/b", link="/c")])),
+        encode_matches(iter([GlobMatch("/a", data=b"x\n"), GlobMatch("/b", link="/c")])),
         content_kind="log",
     ),
     "modules": Capture("/proc/modules", "denied", error="Permission denied"),
@@ -283,7 +283,7 @@ def test_schema_1_is_read(tmp_path: Path) -> None:
     }
     assert read["file:/etc/x"].ownership is not None
     assert read["file:/etc/x"].ownership.ctime == 7.5
-    assert [one.ownership and one.ownership.mtime for one in decode_found(read["found"].data)] == [8.5]
+    assert [one.ownership and one.ownership.mtime for one in decode_matches(read["found"].data)] == [8.5]
 
 
 def test_schema_2_is_written(tmp_path: Path) -> None:

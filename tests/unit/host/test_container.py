@@ -76,7 +76,7 @@ def test_failing_or_hanging_container_is_removed(commands: ContainerCommands, la
     assert "the container did not run" in found.failure
     assert ("timed out after" in found.failure) == late
     assert "the runtime's own words" in found.failure
-    assert runner.calls == [commands.load, commands.run, *commands.rescue, *commands.remove]
+    assert runner.calls == [commands.load, commands.run, *commands.force_remove, *commands.remove]
 
 
 @BOTH
@@ -98,7 +98,7 @@ def test_interruption_removes_the_container(commands: ContainerCommands) -> None
     with pytest.raises(KeyboardInterrupt):
         check_container(runner, commands, [A])
     assert runner.calls[-len(commands.remove) :] == list(commands.remove)
-    assert set(commands.rescue) <= set(runner.calls)
+    assert set(commands.force_remove) <= set(runner.calls)
 
 
 def test_failed_cleanup_is_reported_with_the_command() -> None:
@@ -154,7 +154,7 @@ def test_host_without_gpus_never_passes() -> None:
 def test_check_uses_its_own_namespace_and_no_network() -> None:
     assert container.new_token() != container.new_token()
     one = containerd_commands("t")
-    ctr = [argv for argv in (one.load, one.run, *one.rescue, *one.remove) if argv[0] == "ctr"]
+    ctr = [argv for argv in (one.load, one.run, *one.force_remove, *one.remove) if argv[0] == "ctr"]
     assert all(argv[3:5] == ("--namespace", "gpunode-t") for argv in ctr)
     assert "none" in docker_commands("t").run
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpunode.change import FileState
 from gpunode.errors import ChangeFailed, Conflict, Refused
-from gpunode.facts.evidence import decode_found
+from gpunode.facts.evidence import decode_matches
 from gpunode.host import files, globs, places
 from tests.fakes.examples import examples
 
@@ -234,7 +234,7 @@ def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/.hidden.list").write_bytes(b"")
     os.mkfifo(tmp_path / "etc/d/pipe.list")
     capture = globs.find_matches("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
-    found = {one.path: (one.link, one.data) for one in decode_found(capture.data)}
+    found = {one.path: (one.link, one.data) for one in decode_matches(capture.data)}
     assert capture.outcome == "ok"
     assert found == {
         "/etc/d/a.list": (None, b"deb a"),
@@ -242,7 +242,7 @@ def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
         "/etc/d/broken.list": ("gone", None),
         "/etc/d/pipe.list": (None, None),
     }
-    listed = decode_found(globs.find_matches("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
+    listed = decode_matches(globs.find_matches("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
     assert [one.path for one in listed] == ["/etc/d/a.list"]
     assert listed[0].data is None
     assert listed[0].ownership is not None
@@ -252,7 +252,7 @@ def test_glob_lists_folders_only_without_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/folder").mkdir(parents=True)
     (tmp_path / "etc/d/file").write_text("x")
     for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
-        found = decode_found(globs.find_matches("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
+        found = decode_matches(globs.find_matches("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
         assert [one.path for one in found] == names
 
 
@@ -267,7 +267,7 @@ def test_glob_follows_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
     (tmp_path / "sys/bus").mkdir()
     (tmp_path / "sys/bus/0000:01:00.0").symlink_to("../devices/0000:01:00.0")
-    (found,) = decode_found(globs.find_matches("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
+    (found,) = decode_matches(globs.find_matches("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
     assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
 
 
@@ -364,16 +364,16 @@ def test_folder_whose_mode_or_owner_cannot_be_set_is_removed(
 def test_created_folders_are_removed_when_empty(tmp_path: Path) -> None:
     (tmp_path / "a/b/c").mkdir(parents=True)
     (tmp_path / "a/mine").write_bytes(b"")
-    files.remove_empty(("/a", "/a/b", "/a/b/c"), root=str(tmp_path))
+    files.remove_empty_folders(("/a", "/a/b", "/a/b/c"), root=str(tmp_path))
     assert names(tmp_path / "a") == ["mine"]
-    files.remove_empty(("/a", "/a/b"), root=str(tmp_path))
+    files.remove_empty_folders(("/a", "/a/b"), root=str(tmp_path))
 
 
 def test_failed_removal_of_a_created_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(os, "rmdir", _no_space)
     with pytest.raises(ChangeFailed, match="/a could not be removed"):
-        files.remove_empty(("/a",), root=str(tmp_path))
+        files.remove_empty_folders(("/a",), root=str(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
@@ -383,7 +383,7 @@ def test_path_writable_by_others_is_reported_unless_sticky(tmp_path: Path) -> No
     def exposed(path: str) -> str:
         owner = files.read_file(path, root=str(tmp_path)).ownership
         assert owner is not None
-        (found,) = decode_found(globs.find_matches(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
+        (found,) = decode_matches(globs.find_matches(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
         assert found.ownership is not None
         assert found.ownership.exposed == owner.exposed
         return owner.exposed

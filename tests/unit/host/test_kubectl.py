@@ -9,7 +9,7 @@ from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, Us
 from gpunode.host.kubectl import (
     explain_failure,
     failed_groups,
-    is_about_objects,
+    is_object_rejection,
     refuse_old,
     split_errors,
     version_skew_warning,
@@ -139,8 +139,8 @@ def test_error_is_explained_by_the_relevant_line(
 
 @pytest.mark.parametrize("said", [said for said, kind, *_ in TOLD if kind is Undetermined])
 def test_connection_errors_are_not_about_objects(said: str) -> None:
-    assert not is_about_objects(failed_command(said))
-    assert is_about_objects(failed_command(WEBHOOK))
+    assert not is_object_rejection(failed_command(said))
+    assert is_object_rejection(failed_command(WEBHOOK))
 
 
 def test_object_errors_are_split_without_log_lines() -> None:

@@ -27,10 +27,10 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
-from gpunode.facts.evidence import Capture, Probe, decode_found
+from gpunode.facts.evidence import Capture, Probe, decode_matches
 from gpunode.host import files
 from gpunode.host.local import LocalHost
-from gpunode.host.places import OpenPlace
+from gpunode.host.places import OpenedPath
 from gpunode.host.port import Host, Progress
 from gpunode.package_id import PackageId
 from gpunode.workflow.converge import run_probes
@@ -101,7 +101,7 @@ def test_files_and_globs_are_read_inside_the_root(tmp_path: Path) -> None:
     assert capture.ownership is not None
     assert (capture.ownership.mode, capture.ownership.uid, capture.ownership.gid) == (0o640, UID, GID)
     assert host.run_probe(Probe("none", path="/etc/none")).outcome == "absent"
-    (found,) = decode_found(host.run_probe(Probe("etc", glob="/etc/*")).data)
+    (found,) = decode_matches(host.run_probe(Probe("etc", glob="/etc/*")).data)
     assert (found.path, found.data) == ("/etc/os-release", b"ID=debian\n")
 
 
@@ -178,7 +178,7 @@ def test_file_edited_during_the_change_is_left_alone(
     files.replace_file("/x", file_state(b"old"), root=str(tmp_path))
     checked = files._replaceable_status
 
-    def edit_meanwhile(place: OpenPlace, path: str) -> os.stat_result | None:
+    def edit_meanwhile(place: OpenedPath, path: str) -> os.stat_result | None:
         (tmp_path / "x").write_bytes(b"user's")
         return checked(place, path)
 
@@ -254,7 +254,7 @@ def test_index_of_a_removed_list_is_not_said_to_be_read() -> None:
 
 def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: ("B" * 40, "A" * 40))
-    monkeypatch.setattr(openpgp, "belonging", lambda data: data.removesuffix(b" and more"))
+    monkeypatch.setattr(openpgp, "strip_foreign_packets", lambda data: data.removesuffix(b" and more"))
     change = FileChange("/usr/share/keyrings/x.gpg", None, KEY)
     binary = with_apt(LocalHost(), Apt(b"\x99binary and more")).complete_change(change)
     assert binary == FileChange(change.path, None, FileState(b"\x99binary", 0o640))
@@ -297,7 +297,7 @@ def test_folders_behind_a_dangling_link_are_recorded_and_removed(tmp_path: Path)
     realized = host.complete_change(change)
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/srv", "/srv/a")
-    assert host.note_symlinks([change]) == ("/etc/x leads to /srv/a/x by a symbolic link, so that file is changed",)
+    assert host.describe_symlinks([change]) == ("/etc/x leads to /srv/a/x by a symbolic link, so that file is changed",)
     host.apply([realized])
     host.apply([FileChange("/etc/x", file_state(b"1"), None, folders=realized.folders)])
     assert sorted(os.listdir(tmp_path)) == ["etc"]
@@ -432,6 +432,6 @@ def test_symlinked_target_of_a_change_is_reported(tmp_path: Path) -> None:
     (tmp_path / "etc/linked").symlink_to("/srv/real")
     changes = [FileChange(path, None, FileState(b"x")) for path in ("/etc/linked", "/etc//plain", "/no/folder")]
 
-    told = LocalHost(str(tmp_path)).note_symlinks(changes)
+    told = LocalHost(str(tmp_path)).describe_symlinks(changes)
 
     assert told == ("/etc/linked leads to /srv/real by a symbolic link, so that file is changed",)

@@ -178,25 +178,25 @@ class TestDetachedCommands:
             timeout_s=20,
             on_line=lines.append,
             status=states.append,
-            outlives=True,
+            survives_gpunode=True,
         )
         assert (done.exit_status, done.stdout, done.stderr) == (3, b"one\ntwo", b"half\n")
         assert (sorted(lines), states) == (["half", "one", "two"], ["dlstatus:x"])
 
     def test_truncated_standard_error_loses_nothing(self) -> None:
         script = "echo first >&2; sleep 0.5; echo 2 > /dev/stderr; echo third >&2"
-        done = Runner().run((*SHELL, script), timeout_s=20, outlives=True)
+        done = Runner().run((*SHELL, script), timeout_s=20, survives_gpunode=True)
         assert done.stderr == b"first\n2\nthird\n"
 
     def test_timeout_ends_it_and_keeps_its_output(self) -> None:
-        done = Runner().run((*SHELL, "echo said; sleep 300"), timeout_s=1, outlives=True)
+        done = Runner().run((*SHELL, "echo said; sleep 300"), timeout_s=1, survives_gpunode=True)
         assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
 
     def test_it_completes_after_gpunode_is_killed(self, tmp_path: Path) -> None:
         """A pipe would break under its next line, and dpkg then stops in its middle."""
         script = f"echo > {tmp_path}/begun; sleep 1; echo more && echo > {tmp_path}/ended"
         source = "import sys; from gpunode.host.process import Runner; Runner().run(('sh', '-c', sys.argv[1]), "
-        gpunode = subprocess.Popen([sys.executable, "-c", f"{source}timeout_s=60, outlives=True)", script])
+        gpunode = subprocess.Popen([sys.executable, "-c", f"{source}timeout_s=60, survives_gpunode=True)", script])
         try:
             assert wait_for((tmp_path / "begun").exists)
         finally:

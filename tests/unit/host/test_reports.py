@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
+from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
 from gpunode.host import capture, reports
 from gpunode.host.capture import save_capture
 from gpunode.host.reports import find_fleet_reports, is_fleet, read_report
@@ -374,8 +374,8 @@ def test_text_in_other_encodings_is_read(text: str, encoding: str, tmp_path: Pat
 )
 def test_truncated_gzip_report_is_read_and_noted(packed: bytes, tmp_path: Path) -> None:
     found = read_report(write(tmp_path / "x.log.gz", packed))
-    assert found[CUT_KEY].outcome == "failed"
-    assert "truncated or damaged" in found[CUT_KEY].error
+    assert found[TRUNCATION_KEY].outcome == "failed"
+    assert "truncated or damaged" in found[TRUNCATION_KEY].error
     assert "Xid" in found["sudo dmesg | tail"].text
     examined = diagnose_evidence(found)
     assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"

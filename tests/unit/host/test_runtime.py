@@ -48,7 +48,9 @@ def change(tmp_path: Path, content: str, before: str | None = None) -> FileChang
 
 
 def check(name: str, candidate: FileChange, default: str | None = None) -> str:
-    return runtime.check_candidates(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
+    return runtime.check_candidate_files(
+        Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,)
+    )
 
 
 def test_containerd_checks_the_candidate_without_changing_the_file(tools: Tools, tmp_path: Path) -> None:

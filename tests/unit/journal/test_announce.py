@@ -13,17 +13,14 @@ from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, 
 
 
 def announcements_of(of: Sequence[Entry]) -> list[Mapping[str, str]]:
-    found: list[Mapping[str, str]] = []
-    tell = announce.announcer(found.append)
-    for number, entry in enumerate(of, 1):
-        tell(of[:number], entry)
-    return found
+    told = (announce.message_fields(of[:number], entry) for number, entry in enumerate(of, 1))
+    return [fields for fields in told if fields]
 
 
 def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
     found = announcements_of(entries())
-    made = [announce.MADE] * 4 + [announce.FAILED, announce.MADE]
-    assert [one["MESSAGE_ID"] for one in found] == [announce.BEGUN, *made, announce.ENDED]
+    made = [announce.CHANGE_MADE_ID] * 4 + [announce.CHANGE_FAILED_ID, announce.CHANGE_MADE_ID]
+    assert [one["MESSAGE_ID"] for one in found] == [announce.RUN_BEGUN_ID, *made, announce.RUN_ENDED_ID]
     assert {one["GPUNODE_RUN"] for one in found} == {RUN}
     assert {one["GPUNODE_VERB"] for one in found} == {"setup"}
     assert {one["SYSLOG_IDENTIFIER"] for one in found} == {"gpunode"}
@@ -68,6 +65,6 @@ def test_store_announces_only_synced_entries(tmp_path: Path) -> None:
         heard.append((type(entry).__name__, entry in so_far and journal.read_bytes().count(b"\n") == len(so_far)))
 
     run = Store(tmp_path, announce=listen).begin("setup", version="1")
-    run.done(run.intend("s", "s", FileChange("/etc/x", None, FileState(b"x"))))
+    run.done(run.record_intent("s", "s", FileChange("/etc/x", None, FileState(b"x"))))
     run.commit("done")
     assert heard == [("Begin", True), ("Intent", True), ("Done", True), ("Commit", True)]

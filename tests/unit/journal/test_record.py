@@ -30,7 +30,7 @@ from gpunode.journal.history import (
     is_configuration,
     pending_since,
     pending_triggers,
-    triggers_settled_by,
+    triggers_done_by,
     untriggered_changes,
 )
 from gpunode.journal.record import (
@@ -76,9 +76,9 @@ def test_journal_format_matches_the_golden_bytes() -> None:
     assert decode(golden, {digest(b"{}"): b"{}"}.__getitem__) == journal
 
 
-def line_of(version: int, body: bytes, above: bytes = b"") -> bytes:
+def line_of(version: int, body: bytes, previous_line: bytes = b"") -> bytes:
     """Return a line with a true checksum."""
-    sum_above = json.loads(above)["sum"].encode() if above else b""
+    sum_above = json.loads(previous_line)["sum"].encode() if previous_line else b""
     checksum = digest(b"%d:%s:%s" % (version, sum_above, body))[:16].encode()
     return b'{"v":%d,"sum":"%s","entry":%s}\n' % (version, checksum, body)
 
@@ -147,7 +147,7 @@ def test_names_of_one_format_in_a_line_of_another_are_damage(version: int, body:
 def test_a_run_may_be_begun_in_format_3_and_ended_in_format_4() -> None:
     former = b"".join(Path(__file__).with_name("format-3.jsonl").read_bytes().splitlines(keepends=True)[:3])
     last = former.splitlines(keepends=True)[-1]
-    end = encode(Commit("interrupted", "found done"), above=last)
+    end = encode(Commit("interrupted", "found done"), previous_line=last)
     contents = {digest(b"{}"): b"{}"}.__getitem__
     assert decode(former + end, contents)[-1] == Commit("interrupted", "found done")
 
@@ -191,7 +191,7 @@ def test_older_line_without_a_newer_field_is_read() -> None:
 )
 def test_invalid_entry_with_a_valid_checksum_is_damage(body: bytes) -> None:
     with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2") as raised:
-        decode(encode(BEGIN) + line_of(FORMAT, body, above=encode(BEGIN)) + encode(BEGIN), str.encode)
+        decode(encode(BEGIN) + line_of(FORMAT, body, previous_line=encode(BEGIN)) + encode(BEGIN), str.encode)
     assert raised.value.why
     assert "checksum" not in raised.value.why
 
@@ -271,7 +271,7 @@ def test_torn_last_line_is_dropped_and_an_earlier_hole_is_damage() -> None:
         assert without_torn_line(first + hole) == first
         assert decode(first + hole, str.encode) == (BEGIN,)
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
-            decode(first + hole + encode(Commit("done"), above=hole), str.encode)
+            decode(first + hole + encode(Commit("done"), previous_line=hole), str.encode)
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(first + hole + b"\n", str.encode)
     with pytest.raises(JournalDamaged, match="damaged in line 1"):
@@ -282,7 +282,7 @@ def test_torn_last_line_is_dropped_and_an_earlier_hole_is_damage() -> None:
 
 def test_entries_written_at_once_are_one_line() -> None:
     first = encode(BEGIN)
-    several = encode(Done(1), Done(2), above=first)
+    several = encode(Done(1), Done(2), previous_line=first)
     assert several.count(b"\n") == 1
     assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
     assert decode(first + several[:-1], str.encode) == (BEGIN,)
@@ -356,9 +356,9 @@ class TestUnsettledChanges:
 
 class TestPendingTriggers:
     def test_only_a_restart_settles_another_trigger(self) -> None:
-        assert triggers_settled_by(RESTART) == (RESTART, RELOAD)
+        assert triggers_done_by(RESTART) == (RESTART, RELOAD)
         for trigger in (RELOAD, Trigger("daemon-reload"), Trigger("index-refresh", "/etc/apt/sources.list")):
-            assert triggers_settled_by(trigger) == (trigger,)
+            assert triggers_done_by(trigger) == (trigger,)
 
     def test_restart_settles_a_reload(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", None, b"1", RELOAD, RESTART)))

@@ -50,8 +50,8 @@ def store(tmp_path: Path, clock: Clock) -> Store:
 def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
     run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
     change = FileChange("/etc/containerd/config.toml", before, FileState(content), frozenset({RESTART}))
-    run.done(run.intend("runtime", "configure-containerd", change))
-    run.settle(RESTART)
+    run.done(run.record_intent("runtime", "configure-containerd", change))
+    run.record_trigger(RESTART)
     run.commit("done")
     return run
 
@@ -110,7 +110,7 @@ def test_unknown_run_is_refused_with_a_hint(store: Store) -> None:
 def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock: Clock) -> None:
     run = store.begin("setup", version="0.1.0")
     clock.now += 5
-    run.intend("runtime", "configure-containerd", CONFIG)
+    run.record_intent("runtime", "configure-containerd", CONFIG)
     run.close()
     (summary,) = store.runs()
     assert summary.commit is None
@@ -120,13 +120,13 @@ def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock:
 
 def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
     run = store.begin("setup", version="0.1.0")
-    seq = run.intend("runtime", "configure-containerd", CONFIG)
+    seq = run.record_intent("runtime", "configure-containerd", CONFIG)
     clock.now += 60
     run.done(seq)
     run.close()
     assert store.pending_triggers() == {RESTART: clock.now}
     later = store.begin("setup", version="0.1.0")
-    later.settle(RESTART, "containerd started after the write")
+    later.record_trigger(RESTART, "containerd started after the write")
     assert store.pending_triggers() == {}
 
 
@@ -180,7 +180,7 @@ def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None
 class TestUndoneRuns:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
         run = store.begin("rollback", version="0.1.0", undoes=of)
-        run.done(run.intend("runtime", "undo", CONFIG))
+        run.done(run.record_intent("runtime", "undo", CONFIG))
         run.commit(result)  # type: ignore[arg-type]
         return run
 
@@ -276,7 +276,7 @@ class TestRetention:
         store = Store(tmp_path, keep=2)
         setup_run(store, b"first")
         cut = store.begin("setup", version="0.1.0")
-        cut.intend("runtime", "configure-containerd", CONFIG)
+        cut.record_intent("runtime", "configure-containerd", CONFIG)
         cut.close()
         for n in range(5):
             setup_run(store, b"%d" % n)
@@ -332,7 +332,7 @@ def test_unwritten_intent_is_not_recorded(store: Store, monkeypatch: pytest.Monk
         for n in range(3):
             change = FileChange(f"/etc/{n}", BEFORE, FileState(b"%d" % n), frozenset({RESTART}))
             try:
-                run.done(run.intend("runtime", "configure", change))
+                run.done(run.record_intent("runtime", "configure", change))
                 effects.append(change)
             except ChangeFailed as failure:
                 if "No space left on device" not in failure.why or "was not made" not in failure.what:
@@ -349,14 +349,14 @@ def test_journal_ends_after_a_torn_line_that_cannot_be_cut(store: Store, monkeyp
         raise OSError(errno.EIO, "Input/output error")
 
     run = store.begin("setup", version="0.1.0")
-    run.intend("runtime", "configure", CONFIG)
+    run.record_intent("runtime", "configure", CONFIG)
     with monkeypatch.context() as patched:
         Disk(patched, "write", 1, errno.EIO)
         patched.setattr(os, "ftruncate", refuse)
         with pytest.raises(ChangeFailed):
             run.done(1)
     with pytest.raises(ChangeFailed, match="not made"):
-        run.intend("runtime", "configure", CONFIG)
+        run.record_intent("runtime", "configure", CONFIG)
     assert store.read(run.id) == run.entries()
 
 
@@ -377,7 +377,7 @@ def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypat
     packages = [
         PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")
     ]
-    seqs = run.intend_all("packages", "install-driver", packages, "the driver is missing")
+    seqs = run.record_intents("packages", "install-driver", packages, "the driver is missing")
     assert seqs == (1, 2)
     run.done(*seqs)
     assert len(synced) == 2
@@ -386,7 +386,10 @@ def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypat
 
 def test_rejected_file_is_kept_for_reading(store: Store) -> None:
     run = store.begin("setup", version="0.1.0")
-    kept = [Path(run.keep(path, path.encode())) for path in ("/etc/containerd/config.toml", "/etc/x/config.toml")]
+    kept = [
+        Path(run.save_rejected_file(path, path.encode()))
+        for path in ("/etc/containerd/config.toml", "/etc/x/config.toml")
+    ]
     assert [path.read_bytes() for path in kept] == [b"/etc/containerd/config.toml", b"/etc/x/config.toml"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     assert {path.parent for path in kept} == {run.path.parent}
@@ -422,7 +425,7 @@ class TestInterruptedRun:
         setup_run(store)
         assert store.interrupted_run() is None
         run = store.begin("setup", version="0.1.0")
-        run.intend("runtime", "x", CONFIG)
+        run.record_intent("runtime", "x", CONFIG)
         run.close()
         store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
 
@@ -438,7 +441,7 @@ class TestInterruptedRun:
         with run.path.open("ab") as file:
             file.write(b'{"v":1,"sum":"')
 
-        store.conclude(run.id, "found done")
+        store.close_interrupted_run(run.id, "found done")
 
         assert store.interrupted_run() is None
         (summary,) = store.runs()

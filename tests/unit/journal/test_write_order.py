@@ -17,7 +17,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.journal.store import Store
 run = Store(sys.argv[1]).begin("setup", version="0")
 change = FileChange("/etc/x", FileState(b"old bytes"), FileState(b"new bytes"))
-seq = run.intend("runtime", "configure", change)
+seq = run.record_intent("runtime", "configure", change)
 os.write(1, b"THE EFFECT")
 run.done(seq)
 """

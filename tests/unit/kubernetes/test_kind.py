@@ -132,7 +132,7 @@ def test_recipe_for_kind_refuses_another_cluster() -> None:
     verification = VerifyRequest(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
     for ask in (
         lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere()),
-        lambda: verify(verification, Elsewhere(), pause=lambda: None, progress=lambda _: None),
+        lambda: verify(verification, Elsewhere(), check_interrupt=lambda: None, progress=lambda _: None),
     ):
         with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
             ask()

@@ -17,9 +17,9 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
 from gpunode.kubernetes.owned import owned_fields
-from gpunode.kubernetes.reconcile import MANAGER, LiveState, PlanItem, format_taints_in, plan_items, removal_of_fields
+from gpunode.kubernetes.reconcile import MANAGER, LiveState, PlanItem, format_taints_in, plan_field_removal, plan_items
 from gpunode.kubernetes.render import render_cluster
-from gpunode.workflow.cluster_undo import is_pending
+from gpunode.workflow.cluster_undo import needs_undo
 from tests.unit.kubernetes.clusters import CLUSTERS
 
 PLUGIN = render_cluster(builtin.read("k8s-containerd"), CLUSTERS["one"])
@@ -195,7 +195,7 @@ def test_taint_is_owned_only_with_our_annotation(manager: str) -> None:
         entries = noted["metadata"]["managedFields"]
     metadata = {**mine["metadata"], "annotations": {"gpunode-taint": TAINT}, "managedFields": entries}
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    change = removal_of_fields({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
+    change = plan_field_removal({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
     assert change is not None
     assert format_taints_in(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
 
@@ -211,10 +211,10 @@ def test_co_owned_namespace_is_given_up_and_not_deleted() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "Namespace"]
     alone, shared = live(wanted.body), live(wanted.body)
     shared["metadata"]["managedFields"].append({"manager": "kubectl-create", "operation": "Update", "fieldsV1": {}})
-    assert (mine := removal_of_fields(alone, "c")) is not None
-    assert (theirs := removal_of_fields(shared, "c")) is not None
+    assert (mine := plan_field_removal(alone, "c")) is not None
+    assert (theirs := plan_field_removal(shared, "c")) is not None
     assert (mine.participle, theirs.participle) == ("deleted", "changed")
-    assert removal_of_fields({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
+    assert plan_field_removal({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
 
 
 # As for a cluster of another context: whoever copies a command that deletes must not meet the current one.
@@ -311,6 +311,6 @@ def test_release_is_undone_only_from_the_revision_of_the_run(
     revisions = {place: revision} if revision else {}
     if due is None:
         with pytest.raises(Conflict):
-            is_pending(change, revisions)
+            needs_undo(change, revisions)
     else:
-        assert is_pending(change, revisions) is due
+        assert needs_undo(change, revisions) is due

@@ -30,7 +30,7 @@ from gpunode.kubernetes.trials import (
     GpuTestPodResult,
     check_sharing,
     check_test_pod,
-    find_users,
+    find_resource_users,
     make_test_pods,
 )
 from gpunode.recipe.kubernetes import Kubernetes, Taint
@@ -436,8 +436,8 @@ def test_gpu_is_in_use_only_if_none_is_left() -> None:
         spec = {"containers": [{"resources": {"limits": {GPU: str(gpus)}}}]}
         return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
 
-    assert find_users([pod("a", 4), pod("b", 4)], live(), GPU) == ("default/a", "default/b")
-    assert find_users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
+    assert find_resource_users([pod("a", 4), pod("b", 4)], live(), GPU) == ("default/a", "default/b")
+    assert find_resource_users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
 
 
 def test_cordon_is_tolerated_and_a_foreign_taint_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, decode_matches, encode_matches
 from gpunode.redaction.anonymize import anonymize_evidence
 from tests.fakes.examples import examples
 
@@ -252,13 +252,15 @@ def test_host_name_is_masked_everywhere() -> None:
         "kubernetes-node": Capture(f"kubectl get node {HOST} -o yaml", "failed", b"", f'nodes "{HOST}" not found'),
         "kubelet-command": Capture("/proc/9/cmdline", "ok", f"kubelet\0--hostname-override={HOST}\0".encode()),
         "pod-logs": Capture(
-            "/var/log/pods/*", "ok", encode_found(iter([Found(f"/var/log/pods/x_{UUID}/0.log", data=HOST.encode())]))
+            "/var/log/pods/*",
+            "ok",
+            encode_matches(iter([GlobMatch(f"/var/log/pods/x_{UUID}/0.log", data=HOST.encode())])),
         ),
     }
     after = anonymize_evidence(evidence)
     assert not [key for key, one in after.items() if HOST in f"{one.source}{one.error}{one.text}".lower()]
     assert after["kubelet-command"].data == b"kubelet\0--hostname-override=host-1\0"
-    (log,) = decode_found(after["pod-logs"].data)
+    (log,) = decode_matches(after["pod-logs"].data)
     assert (log.data, UUID in log.path) == (b"host-1", False)
 
 

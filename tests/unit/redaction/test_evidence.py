@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.facts.evidence import Capture, ContentKind, Found, decode_found, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, GlobMatch, decode_matches, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import count_masked, redact, redact_change, redact_content
@@ -172,9 +172,9 @@ def test_binary_configuration_is_masked() -> None:
 
 
 def test_only_file_contents_of_a_folder_are_redacted() -> None:
-    rows = encode_found(iter([Found("/etc/x/token=abc", data=b"token=abc9999\n")]))
+    rows = encode_matches(iter([GlobMatch("/etc/x/token=abc", data=b"token=abc9999\n")]))
     after = redact({"d": Capture("/etc/x/*", "ok", rows, content_kind="log")})["d"]
-    assert [(one.path, one.data) for one in decode_found(after.data)] == [("/etc/x/token=abc", b"token=redacted\n")]
+    assert [(one.path, one.data) for one in decode_matches(after.data)] == [("/etc/x/token=abc", b"token=redacted\n")]
 
 
 @pytest.mark.parametrize(

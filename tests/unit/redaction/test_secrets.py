@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from gpunode.redaction.secrets import (
-    COMMANDS,
     CONTEXT_FREE,
     CONTEXTUAL,
-    HOOKS,
-    SHAPES,
+    SECRET_OPTIONS,
+    TOKEN_SHAPES,
+    WEBHOOK_PREFIXES,
     redact_known_shapes,
     redact_text,
 )
@@ -150,7 +150,7 @@ def test_useful_line_is_unchanged(line: str) -> None:
     assert redact_text(line) == line
 
 
-@pytest.mark.parametrize("prefix", SHAPES)
+@pytest.mark.parametrize("prefix", TOKEN_SHAPES)
 def test_token_is_recognized_by_its_prefix(prefix: str) -> None:
     rest = {"eyJ": "q7Wk2nVx9Lr4.q7Wk2nVx9Lr4", "AKIA": "Q7WK2NVX9LR4TZ8P", "ASIA": "Q7WK2NVX9LR4TZ8P", "dapi": HEX,
             "K10": "q7Wk2nVx::server:9Lr4Tz8P", "AGE-SECRET-KEY-": "Q7WK2NVX9LR4TZ8P"}.get(
@@ -159,7 +159,7 @@ def test_token_is_recognized_by_its_prefix(prefix: str) -> None:
     assert redact_known_shapes(f"said {prefix}{rest} then") == "said redacted then"
 
 
-@pytest.mark.parametrize("place", HOOKS)
+@pytest.mark.parametrize("place", WEBHOOK_PREFIXES)
 def test_webhook_path_is_redacted(place: str) -> None:
     between = {"hooks.slack.com/": "services/", "hooks.zapier.com/hooks/": "catch/1/", "/api/webhooks/": "123/"}
     assert "q7Wk2nVx" not in redact_known_shapes(f"POST https://h{place}{between.get(place, '')}q7Wk2nVx9Lr4")
@@ -168,7 +168,7 @@ def test_webhook_path_is_redacted(place: str) -> None:
 def test_every_pattern_has_lowercase_prefilter_words() -> None:
     """No second list decides what is searched."""
     assert all(words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE, *CONTEXTUAL))
-    for program, options in COMMANDS.items():
+    for program, options in SECRET_OPTIONS.items():
         assert "{}" in options, program
 
 

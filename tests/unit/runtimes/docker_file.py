@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, docker
+from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, docker
 from gpunode.runtimes.model import DOCKER_CONFIG
 
 
 def configure(data: bytes | None, desired: DesiredConfig) -> bytes:
     """Return the file as desired."""
     files = {} if data is None else {DOCKER_CONFIG: data}
-    return after_edits(files, docker.configure(files, desired)).get(DOCKER_CONFIG, b"")
+    return apply_edits(files, docker.configure(files, desired)).get(DOCKER_CONFIG, b"")
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen

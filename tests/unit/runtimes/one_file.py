@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, containerd
+from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, containerd
 
 
 def configure(data: bytes | None, desired: DesiredConfig, path: str = containerd.CONFIG) -> bytes:
     """Return the file as desired."""
     files = {} if data is None else {path: data}
     edited = containerd.configure(files, replace(desired, mode="in-place", config=path))
-    return after_edits(files, edited).get(path, b"")
+    return apply_edits(files, edited).get(path, b"")
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen

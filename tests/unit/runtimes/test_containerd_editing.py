@@ -14,8 +14,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, containerd, runtime, satisfies, tomltext
-from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE, effective, load
+from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, containerd, runtime, satisfies, tomltext
+from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE, effective_cri_table, load
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -336,7 +336,7 @@ def test_added_runc_table_is_explained(desired: DesiredConfig, reason: str) -> N
     edited = containerd.configure({containerd.CONFIG: V2}, desired)
     assert "also lists runc" in edited.how
     assert reason in edited.how
-    again = containerd.configure(after_edits({containerd.CONFIG: V2}, edited), desired)
+    again = containerd.configure(apply_edits({containerd.CONFIG: V2}, edited), desired)
     assert "runc" not in again.how
 
 
@@ -701,13 +701,13 @@ def test_existing_entry_keeps_every_key(
 ) -> None:
     text = THEIRS.replace("CRI", CRI_PLUGINS[schema]).replace("DEFAULT", default).replace("BINARY", binary)
     files = {containerd.CONFIG: (f"version = {schema}\n" if schema > 1 else "").encode() + text.encode()}
-    former = effective(load(files, DesiredConfig(version=version)), DesiredConfig())["containerd"]
+    former = effective_cri_table(load(files, DesiredConfig(version=version)), DesiredConfig())["containerd"]
     for is_default in (False, True, False):
         desired = DesiredConfig(version=version, default=is_default, exact=exact)
         edited = containerd.configure(files, desired)
         assert is_default or binary != BINARY or not edited.edits
-        files = dict(after_edits(files, edited))
-        now = effective(load(files, desired), desired)["containerd"]
+        files = dict(apply_edits(files, edited))
+        now = effective_cri_table(load(files, desired), desired)["containerd"]
         entry = now["runtimes"]["nvidia"]
         kept = {key: value for key, value in former["runtimes"]["nvidia"].items() if key != "options"}
         assert {**entry, **kept} == entry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, after_edits, containerd, containerd_editing
-from gpunode.runtimes.containerd_files import load, matching, wider
-from gpunode.runtimes.model import Mode
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, apply_edits, containerd, containerd_editing
+from gpunode.runtimes.containerd_files import load, match_pattern, widen_pattern
+from gpunode.runtimes.model import EditMode
 from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.unconfigured import unconfigure
 
@@ -24,12 +24,12 @@ WISHES = [
 
 def configure(files: Files, desired: DesiredConfig) -> tuple[Files, tuple[Edit, ...]]:
     edited = containerd.configure(files, desired)
-    return after_edits(files, edited), edited.edits
+    return apply_edits(files, edited), edited.edits
 
 
 def unconfigure_containerd(files: Files, desired: DesiredConfig, former: tuple[Edit, ...]) -> tuple[Files, ConfigEdit]:
     edited = unconfigure("containerd", files, desired, former)
-    return after_edits(files, edited), edited
+    return apply_edits(files, edited), edited
 
 
 @pytest.mark.parametrize("desired", WISHES, ids=lambda desired: f"{desired.mode}-{desired.version}-{desired.default}")
@@ -130,12 +130,12 @@ def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
 )
 def test_import_patterns_match_like_go(pattern: str, names: set[str]) -> None:
     there = {"/c/a.toml", "/c/z.toml", "/c/.h.toml", "/c/x/a.toml", "/c/a.conf", *({"/c/*.toml"} & names)}
-    assert set(matching(pattern, dict.fromkeys(there, b""))) == names
+    assert set(match_pattern(pattern, dict.fromkeys(there, b""))) == names
 
 
 def test_widened_pattern_matches_at_least_as_much() -> None:
-    assert wider("/c/[^a]*.toml") == ("/c/?*.toml", "/c/.?*.toml")
-    assert wider("/c/a*.toml") == ("/c/a*.toml",)
+    assert widen_pattern("/c/[^a]*.toml") == ("/c/?*.toml", "/c/.?*.toml")
+    assert widen_pattern("/c/a*.toml") == ("/c/a*.toml",)
 
 
 def test_staged_nested_imports_are_read_once_with_new_content() -> None:
@@ -153,9 +153,9 @@ PARKED = b'version = 2\n[debug]\n  level = "trace"\n'
 def test_unimported_file_stays_unimported_unless_the_folder_is() -> None:
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
     auto = containerd.configure(files, DesiredConfig(version=(2, 1)))
-    assert parse(after_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
+    assert parse(apply_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
     asked = containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
-    assert parse(after_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
+    assert parse(apply_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
     assert any("old.toml" in note for note in asked.notes)
 
 
@@ -205,7 +205,7 @@ def test_import_needed_by_others_is_kept_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "in-place", "drop-in"])
-def test_containerd_2_edits_schema_2_under_the_plugin_name_in_use(mode: Mode) -> None:
+def test_containerd_2_edits_schema_2_under_the_plugin_name_in_use(mode: EditMode) -> None:
     """A common mistake after the upgrade: with the new name there, 2.1.9 reads nothing under the old one."""
     new = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
     files = {CONFIG: f"version = 2\n[{new}.runc]\nruntime_type = 'io.containerd.runc.v2'\n".encode()}

@@ -6,9 +6,9 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, after_edits, gather_files, runtime
-from gpunode.runtimes.containerd_files import CONFIG, config_of, is_pattern, matching
-from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes import DesiredConfig, apply_edits, gather_files, runtime
+from gpunode.runtimes.containerd_files import CONFIG, config_of, is_pattern, match_pattern
+from gpunode.runtimes.found import contents, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
@@ -30,7 +30,7 @@ def node(**more: bytes) -> dict[str, bytes]:
 
 def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
     def find(place: str) -> dict[str, bytes]:
-        paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
+        paths = match_pattern(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
     return dict(gather_files(ROW, desired, find))
@@ -67,7 +67,7 @@ def test_file_named_by_the_unit_is_edited_and_restored() -> None:
     edited = ROW.configure(files, DesiredConfig())
     assert [edit.path for edit in edited.edits] == [OWN]
     assert edited.how.endswith(f"; {DROP_IN} makes containerd read {OWN} instead of {CONFIG}")
-    after = dict(after_edits(files, edited))
+    after = dict(apply_edits(files, edited))
     assert "nvidia" in ROW.inspect(after, DesiredConfig()).handlers
     assert not ROW.configure(after, DesiredConfig()).edits
     (back,) = unconfigure(ROW, after, DesiredConfig(), edited.edits).edits
@@ -77,9 +77,9 @@ def test_file_named_by_the_unit_is_edited_and_restored() -> None:
 
 def test_config_option_overrides_the_file_of_the_unit() -> None:
     files = read_on(node(), DesiredConfig())
-    assert ROW.located(ROW, files, DesiredConfig()).config == OWN
-    assert ROW.located(ROW, files, DesiredConfig(config=CONFIG)) is ROW
-    assert ROW.located(ROW, {LIB: USUAL}, DesiredConfig()) is ROW
+    assert ROW.locate_row(ROW, files, DesiredConfig()).config == OWN
+    assert ROW.locate_row(ROW, files, DesiredConfig(config=CONFIG)) is ROW
+    assert ROW.locate_row(ROW, {LIB: USUAL}, DesiredConfig()) is ROW
     (edit,) = ROW.configure(read_on(node(), DesiredConfig(config=CONFIG)), DesiredConfig(config=CONFIG)).edits
     assert edit.path == CONFIG
 
@@ -88,7 +88,7 @@ def test_environment_variable_of_the_unit_is_expanded() -> None:
     unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
     own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
     files = read_on(node(**{LIB: unit, DROP_IN: own}), DesiredConfig())
-    assert ROW.located(ROW, files, DesiredConfig()).config == OWN
+    assert ROW.locate_row(ROW, files, DesiredConfig()).config == OWN
 
 
 def test_unit_file_is_not_parsed_as_configuration() -> None:
@@ -116,7 +116,7 @@ def test_setup_edits_the_file_named_by_the_unit() -> None:
     facts = machine(files=node())
     row = choose_row(ROW, facts).row
     assert row.config == OWN
-    assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, DesiredConfig())))
+    assert {LIB, DROP_IN, OWN} < set(contents(states_from_facts(facts, row, DesiredConfig())))
 
 
 def test_masked_unit_names_no_file() -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, after_edits, crio
+from gpunode.runtimes import ConfigEdit, DesiredConfig, apply_edits, crio
 from gpunode.runtimes.model import CRIO_CONFIG, CRIO_DROP_IN, CRIO_FOLDER
 from tests.unit.runtimes.unconfigured import unconfigure
 
@@ -57,7 +57,7 @@ CTK = DesiredConfig(exact=True)
 
 def configure(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
     """Return the files after configure, of which a second one finds nothing to do."""
-    after = dict(after_edits(files, crio.configure(files, desired)))
+    after = dict(apply_edits(files, crio.configure(files, desired)))
     assert crio.configure(after, desired).edits == ()
     return after
 
@@ -73,7 +73,7 @@ def undone(
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
     """Return ``now`` after unconfigure, whose journal holds ``edited``."""
-    return dict(after_edits(now, unconfigure("crio", now, desired, edited.edits)))
+    return dict(apply_edits(now, unconfigure("crio", now, desired, edited.edits)))
 
 
 def test_options_of_the_default_runtime_in_crio_conf_d_are_inherited() -> None:
@@ -96,7 +96,7 @@ def test_later_file_replaces_a_whole_runtime_table() -> None:
         "/etc/crio/crio.conf.d/50-y": b'[crio.runtime.runtimes.runc]\nruntime_path = "/opt/runc"\n',
         PACKAGED: TEN,
     }
-    assert crio.in_order(files, DesiredConfig()) == (CONF, PACKAGED, *sorted(files)[2:4])
+    assert crio.files_in_order(files, DesiredConfig()) == (CONF, PACKAGED, *sorted(files)[2:4])
     assert runtime(configure(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
     found = crio.inspect(files, DesiredConfig())
     assert (found.default, found.handlers, found.cdi) == (
@@ -111,7 +111,7 @@ def test_vm_runtime_is_not_inherited_from(kind: str) -> None:
     files = {CONF: f'[crio.runtime]\ndefault_runtime = "kata"\n[crio.runtime.runtimes.kata]\nruntime_type = "{kind}"\n'
              'runtime_config_path = "/etc/kata.toml"\n'.encode()}  # fmt: skip
     edited = crio.configure(files, DesiredConfig())
-    assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(apply_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
     assert any("kata cannot run plain containers" in note for note in edited.notes)
     with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
     assert runtime(configure(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
@@ -177,7 +177,7 @@ def test_file_that_would_override_ours_is_edited() -> None:
     edited = crio.configure(files, DEFAULT)
     assert [edit.path for edit in edited.edits] == [later]
     assert later in edited.how
-    assert crio.inspect(after_edits(files, edited), DesiredConfig()).default == "nvidia"
+    assert crio.inspect(apply_edits(files, edited), DesiredConfig()).default == "nvidia"
     assert [edit.path for edit in crio.configure(files, DesiredConfig()).edits] == [DROP_IN]
 
 
@@ -270,7 +270,7 @@ def test_unconfigure_keeps_later_edits() -> None:
     before = {CONF: b'[crio.runtime]\ndefault_runtime = "runc" # why\n'}
     desired = DesiredConfig(mode="in-place", default=True)
     edited = crio.configure(before, desired)
-    now = {CONF: after_edits(before, edited)[CONF] + b'\n[crio.image]\npause_image = "p"\n'}
+    now = {CONF: apply_edits(before, edited)[CONF] + b'\n[crio.image]\npause_image = "p"\n'}
     back = undone(before, edited, now)
     assert tomllib.loads(back[CONF].decode()) == {
         "crio": {"runtime": {"default_runtime": "runc"}, "image": {"pause_image": "p"}}
@@ -281,7 +281,7 @@ def test_unconfigure_keeps_later_edits() -> None:
 def test_default_chosen_since_is_kept() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DEFAULT)
-    now = dict(after_edits(before, edited))
+    now = dict(apply_edits(before, edited))
     now[DROP_IN] = now[DROP_IN].replace(b'default_runtime = "nvidia"', b'default_runtime = "runc"')
     assert runtime(undone(before, edited, now)[DROP_IN]) == {"default_runtime": "runc"}
 
@@ -289,7 +289,7 @@ def test_default_chosen_since_is_kept() -> None:
 def test_former_entry_is_restored() -> None:
     before = {DROP_IN: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n', PACKAGED: TEN}
     edited = crio.configure(before, CTK)
-    now = dict(after_edits(before, edited))
+    now = dict(apply_edits(before, edited))
     assert undone(before, edited, now) == before
     now[DROP_IN] += b"# touched\n"
     assert runtime(undone(before, edited, now)[DROP_IN]) == {"runtimes": {"nvidia": {"runtime_path": "/old"}}}
@@ -298,7 +298,7 @@ def test_former_entry_is_restored() -> None:
 def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
     now = configure({PACKAGED: TEN}, DEFAULT)
     edited = unconfigure("crio", now, DesiredConfig(), ())
-    assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
+    assert dict(apply_edits(now, edited)) == {PACKAGED: TEN}
     assert f"gpunode has no record of {DROP_IN}" in edited.how
     assert unconfigure("crio", {PACKAGED: TEN}, DesiredConfig(), ()).edits == ()
 
@@ -306,9 +306,9 @@ def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
 def test_default_without_a_runtime_is_removed() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DesiredConfig())
-    now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
+    now = {**apply_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
     taken_back = unconfigure("crio", now, DesiredConfig(), edited.edits)
-    after = after_edits(now, taken_back)
+    after = apply_edits(now, taken_back)
     assert DROP_IN not in after
     assert "default_runtime" not in after[CONF].decode()
     assert after[CONF].startswith(b"# by hand\n")
@@ -377,7 +377,7 @@ def test_configure_is_idempotent_and_unconfigure_restores(
     except Refused:
         assert mode == "in-place"  # a drop-in would win
         return
-    after = dict(after_edits(files, edited))
+    after = dict(apply_edits(files, edited))
     found = crio.inspect(after, desired)
     assert found.handlers["nvidia"] == BINARY
     assert not default or found.default == "nvidia"

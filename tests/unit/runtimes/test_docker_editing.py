@@ -34,12 +34,12 @@ runtimes = st.dictionaries(
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
     document: dict[str, Any] = draw(st.dictionaries(st.text(max_size=6), values, max_size=3))
-    optional: dict[str, st.SearchStrategy[Any]] = {
+    text_or_empty: dict[str, st.SearchStrategy[Any]] = {
         "runtimes": st.none() | runtimes,
         "features": st.none() | st.dictionaries(st.sampled_from(["cdi", "buildkit"]), st.booleans()),
         "default-runtime": st.sampled_from(["runc", "nvidia", "kata"]),
     }
-    for key, value in optional.items():
+    for key, value in text_or_empty.items():
         document.pop(key, None)
         if draw(st.booleans()):
             document[key] = draw(value)

@@ -12,10 +12,10 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
 from gpunode.runtimes import DesiredConfig, Edit, gather_files, runtime
-from gpunode.runtimes.containerd_files import is_pattern, matching
-from gpunode.runtimes.docker import configure, inspect, keeps_containers, takes_on_reload
-from gpunode.runtimes.docker_nodes import located
-from gpunode.runtimes.found import by_looking, contents, in_facts
+from gpunode.runtimes.containerd_files import is_pattern, match_pattern
+from gpunode.runtimes.docker import applies_on_reload, configure, inspect, keeps_containers
+from gpunode.runtimes.docker_nodes import locate_row
+from gpunode.runtimes.found import contents, probe_states, states_from_facts
 from tests.unit.steps.machines import machine
 
 CONFIG = "/etc/docker/daemon.json"
@@ -63,12 +63,12 @@ def test_all_relevant_docker_files_are_read_in_few_rounds() -> None:
     }
 
     def find(place: str) -> dict[str, bytes]:
-        paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
+        paths = match_pattern(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
     files = gather_files(ROW, DesiredConfig(), find)
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
-    assert located(ROW, files, DesiredConfig()).config == "/srv/docker.json"
+    assert locate_row(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 
 
 def test_masked_unit_is_treated_as_empty() -> None:
@@ -81,11 +81,11 @@ def test_masked_unit_is_treated_as_empty() -> None:
             return Capture(probe.source, "ok", b"{}")
         return Capture(probe.source, "absent")
 
-    assert contents(by_looking(look, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
+    assert contents(probe_states(look, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
     node = machine(files={CONFIG: b"{}"})
     unknown = Unknown("it is a character device", f"file:{masked}")
     facts = replace(node, files={**node.files, masked: unknown})
-    assert contents(in_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
+    assert contents(states_from_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
 
 
 def test_file_named_by_the_config_file_flag_is_edited() -> None:
@@ -93,11 +93,11 @@ def test_file_named_by_the_config_file_flag_is_edited() -> None:
     path, document = configure_one_file(files, DesiredConfig(default=True))
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
-    assert (located(ROW, files, DesiredConfig()).config, located(ROW, files, DesiredConfig()).unit) == (
+    assert (locate_row(ROW, files, DesiredConfig()).config, locate_row(ROW, files, DesiredConfig()).unit) == (
         path,
         "docker.service",
     )
-    assert located(ROW, engine(), DesiredConfig()) is ROW
+    assert locate_row(ROW, engine(), DesiredConfig()) is ROW
 
 
 def test_unread_file_is_edited_if_named() -> None:
@@ -177,7 +177,7 @@ def test_docker_snap_has_its_own_file_and_unit() -> None:
     bare = DesiredConfig(binary="nvidia-container-runtime")
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
     assert configure_one_file(files, bare)[0] == SNAP
-    assert located(ROW, files, bare).unit == "snap.docker.dockerd.service"
+    assert locate_row(ROW, files, bare).unit == "snap.docker.dockerd.service"
     masked = {"/etc/systemd/system/docker.service": b"", **engine()}
     assert configure_one_file({**files, **masked}, bare)[0] == SNAP
     del files[SNAP_UNIT]
@@ -219,7 +219,7 @@ def test_rootless_docker_is_recognized_by_its_file() -> None:
     assert [(edit.path, edit.like) for edit in edited.edits] == [(HOME_CONFIG, HOME_UNIT)]
     assert "systemctl --user restart docker" in edited.notes[0]
     assert "no-cgroups" in edited.notes[1]
-    assert located(ROW, files, desired).unit == ""
+    assert locate_row(ROW, files, desired).unit == ""
     assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.reads(files, desired))
     files["/etc/nvidia-container-runtime/config.toml"] = b"[nvidia-container-cli]\nno-cgroups = true\n"
     assert len(configure(files, desired).notes) == 1
@@ -248,7 +248,7 @@ def test_change_is_applied_by_a_reload_where_supported(
     before: Any, after: Any, version: tuple[int, ...] | None, takes: bool
 ) -> None:
     desired = DesiredConfig(version=version)
-    assert takes_on_reload(with_config({}, before), with_config({}, after), desired) is takes
+    assert applies_on_reload(with_config({}, before), with_config({}, after), desired) is takes
 
 
 def test_live_restore_is_read_from_file_and_flags() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, after_edits
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, apply_edits
 from gpunode.runtimes.docker import configure
 from tests.unit.runtimes.test_docker_editing import all_desired, read
 from tests.unit.runtimes.test_docker_editing import files as documents
@@ -26,7 +26,7 @@ EVERYTHING = DesiredConfig(default=True, cdi=True)
 def configured_file(before: bytes | None, desired: DesiredConfig) -> bytes:
     """Return the file as configuring leaves it."""
     files = {} if before is None else {CONFIG: before}
-    return after_edits(files, configure(files, desired))[CONFIG]
+    return apply_edits(files, configure(files, desired))[CONFIG]
 
 
 def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredConfig = EVERYTHING) -> ConfigEdit:
@@ -34,13 +34,13 @@ def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredCo
 
 
 def file_after_undo(now: bytes, edited: ConfigEdit) -> bytes | None:
-    return after_edits({CONFIG: now}, edited).get(CONFIG)
+    return apply_edits({CONFIG: now}, edited).get(CONFIG)
 
 
 @given(st.none() | documents(), all_desired)
 def test_untouched_file_is_restored_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
     files = {} if before is None else {CONFIG: before}
-    after = after_edits(files, configure(files, desired)).get(CONFIG)
+    after = apply_edits(files, configure(files, desired)).get(CONFIG)
     if after is not None and after != before:
         assert file_after_undo(after, undone(after, before=before, after=after, desired=desired)) == before
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.systemd import UnitCommand
-from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, flags_of_command, reload
+from gpunode.runtimes.dockerd import Flags, ReloadOutcome, conflicts, flags, flags_of_command, reload
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ REJECTED = (
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ((), Reload("", ended=True)),
-        (("level=warning msg=other",), Reload("", ended=True)),
-        ((BEGUN,), Reload("", ended=False)),
-        ((BEGUN, TAKEN), Reload("", ended=True)),
-        ((BEGUN, "other", REJECTED), Reload(REJECTED, ended=True)),
-        ((REJECTED,), Reload(REJECTED, ended=True)),
+        ((), ReloadOutcome("", ended=True)),
+        (("level=warning msg=other",), ReloadOutcome("", ended=True)),
+        ((BEGUN,), ReloadOutcome("", ended=False)),
+        ((BEGUN, TAKEN), ReloadOutcome("", ended=True)),
+        ((BEGUN, "other", REJECTED), ReloadOutcome(REJECTED, ended=True)),
+        ((REJECTED,), ReloadOutcome(REJECTED, ended=True)),
     ],
 )
-def test_outcome_of_a_reload_is_read_from_the_log(lines: tuple[str, ...], told: Reload) -> None:
+def test_outcome_of_a_reload_is_read_from_the_log(lines: tuple[str, ...], told: ReloadOutcome) -> None:
     assert reload("\n".join(lines)) == told

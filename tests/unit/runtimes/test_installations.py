@@ -85,7 +85,7 @@ def test_kubernetes_product_uses_its_own_containerd(kubelet: Kubelet, config: st
     row = choose_row(CONTAINERD, using(kubelet)).row
     assert (row.product, row.config, row.unit, row.socket) == (kubelet.kind, config, unit, kubelet.socket)
     assert not row.packages, "no package of the distribution provides it"
-    assert not row.config_from
+    assert not row.config_packages
 
 
 def test_k0s_file_without_its_marker_is_not_generated() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.runtimes.jsonread import Malformed, parse
+from gpunode.runtimes.jsonread import MalformedJson, parse
 from gpunode.runtimes.jsontext import put
 
 
@@ -49,7 +49,7 @@ def test_new_member_is_formatted_like_its_neighbours(text: str, path: str, value
     ],
 )
 def test_duplicate_key_is_reported_with_its_position(text: str, line: int, column: int) -> None:
-    with pytest.raises(Malformed, match="appears twice") as raised:
+    with pytest.raises(MalformedJson, match="appears twice") as raised:
         parse(text)
     assert (raised.value.line, raised.value.column) == (line, column)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtimes.jsonread import Malformed, Number, Object, Path, parse, spelt
+from gpunode.runtimes.jsonread import MalformedJson, Number, Object, Path, parse, source_text
 from gpunode.runtimes.jsontext import drop, edit, put
 from gpunode.runtimes.text import same
 
@@ -140,7 +140,7 @@ def test_malformed_json_is_rejected_as_by_python(text: str, data: st.DataObject)
     try:
         expected = read(text)
     except ValueError:
-        with pytest.raises(Malformed) as raised:
+        with pytest.raises(MalformedJson) as raised:
             parse(text)
         lines = text.split("\n")
         assert 1 <= raised.value.line <= len(lines)
@@ -162,7 +162,7 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
     assert same(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
     if not is_new:
-        assert put(after, path, Number(spelt(text, path))) == text  # written as it is
+        assert put(after, path, Number(source_text(text, path))) == text  # written as it is
     elif here:
         assert differing_parts(text, after)[0] == ""
         assert drop(after, path) == text

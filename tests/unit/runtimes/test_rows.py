@@ -11,11 +11,11 @@ import pytest
 
 import gpunode
 from gpunode.builtin import names
-from gpunode.container_runtimes import CONTAINER_RUNTIMES, Cdi, Client, Parser, Source
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, CdiSupport, Client, Parser, Source
 from gpunode.facts import probes
 from gpunode.recipe import RuntimeName
 from gpunode.recipe.keys import known_keys
-from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, after_edits, satisfies
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, apply_edits, satisfies
 
 ROWS = pytest.mark.parametrize("row", RUNTIMES, ids=lambda row: row.id)
 _PACKAGE = Path(gpunode.__file__).parent
@@ -26,8 +26,8 @@ def test_row_is_complete(row: Runtime) -> None:
     assert CONTAINER_RUNTIMES[row.id].id == row.id
     assert row.program
     assert row.packages
-    assert row.config_from <= {*row.packages}
-    assert row.cdi in get_args(Cdi)
+    assert row.config_packages <= {*row.packages}
+    assert row.cdi in get_args(CdiSupport)
     assert row.parser in get_args(Parser)
     assert row.source in get_args(Source)
     assert row.client in get_args(Client)
@@ -40,13 +40,13 @@ def test_row_is_complete(row: Runtime) -> None:
 def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
     rules = import_module(f"gpunode.runtimes.{row.id}")
 
-    for name in ("configure", "layers", "mend", "inspect"):
+    for name in ("configure", "layers", "complete_removal", "inspect"):
         assert callable(getattr(rules, name))
     if row.reloads:
-        assert row.takes_on_reload({}, {}, DesiredConfig()) in {True, False}
+        assert row.applies_on_reload({}, {}, DesiredConfig()) in {True, False}
     if row.stopped:
         assert row.keeps_containers({}, DesiredConfig()) in {True, False}
-    assert row.located(row, {}, DesiredConfig()) == row
+    assert row.locate_row(row, {}, DesiredConfig()) == row
     assert all(place.startswith("/") for place in row.reads({}, DesiredConfig()))
 
 
@@ -54,8 +54,8 @@ def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
 def test_row_finds_what_it_configured(row: Runtime) -> None:
     edited = row.configure({}, DesiredConfig())
 
-    assert row.cdi == "only" or satisfies(row.inspect(after_edits({}, edited), DesiredConfig()), DesiredConfig())
-    assert not row.configure(after_edits({}, edited), DesiredConfig()).edits
+    assert row.cdi == "only" or satisfies(row.inspect(apply_edits({}, edited), DesiredConfig()), DesiredConfig())
+    assert not row.configure(apply_edits({}, edited), DesiredConfig()).edits
 
 
 @ROWS

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused, UsageError
-from gpunode.runtimes.toolkit import KEYS, Machine, configure, default, departures, settings
+from gpunode.runtimes.toolkit import KEYS, HostTraits, configure, default, non_default_settings, settings
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MACHINE = Machine()
+MACHINE = HostTraits()
 USUAL = default(MACHINE)
 
 
@@ -41,8 +41,8 @@ def test_keys_are_in_the_order_of_nvidia_ctk() -> None:
 
 
 def test_suse_and_ubuntu_have_their_own_defaults() -> None:
-    assert tomllib.loads(default(Machine(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
-    assert 'ldconfig = "@/sbin/ldconfig.real"' in default(Machine(real_ldconfig=True))
+    assert tomllib.loads(default(HostTraits(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
+    assert 'ldconfig = "@/sbin/ldconfig.real"' in default(HostTraits(real_ldconfig=True))
 
 
 def test_missing_file_gets_the_defaults_and_an_empty_one_does_not() -> None:
@@ -229,9 +229,9 @@ def test_configure_keeps_comments_and_is_idempotent(lines: list[str], asked: lis
 
 
 def test_settings_that_differ_from_the_defaults_are_listed() -> None:
-    assert departures(USUAL.encode()) == ()
-    assert departures(b"") == ()
+    assert non_default_settings(USUAL.encode()) == ()
+    assert non_default_settings(b"") == ()
     said = edit_text("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
-    assert departures(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
+    assert non_default_settings(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
     with pytest.raises(Refused, match="not valid TOML"):
-        departures(b"[", "/config.toml")
+        non_default_settings(b"[", "/config.toml")

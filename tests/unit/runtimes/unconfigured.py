@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.derive import derive_runtime_facts
-from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, runtime
 from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import edits
@@ -16,7 +16,7 @@ def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, record
     """Return the edits, the reason and the notes of the command."""
     row = runtime(row) if isinstance(row, str) else row
     present = {path: FileState(content) for path, content in files.items()}
-    target = RuntimeTarget(row.located(row, files, desired), desired, present, derive_runtime_facts({}))
+    target = RuntimeTarget(row.locate_row(row, files, desired), desired, present, derive_runtime_facts({}))
     trails = {edit.path: _trail(edit) for edit in recorded}
     plan = edits.plan_unconfiguring(target, trails)
     changed = tuple(Edit(change.path, _content(change.before), _content(change.after)) for change in plan.changed_files)
@@ -25,7 +25,7 @@ def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, record
 
 def _trail(edit: Edit) -> FileTrail:
     before, after = (None if content is None else FileState(content) for content in (edit.before, edit.after))
-    return FileTrail((ChangeSpan("runtime", "runtime-config", FileChange(edit.path, before, after)),))
+    return FileTrail((NetChange("runtime", "runtime-config", FileChange(edit.path, before, after)),))
 
 
 def _content(state: object) -> bytes | None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.change import FileChange, Trigger
 from gpunode.facts.model import Facts, Known, Kubelet
-from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.facts.project import project_changes
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
@@ -30,7 +30,7 @@ def node(generated: bytes, toolkit_came: float | None = None) -> Facts:
     """Return a node on which k3s was started at 100, and wrote its file right after that."""
     facts = machine(files={CONFIG: generated}, kubelet=K3S)
     units = {**facts.units, "k3s.service": Known(unit(started_at=100.0), "units")}
-    came = {} if toolkit_came is None else {TOOLKIT_LIST: toolkit_came}
+    came = {} if toolkit_came is None else {TOOLKIT_FILE_LIST: toolkit_came}
     return replace(facts, units=units, changed_at={CONFIG: 101.0, **came})
 
 

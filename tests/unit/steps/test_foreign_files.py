@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.change import PackageState
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
@@ -89,8 +89,8 @@ def test_library_in_a_path_that_ld_so_prefers_is_noted() -> None:
 
 
 def test_symlinks_are_not_counted_as_driver_libraries() -> None:
-    found = (Found(CUDA), Found(LOCAL, link="libnvidia-ml.so.580.95.05"))
-    listing = Capture("glob", "ok", encode_found(iter(found)))
+    found = (GlobMatch(CUDA), GlobMatch(LOCAL, link="libnvidia-ml.so.580.95.05"))
+    listing = Capture("glob", "ok", encode_matches(iter(found)))
     keys = ("cuda-libraries", "nvml-files", "libcuda-files-local", "nvml-files-local")
     facts = derive(dict.fromkeys(keys, listing))
     assert known(facts.driver_libraries, frozenset[str]()) == {CUDA}

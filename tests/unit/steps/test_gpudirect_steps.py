@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.gpudirect import FEATURES, without_source
+from gpunode.catalog.gpudirect import FEATURES, missing_source_hint
 from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project_changes
@@ -190,8 +190,8 @@ def test_container_leaves_gpudirect_to_its_host(step: Any) -> None:
     "problem", ["E: Unable to locate package gdrdrv-dkms", "E: Package 'gdrdrv-dkms' has no installation candidate"]
 )
 def test_missing_gpudirect_package_names_its_source(problem: str) -> None:
-    assert "https://developer.download.nvidia.com/compute/redist/gdrcopy/" in without_source(problem)
-    assert without_source("E: Unable to locate package containerd") == ""
+    assert "https://developer.download.nvidia.com/compute/redist/gdrcopy/" in missing_source_hint(problem)
+    assert missing_source_hint("E: Unable to locate package containerd") == ""
 
 
 def test_every_gpudirect_feature_with_packages_names_their_source() -> None:

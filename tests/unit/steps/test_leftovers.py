@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
@@ -138,13 +138,13 @@ def test_toolkits_of_no_package_alone_are_known_after_a_transaction() -> None:
     [("/usr/bin/nvidia-installer", True), ("/usr/bin/nvidia-uninstall", True), ("/usr/bin/nvidia-reinstall", False)],
 )
 def test_run_installer_is_known_without_its_uninstall_link(path: str, is_there: bool) -> None:
-    found = Capture("glob", "ok", encode_found(iter([Found(path)])))
+    found = Capture("glob", "ok", encode_matches(iter([GlobMatch(path)])))
     assert derive({"run-installer": found}).run_installer == Known(is_there, "run-installer")
 
 
 def test_leftovers_are_read_from_the_places_of_installers() -> None:
     def listing(*paths: str) -> Capture:
-        return Capture("glob", "ok", encode_found(iter([Found(path) for path in paths])))
+        return Capture("glob", "ok", encode_matches(iter([GlobMatch(path) for path in paths])))
 
     evidence = {
         "cuda-compilers": listing(NVCC),

@@ -11,7 +11,7 @@ from gpunode.facts.model import Facts
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.status import Entry
+from gpunode.packages.deb.status import DpkgEntry
 from gpunode.steps.driver import CONFLICTS
 from tests.unit.steps.machines import GTX_1080, gpu, machine, names, planned, recipe, refusal
 
@@ -35,7 +35,7 @@ def node(
     packages: Mapping[str, PackageState] = INSTALLED, depends: Mapping[str, str] = DEPENDS, device: str = GTX_1080
 ) -> Facts:
     rows = (
-        Entry(name, "install", False, "installed", "amd64", state.version, depends=depends.get(name, ""))
+        DpkgEntry(name, "install", False, "installed", "amd64", state.version, depends=depends.get(name, ""))
         for name, state in packages.items()
     )
     return machine(gpus=(gpu(device),), packages=packages, dependencies=InstalledRelations(tuple(rows)))
@@ -46,7 +46,11 @@ def plan_conflicts(facts: Facts, **driver: str) -> tuple[Planned, list[str], lis
     plan = planned(CONFLICTS.plan(recipe(**driver), facts))
     changes = PackageChange.among(plan.changes)
     purged = names(tuple(one for one in changes if one.after is None))
-    marked = [one.subject for one in changes if one.is_mark and one.settled is not None and not one.settled.auto]
+    marked = [
+        one.subject
+        for one in changes
+        if one.is_mark and one.known_final_state is not None and not one.known_final_state.auto
+    ]
     return plan, purged, marked
 
 

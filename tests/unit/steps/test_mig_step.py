@@ -206,7 +206,7 @@ def test_pending_mig_mode_blocks_only_its_gpu() -> None:
     assert [change.gpu for change in both.changes if isinstance(change, MigChange)] == [uuid(1)]
     after = MIG.plan(mig_recipe(), project_changes(node(late, mig_gpu(1)), both.changes))
     assert isinstance(after, Blocked)
-    assert after.for_ == "reboot"
+    assert after.waits_for == "reboot"
     assert uuid(0) in after.reason
     done = node(mig_gpu(layout=MigLayout(enabled=True)), mig_gpu(1))
     assert len([c for c in planned(MIG.plan(mig_recipe(), done)).changes if isinstance(c, MigChange)]) == 2

@@ -71,7 +71,7 @@ def test_timeout_that_is_endless_already_is_left_alone() -> None:
 def test_request_of_somebody_else_is_not_queued_twice() -> None:
     outcome = SECURE_BOOT.plan(recipe(), node(Firmware(queued=[make_certificate()]).with_key()))
     assert isinstance(outcome, Blocked)
-    assert outcome.for_ == "console"
+    assert outcome.waits_for == "console"
 
 
 def test_missing_tools_come_first() -> None:
@@ -200,7 +200,7 @@ def test_module_whose_key_the_firmware_lacks_is_not_loaded() -> None:
     skips = replace(recipe(), skip=("secure-boot",))
     outcome = MODULE_LOAD.plan(skips, node(Firmware().with_key()))
     assert isinstance(outcome, Blocked)
-    assert outcome.for_ == "console"  # which no reboot that setup does suffices for
+    assert outcome.waits_for == "console"  # which no reboot that setup does suffices for
     enrolled = node(Firmware(enrolled=[make_certificate()]).with_key())
     assert planned(MODULE_LOAD.plan(skips, enrolled)).changes
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive_runtime_facts
-from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, encode_matches
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime import RuntimeTarget
@@ -48,13 +48,13 @@ class Machine(Node):
         if probe.argv and (said := self.says.get(" ".join(probe.argv))) is not None:
             return Capture(probe.source, "ok", said.encode())
         if probe.glob:
-            return Capture(probe.source, "ok", encode_found(self._found(probe.glob)))
+            return Capture(probe.source, "ok", encode_matches(self._found(probe.glob)))
         return super().run_probe(probe)
 
-    def _found(self, pattern: str) -> Iterator[Found]:
+    def _found(self, pattern: str) -> Iterator[GlobMatch]:
         for path, state in self.files.items():
             if state is not None and fnmatch.fnmatchcase(path, pattern):
-                yield Found(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
+                yield GlobMatch(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
 
     def apply(self, changes: Sequence[Change], /) -> None:
         if any(isinstance(change, FileChange) and change.path in self.full for change in changes):

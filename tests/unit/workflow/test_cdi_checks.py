@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.check import Check
-from gpunode.facts.evidence import Capture, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
@@ -48,7 +48,7 @@ class Node(RehearsalHost):
         if probe.argv:
             outcome = Capture(probe.source, "absent") if not self.podman else None
             return outcome or Capture(probe.source, "ok", f"{self.podman}\n".encode())
-        return Capture(probe.source, "ok", encode_found(Found(path) for path in self.there if path == probe.glob))
+        return Capture(probe.source, "ok", encode_matches(GlobMatch(path) for path in self.there if path == probe.glob))
 
 
 def node(written: bytes | None = WRITTEN, units: dict[str, Unit] | None = None) -> Facts:

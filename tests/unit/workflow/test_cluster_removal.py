@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gpunode.change import CommandChange, display_command
-from gpunode.change.node import without_values
+from gpunode.change.node import without_helm_values
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster, Identity
@@ -81,7 +81,9 @@ class StandInCluster:
 
 def carry_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
     request = RunHeader("k8s rollback" if of else "k8s remove", "0", (), undoes=of)
-    return apply_removal(plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, pause=lambda: None)
+    return apply_removal(
+        plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, check_interrupt=lambda: None
+    )
 
 
 def test_removed_helm_release_is_restored_with_its_chart_and_values(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_helm_values_are_never_displayed() -> None:
     again = item.change.inverse()
     assert isinstance(again, CommandChange)
     assert SECRET in " ".join(again.argv)
-    assert SECRET not in display_command(again.argv) + " ".join(without_values(again.argv))
+    assert SECRET not in display_command(again.argv) + " ".join(without_helm_values(again.argv))
 
 
 def test_forbidden_secrets_list_is_noted_and_the_rest_is_removed() -> None:

@@ -242,7 +242,7 @@ def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check
     for one in nodes:
         user.server.add(node(one.name))
     asked = VerifyRequest(builtin.read(recipe), nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
     return {one.id.partition("/")[0]: one for one in report.checks}
 
 
@@ -258,7 +258,7 @@ def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, use
     applied.add(node(nodes[0].name))
     recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
     asked = VerifyRequest(recipe, nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
     assert "does not say which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
@@ -268,7 +268,7 @@ def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: Ap
     applied.add(node("gpu-2"))
     nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))
     asked = VerifyRequest(builtin.read("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
     said = [one.detail for one in report.checks if one.id.startswith("pod/")]
     assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
-from gpunode.cli.runtime_config import next_command, reload_command
+from gpunode.cli.runtime_config import local_reload_command, reload_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
@@ -113,12 +113,12 @@ def test_configuration_refused_by_the_runtime_parser_is_not_written(
 ) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
-    def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    def check_candidate_files(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
         assert [change.path for change in changes] == [DROP_IN, CONTAINERD]
         assert expectation.handlers == {("nvidia", "/usr/bin/nvidia-container-runtime")}
         raise Refused("containerd does not take it")
 
-    monkeypatch.setattr(host, "check_candidates", check_candidates)
+    monkeypatch.setattr(host, "check_candidate_files", check_candidate_files)
     with pytest.raises(Refused):
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
@@ -135,7 +135,7 @@ def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
         raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        ctk.apply_edit(plan_of(host), host, store, EditOptions("configure", "test", pause=stop), ignore_event)
+        ctk.apply_edit(plan_of(host), host, store, EditOptions("configure", "test", check_interrupt=stop), ignore_event)
     assert store.runs() == ()
 
 
@@ -143,7 +143,7 @@ def test_requested_restart_is_made_and_settled(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = made(host, store, plan_of(host), restart=True)
     assert host.triggered == [RESTART]
-    assert [one.trigger for one in done.settled] == [RESTART]
+    assert [one.trigger for one in done.trigger_results] == [RESTART]
 
 
 def test_daemon_that_fails_to_restart_gets_both_files_back(store: Store) -> None:
@@ -167,7 +167,7 @@ def test_containers_that_a_restart_would_stop_are_named() -> None:
 def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     cut = store.begin("setup", version="test")
-    cut.done(cut.intend("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART}))))
+    cut.done(cut.record_intent("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART}))))
     cut.close()
     configured(host, store)
     assert set(store.pending_triggers()) == {RESTART}
@@ -230,7 +230,7 @@ def test_failed_daemon_has_not_read_its_file_and_is_started(row: str, store: Sto
     assert plan.files == ()
     (again,) = ctk.with_restart_choice(plan, restart=True).files
     assert again.before == again.after
-    assert ctk.why_no_reload(plan) == ""
+    assert ctk.explain_no_reload(plan) == ""
     verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
     assert (verdict.failed, "it has failed" in verdict.difference) == (True, True)
     assert str(reload_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
@@ -245,7 +245,7 @@ def test_starting_daemon_is_reported_as_unverified(store: Store) -> None:
     assert verdict == ctk.ConfigStatus(unverified="it is still starting; try again in a moment")
 
 
-def effective(handlers: Mapping[str, str]) -> ctk.Effective:
+def effective(handlers: Mapping[str, str]) -> ctk.ReadEffectiveConfig:
     return lambda _: ObservedConfig(handlers)
 
 
@@ -307,4 +307,4 @@ def test_next_command_without_systemd_names_how_to_restart_the_daemon(
     with_systemd = f"sudo systemctl {'reload' if row == 'docker' else 'restart'} {row}"
     proposed = {"systemd": with_systemd, "socket": following}
     expected = next((proposed[one] for one in ("systemd", "socket") if one in beside), "")
-    assert next_command(host, plan, failed=False) == expected
+    assert local_reload_command(host, plan, failed=False) == expected

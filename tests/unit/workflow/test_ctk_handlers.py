@@ -12,7 +12,7 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.model import Mode
+from gpunode.runtimes.model import EditMode
 from gpunode.runtimes.tomlread import parse
 from tests.unit.workflow.editing import PLAIN, Machine, configured, made, plan_of, unconfigured
 
@@ -22,7 +22,7 @@ FIRST = {
     "docker": {"/etc/docker/daemon.json": b'{\n  "debug": true\n}\n'},
     "crio": {"/etc/crio/crio.conf": CRIO},
 }
-MODES: tuple[Mode, ...] = ("auto", "in-place")
+MODES: tuple[EditMode, ...] = ("auto", "in-place")
 SECOND = replace(DesiredConfig(exact=True), handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
 
 
@@ -47,7 +47,7 @@ def edit_by_hand(host: Machine) -> None:
 @pytest.mark.parametrize("gone", ["nvidia", "nvidia-cdi"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FIRST)
-def test_unconfigure_removes_only_the_named_handler(name: str, mode: Mode, gone: str, store: Store) -> None:
+def test_unconfigure_removes_only_the_named_handler(name: str, mode: EditMode, gone: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
     all_desired = [replace(desired, mode=mode) for desired in (DesiredConfig(exact=True, default=True), SECOND)]
     for desired in all_desired:

@@ -10,13 +10,13 @@ import pytest
 from gpunode.change import Trigger
 from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.model import Known, Kubelet
-from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, Runtime, runtime
 from gpunode.runtimes.installations import choose_row
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import EditOptions
-from gpunode.workflow.edits import CtkPlan, preview_files
+from gpunode.workflow.edits import CtkPlan, preview_contents
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine, unit
 from tests.unit.workflow.editing import Machine
@@ -68,7 +68,7 @@ def test_generated_product_config_does_not_count_for_daemon_age() -> None:
 def test_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
     host = Machine({CONFIG: OLDER})
     target = edits.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
-    times = {} if came is None else {CONFIG: 10.0, TOOLKIT_LIST: came}
+    times = {} if came is None else {CONFIG: 10.0, TOOLKIT_FILE_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
     plan = edits.plan_configuring(host, replace(target, facts=facts))
     assert plan.changed_files == ()
@@ -89,7 +89,7 @@ def test_check_does_not_ask_the_runtime_of_a_product() -> None:
     files = {CONFIG: WITH_FOLDER}
     host = Machine(files)
     first = plan_of(host, k3s())
-    after = {**host.contents, DROP_IN: preview_files(first)[0]}
+    after = {**host.contents, DROP_IN: preview_contents(first)[0]}
     plan = plan_of(Machine(after), k3s())
     verdict = ctk.compare_with_plan(plan, lambda _: pytest.fail("asked"), is_live=True)
     assert "generated when it starts" in verdict.unverified

@@ -34,11 +34,11 @@ def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts],
     host = Node(facts[0])
     plan = edits.plan_cdi_specification(host, PODMAN, image=False)
     assert (plan.about, plan.main, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
-    assert (plan.trigger, ctk.why_no_reload(plan)) == (None, "podman has no daemon")
+    assert (plan.trigger, ctk.explain_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
     done = ctk.apply_edit(plan, host, store, EditOptions("configure", "1"), ignore_event)
-    assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
-    assert isinstance(done.settled[0], TriggerResult)
+    assert [trigger_results.trigger for trigger_results in done.trigger_results] == [Trigger("cdi")]
+    assert isinstance(done.trigger_results[0], TriggerResult)
     assert SPEC not in host.files
     assert store.pending_triggers() == {}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gpunode.cli.doctor import diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import redact
@@ -24,7 +24,7 @@ def test_denied_evidence_is_named() -> None:
 
 def test_text_of_a_wrapper_script_is_not_cited_as_an_error() -> None:
     script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
-    found = encode_found(iter([Found("/usr/bin/nvidia-ctk", data=script)]))
+    found = encode_matches(iter([GlobMatch("/usr/bin/nvidia-ctk", data=script)]))
     said = diagnose_evidence({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
     assert [line for doubt in said.open_questions for line in doubt.citations] == []
 
@@ -45,12 +45,12 @@ def test_deeply_nested_answers_do_not_crash_doctor() -> None:
 def test_partially_visible_evidence_is_named_as_denied() -> None:
     """Debian 13 answers such a user so: journalctl and lslocks with success, nvidia-smi on its standard output."""
     hint = "Hint: You are currently not seeing messages from other users and the system.\n"
-    files = (Found("/etc/modprobe.d/a.conf", data=b""), Found("/etc/modprobe.d/b.conf", denied=True))
+    files = (GlobMatch("/etc/modprobe.d/a.conf", data=b""), GlobMatch("/etc/modprobe.d/b.conf", denied=True))
     evidence = {
         "journal": Capture("journalctl -n 0 --no-pager", "ok", b"-- No entries --\n", hint, 0),
         "locks": Capture("lslocks -u -n -o COMMAND,PID,PATH", "ok", b"flock             225 /...\n", "", 0),
         "smi-mig": Capture("nvidia-smi mig -lgi", "failed", b"Insufficient Permissions\n", "", 4),
-        "modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_found(iter(files))),
+        "modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_matches(iter(files))),
     }
     wanted = ("journalctl -n 0 --no-pager", "lslocks -u -n -o COMMAND,PID,PATH", "nvidia-smi mig -lgi")
     assert diagnose_evidence(evidence).denied == (*wanted, "/etc/modprobe.d/b.conf")
@@ -59,7 +59,7 @@ def test_partially_visible_evidence_is_named_as_denied() -> None:
 
 
 def test_unreadable_folder_does_not_hide_readable_ones() -> None:
-    found = encode_found(iter([Found("/home/a/.config/docker/daemon.json", data=b'{"runtimes": {}}')]))
+    found = encode_matches(iter([GlobMatch("/home/a/.config/docker/daemon.json", data=b'{"runtimes": {}}')]))
     source = "/home/*/.config/docker/daemon.json"
     evidence = {"docker-user": Capture(source, "denied", found, "/home/b: Permission denied")}
     examined = diagnose_evidence(evidence)

@@ -9,9 +9,9 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
-from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.journal.store import Store
-from gpunode.runtimes import DesiredConfig, after_edits, runtime
+from gpunode.runtimes import DesiredConfig, apply_edits, runtime
 from gpunode.workflow import edits
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -47,7 +47,7 @@ def test_edited_file_keeps_its_mode_and_new_drop_in_belongs_to_root(store: Store
 
 def trail_of(*changes: FileChange) -> FileTrail:
     return FileTrail(
-        tuple(ChangeSpan("runtime", "runtime-config", change, folders=change.folders) for change in changes)
+        tuple(NetChange("runtime", "runtime-config", change, folders=change.folders) for change in changes)
     )
 
 
@@ -76,7 +76,7 @@ def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
 def written(content: bytes, desired: DesiredConfig) -> bytes:
     """containerd's file once it is as desired."""
     files = {CONTAINERD: content}
-    return after_edits(files, runtime("containerd").configure(files, desired))[CONTAINERD]
+    return apply_edits(files, runtime("containerd").configure(files, desired))[CONTAINERD]
 
 
 def test_forgotten_runs_are_no_former_state() -> None:
@@ -145,8 +145,8 @@ def test_preview_shows_the_drop_in_before_the_main_file(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     plan = plan_of(host)
     configured(host, store)
-    assert edits.preview_files(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
-    assert edits.preview_files(plan_of(host)) == (host.contents[CONTAINERD],)
+    assert edits.preview_contents(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
+    assert edits.preview_contents(plan_of(host)) == (host.contents[CONTAINERD],)
 
 
 CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"

@@ -10,13 +10,13 @@ import pytest
 from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
-from gpunode.facts.follow_ups import final_follow_ups, follow_ups, may_ask_driver
+from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
-from gpunode.workflow.doctor import examine
+from gpunode.workflow.doctor import collect_doctor_evidence
 from tests.conftest import Tools
 
 
@@ -28,7 +28,7 @@ def test_doctor_probes_have_unique_keys_and_short_timeouts() -> None:
 
 
 def listing(*paths: str) -> Capture:
-    return Capture(paths[0], "ok", encode_found(Found(path) for path in paths))
+    return Capture(paths[0], "ok", encode_matches(GlobMatch(path) for path in paths))
 
 
 # A node on which every later look has its reason.
@@ -68,9 +68,9 @@ def test_probes_with_side_effects_are_not_run() -> None:
     assert "docker-info" in {probe.key for probe in follow_ups(EVERYTHING)}
 
 
-def information(minor: int, excluded: str = "No") -> Found:
+def information(minor: int, excluded: str = "No") -> GlobMatch:
     text = f"Model: \t\t NVIDIA A100\nDevice Minor: \t {minor}\nGPU Excluded:\t {excluded}\n"
-    return Found(f"/proc/driver/nvidia/gpus/0000:0{minor}:00.0/information", data=text.encode())
+    return GlobMatch(f"/proc/driver/nvidia/gpus/0000:0{minor}:00.0/information", data=text.encode())
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ def information(minor: int, excluded: str = "No") -> Found:
         (("/dev/nvidiactl", "/dev/nvidia0"), (information(1),), False),
         (("/dev/nvidiactl", "/dev/nvidia0"), (information(0), information(1, "Yes")), True),
         (("/dev/nvidiactl", "/dev/nvidia0"), (), True),
-        (("/dev/nvidiactl", "/dev/nvidia0"), (Found("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), True),
-        (("/dev/nvidiactl",), (Found("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), False),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (GlobMatch("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), True),
+        (("/dev/nvidiactl",), (GlobMatch("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), False),
         (("/dev/nvidia-uvm",), (), False),
     ],
 )
 def test_nvml_is_not_queried_if_that_would_create_device_files(
-    files: tuple[str, ...], gpus: tuple[Found, ...], may: bool
+    files: tuple[str, ...], gpus: tuple[GlobMatch, ...], may: bool
 ) -> None:
     node = {
         **EVERYTHING,
         "dev-nvidia": listing(*files),
-        "nvidia-gpus": Capture("/proc/driver/nvidia/gpus/*/information", "ok", encode_found(iter(gpus))),
+        "nvidia-gpus": Capture("/proc/driver/nvidia/gpus/*/information", "ok", encode_matches(iter(gpus))),
     }
-    assert may_ask_driver(node) is may
+    assert can_query_driver(node) is may
     params = Capture("/proc/driver/nvidia/params", "ok", b"DeviceFileMode: 438\nModifyDeviceFiles: 0\n")
     in_a_container = {**node, "file:/proc/driver/nvidia/params": params}
-    assert may_ask_driver(in_a_container) is ("/dev/nvidiactl" in files), "there no client makes one"
+    assert can_query_driver(in_a_container) is ("/dev/nvidiactl" in files), "there no client makes one"
 
 
 def test_every_file_read_by_a_rule_is_probed() -> None:
@@ -151,7 +151,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor, "DOCTOR_PROBES", few(DOCTOR_PROBES))
     monkeypatch.setattr(doctor, "follow_ups", lambda _: few(follow_ups(EVERYTHING)))
-    monkeypatch.setattr(doctor, "may_ask_driver", lambda _: True)
+    monkeypatch.setattr(doctor, "can_query_driver", lambda _: True)
     monkeypatch.setattr(doctor, "list_probes", lambda _: ())
     monkeypatch.setattr(doctor, "_NVML_S", 0.3)
 
@@ -161,7 +161,7 @@ def test_hanging_tool_is_given_up_and_doctor_still_answers(tools: Tools) -> None
     tools.add("nvidia-smi", "trap '' TERM; sleep 600 & sleep 600")
     tools.add("journalctl", "echo 'kernel: NVRM: loading'")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
-    evidence = examine(LocalHost("/"))
+    evidence = collect_doctor_evidence(LocalHost("/"))
     assert evidence["smi"].outcome == evidence["smi-query"].outcome == "timeout"
     assert "no answer within 0.3 s" in evidence["smi"].error
     diagnosis = diagnose(take_snapshot(evidence))
@@ -172,9 +172,9 @@ def test_dmesg_is_read_only_where_the_journal_is_unavailable(tools: Tools) -> No
     tools.add("nvidia-smi", "exit 9")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
     tools.add("journalctl", "echo 'kernel: NVRM: loading'")
-    assert "dmesg" not in examine(LocalHost("/"))
+    assert "dmesg" not in collect_doctor_evidence(LocalHost("/"))
     tools.add("journalctl", "exit 1")
-    assert "dmesg" in examine(LocalHost("/"))
+    assert "dmesg" in collect_doctor_evidence(LocalHost("/"))
 
 
 def evidence_of(**texts: str) -> Evidence:

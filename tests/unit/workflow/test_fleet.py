@@ -68,7 +68,7 @@ def test_crash_of_a_report_process_affects_only_its_row(tmp_path: Path, monkeypa
 def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen with 3 GiB each were 48, on whatever machine."""
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
-    monkeypatch.setattr(parallel_jobs, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 4 << 30)
     given: list[tuple[int, int]] = []
     pool = parallel_jobs._pool
 
@@ -89,7 +89,7 @@ def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypa
     assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
     assert answers["a.json"].cause == "nouveau-bound"
     given.clear()
-    monkeypatch.setattr(parallel_jobs, "available_bytes", lambda: 0)
+    monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 0)
     assert len(list(fleet_rows(found[:1], processes=16))) == 1
     assert given == [(1, 512 << 20)]
 
@@ -100,7 +100,7 @@ def test_endless_report_is_stopped_by_the_cpu_limit(tmp_path: Path, monkeypatch:
             pass
 
     monkeypatch.setattr(reports, "read_report", endless)
-    monkeypatch.setattr(parallel_jobs, "_PROCESSOR_S", 0.05)
+    monkeypatch.setattr(parallel_jobs, "_CPU_LIMIT_S", 0.05)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 

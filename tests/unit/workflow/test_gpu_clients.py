@@ -22,8 +22,8 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    ordered,
-    settle_order,
+    sort_changes,
+    sort_triggers,
 )
 from gpunode.errors import ChangeFailed, DrainRequired
 from gpunode.facts.model import Facts
@@ -33,7 +33,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.steps.daemons import MPS_SERVICE, find_gpu_loss, plan_pauses
+from gpunode.steps.daemons import MPS_SERVICE, find_gpu_loss, plan_service_stops
 from gpunode.workflow.converge import plan_stage, project_stage
 from gpunode.workflow.disruption import refuse_gpu_clients, refuse_setup
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
@@ -93,7 +93,7 @@ def test_change_takes_the_gpu_from_its_users(change: Change, loss: str | None) -
 
 def test_services_stop_against_the_order_in_which_they_start() -> None:
     facts = with_driver(units={name: unit() for name in sorted(GPU_SERVICES)})
-    pauses = plan_pauses([UPGRADE], facts)
+    pauses = plan_service_stops([UPGRADE], facts)
     assert [pause.unit for pause in pauses] == [
         "gpunode-mps.service",
         DCGM,
@@ -102,9 +102,9 @@ def test_services_stop_against_the_order_in_which_they_start() -> None:
         "nvlsm.service",
         "nvidia-persistenced.service",
     ]
-    started = settle_order(trigger for pause in pauses for trigger in pause.triggers)
+    started = sort_triggers(trigger for pause in pauses for trigger in pause.triggers)
     assert [trigger.target for trigger in started] == [*GPU_SERVICES]
-    assert ordered((UPGRADE, *pauses)) == (*pauses, UPGRADE)
+    assert sort_changes((UPGRADE, *pauses)) == (*pauses, UPGRADE)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_only_services_in_the_way_are_stopped(
     changes: list[Change], units: dict[str, object], stopped: list[str]
 ) -> None:
     facts = with_driver(units={"nvidia-persistenced.service": unit(active=False), **units})
-    assert [pause.unit for pause in plan_pauses(changes, facts)] == stopped
+    assert [pause.unit for pause in plan_service_stops(changes, facts)] == stopped
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,9 @@ def test_each_kind_of_client_is_named_with_what_ends_it() -> None:
         GpuClient(12, "ollama serve", unit="ollama.service"),
         GpuClient(13, "nv-hostengine -n", unit=DCGM),  # stopped by the plan
     )
-    pause = plan_pauses([UPGRADE], with_driver(units={DCGM: unit(), "nvidia-persistenced.service": unit(active=False)}))
+    pause = plan_service_stops(
+        [UPGRADE], with_driver(units={DCGM: unit(), "nvidia-persistenced.service": unit(active=False)})
+    )
     with pytest.raises(DrainRequired) as refused:
         refuse_gpu_clients(Busy(*clients), [*pause, UPGRADE])
     assert refused.value.what == "continuing would take the driver away from 5 processes"
@@ -286,7 +288,7 @@ def test_services_stopped_by_a_killed_run_are_started_by_the_next(store: Store) 
             store,
             with_driver("595.91.07", units={PERSISTENCED: unit(), DCGM: unit()}),
             advance=project_stage,
-            options=replace(ASKED, pause=cut),
+            options=replace(ASKED, check_interrupt=cut),
             on_event=lambda _: None,
         )
     for path, content in kept.items():

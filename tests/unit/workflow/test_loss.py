@@ -12,8 +12,8 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.workflow.converge import StagePlan, StepPlan
-from gpunode.workflow.origins import archives_behind
-from gpunode.workflow.plan import archive_lookup, lost_packages, refuse_loss
+from gpunode.workflow.origins import describe_problem_archives
+from gpunode.workflow.plan import find_unrestorable_purges, make_version_lookup, refuse_loss
 from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
@@ -45,7 +45,7 @@ PLAN = purging(purge("nvidia-dkms-470"), purge("libcuda1"), purge("residue", res
 
 
 def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
-    lost = lost_packages(PLAN, NODE, archive_lookup(WithIndex(INDEX), NODE))
+    lost = find_unrestorable_purges(PLAN, NODE, make_version_lookup(WithIndex(INDEX), NODE))
     assert lost is not None
     assert [str(one.id) for one in lost] == ["nvidia-dkms-470"]
     with pytest.raises(Refused, match=r"nvidia-dkms-470 470\.256\.02-1") as caught:
@@ -55,12 +55,12 @@ def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
 
 
 def test_loss_is_unknown_without_an_index_and_not_asked_without_a_purge() -> None:
-    assert lost_packages(PLAN, NODE, archive_lookup(WithIndex(""), NODE)) is None
+    assert find_unrestorable_purges(PLAN, NODE, make_version_lookup(WithIndex(""), NODE)) is None
 
     def asked(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         raise AssertionError(packages)
 
-    assert lost_packages(purging(), NODE, asked) == ()
+    assert find_unrestorable_purges(purging(), NODE, asked) == ()
     refuse_loss(())
 
 
@@ -74,9 +74,9 @@ def test_refused_packages_are_named_with_their_archives_and_lists() -> None:
         " nvidia-persistenced | 580.2-1 | https://nvidia.example/debian12/x86_64  Packages\n"
     )
     refused = "nvidia-driver-cuda : Depends: nvidia-persistenced (= 580.2-1) but 580.2-1ubuntu1 is to be installed"
-    assert archives_behind(refused, machine(files=lists), WithIndex(table)).splitlines() == [
+    assert describe_problem_archives(refused, machine(files=lists), WithIndex(table)).splitlines() == [
         "https://mirror.example/x86_64 (/etc/apt/sources.list.d/other.list:1) has nvidia-persistenced 580.2-1ubuntu1",
         "https://nvidia.example/debian12/x86_64 (/etc/apt/sources.list.d/cuda.list:1) has nvidia-persistenced 580.2-1",
     ]
-    assert archives_behind(refused, machine(files=lists), WithIndex(table.splitlines()[0])) == ""
-    assert archives_behind("E: nothing of a driver's", machine(), WithIndex(table)) == ""
+    assert describe_problem_archives(refused, machine(files=lists), WithIndex(table.splitlines()[0])) == ""
+    assert describe_problem_archives("E: nothing of a driver's", machine(), WithIndex(table)) == ""

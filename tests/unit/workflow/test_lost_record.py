@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.steps import daemons, gpudirect, kernel, mig
-from gpunode.workflow.recovery import MARK, find_backlog, find_lost_record
+from gpunode.workflow.recovery import FILE_MARK, find_backlog, find_lost_record
 from gpunode.workflow.remove import find_remainder, plan_removal
 from gpunode.workflow.setup import resume_unit
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
@@ -22,7 +22,7 @@ from tests.unit.workflow.nodes import Node
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 PIN = FileState(pin(Choice(580, "", "open", "law"), ("Debian",)))
-BLACKLISTED = FileState(MARK + b": these drivers must not bind the GPU\n")
+BLACKLISTED = FileState(FILE_MARK + b": these drivers must not bind the GPU\n")
 INSTALLED = {"libcuda1": PackageState("580.95.05-1"), "dkms": PackageState("3"), "libnvidia-x": PackageState("470.1-1")}
 
 
@@ -43,7 +43,9 @@ def test_every_file_owned_by_gpunode_begins_with_the_marker() -> None:
         daemons.render_mps_unit(exclusive=False),
         mig._WANTS,
     )
-    assert all(text.startswith(MARK) for text in (*texts, mig.make_unit({}), resume_unit(("gpunode", "setup"))))
+    assert all(
+        text.startswith(FILE_MARK) for text in (*texts, mig.render_mig_unit({}), resume_unit(("gpunode", "setup")))
+    )
 
 
 def test_marked_files_without_a_journal_are_reported_with_packages(store: Store) -> None:
@@ -78,7 +80,7 @@ def test_remove_without_a_journal_ends_with_manual_commands(store: Store) -> Non
 def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
     run = store.begin("setup", version="test")
     for path, state in ((PIN_FILE, PIN), (BLACKLIST, BLACKLISTED)):
-        run.done(run.intend("sources", "step", FileChange(path, None, state)))
+        run.done(run.record_intent("sources", "step", FileChange(path, None, state)))
     run.commit("done")
     edited = FileState(BLACKLISTED.content + b"# more\n")
     assert find_lost_record(store, node()) is None
@@ -88,9 +90,11 @@ def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
 def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> None:
     """After a removal its former text, which is gpunode's own, too, is there again."""
     run = store.begin("setup", version="test")
-    run.done(run.intend("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(MARK + b": newer\n"))))
+    run.done(
+        run.record_intent("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(FILE_MARK + b": newer\n")))
+    )
     run.commit("done")
-    assert find_lost_record(store, node({BLACKLIST: FileState(MARK + b": newer\n")})) is None
+    assert find_lost_record(store, node({BLACKLIST: FileState(FILE_MARK + b": newer\n")})) is None
     lost = find_lost_record(store, node({BLACKLIST: BLACKLISTED}))
     assert lost is not None
     assert lost.files == (BLACKLIST,)
@@ -100,7 +104,7 @@ def test_edit_repeated_after_a_setup_is_no_lost_record(store: Store) -> None:
     edited = FileState(BLACKLISTED.content + b"# more\n")
     for before in (None, edited):
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "step", FileChange(BLACKLIST, before, BLACKLISTED)))
+        run.done(run.record_intent("packages", "step", FileChange(BLACKLIST, before, BLACKLISTED)))
         run.commit("done")
     assert find_lost_record(store, node({BLACKLIST: edited})) is None
 

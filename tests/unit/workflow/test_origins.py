@@ -11,7 +11,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.answers import parse_madison
+from gpunode.packages.deb.answers import parse_archives
 from gpunode.packages.deb.sources import parse
 from gpunode.packages.simulation import Simulation
 from gpunode.steps.daemons import PERSISTENCE
@@ -155,4 +155,4 @@ def test_unknown_origin_is_left_empty() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "no table", "a | b", "a | b |", "a | b | Packages", "N: Unable to locate"])
 def test_madison_parser_ignores_other_text(text: str) -> None:
-    assert parse_madison(text) == {}
+    assert parse_archives(text) == {}

@@ -16,10 +16,10 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.recovery import (
     describe_interrupted_run,
-    missing_marks,
+    find_missing_marks,
     possible_temporary_files,
-    record_what_was_made,
-    visible_backlog,
+    read_backlog,
+    record_completed_changes,
 )
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
@@ -65,12 +65,12 @@ def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
     run = store.begin("setup", version="test")
     change = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
     with store.lock():
-        run.done(run.intend("packages", "nouveau", change))
-        going_on = visible_backlog(store, machine())
+        run.done(run.record_intent("packages", "nouveau", change))
+        going_on = read_backlog(store, machine())
     assert not going_on
     assert going_on.ended == ""
     assert going_on.notes[0].startswith("another gpunode is changing this node: process ")
-    killed = visible_backlog(store, machine())
+    killed = read_backlog(store, machine())
     assert (bool(killed), killed.ended, killed.notes) == (True, "was cut short", ())
 
 
@@ -94,10 +94,10 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
     cut = interrupted(begun=(FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert missing_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
+    assert find_missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
 
 
 class TestRecordOfInterruptedChanges:
@@ -112,10 +112,10 @@ class TestRecordOfInterruptedChanges:
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", "x", brought))
+        run.done(*run.record_intents("packages", "x", brought))
         run.commit("done")
         cut = store.begin("remove", version="test")
-        cut.intend_all("packages", "remove", [back for change in brought if (back := change.inverse())])
+        cut.record_intents("packages", "remove", [back for change in brought if (back := change.inverse())])
         cut.close()
         return store
 
@@ -130,15 +130,15 @@ class TestRecordOfInterruptedChanges:
 
     def test_packages_removed_by_a_killed_remove_are_not_owned_any_more(self, store: Store) -> None:
         """So a later remove does not take what somebody has installed or written since."""
-        record_what_was_made(store, self.node())
-        record_what_was_made(store, self.node("dkms", file=FileState(b"theirs")))
+        record_completed_changes(store, self.node())
+        record_completed_changes(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
         cut = store.interrupted_run()
         assert cut is not None
         assert cut.changes("unknown") == ()
 
     def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
-        record_what_was_made(store, self.node("dkms", file=self.OURS))
+        record_completed_changes(store, self.node("dkms", file=self.OURS))
         assert set(store.footprint().packages) == {PackageId("dkms")}
         assert set(store.footprint().files) == {self.PATH}
 
@@ -146,7 +146,7 @@ class TestRecordOfInterruptedChanges:
         node = self.node()
         half = b"\nPackage: dkms\nStatus: deinstall reinstreq half-installed\nArchitecture: amd64\nVersion: 3\n"
         node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
-        record_what_was_made(store, node)
+        record_completed_changes(store, node)
         assert set(store.footprint().packages) == {PackageId("dkms")}
 
     def test_removed_file_is_still_owned_until_its_folder_is_removed(self, tmp_path: Path) -> None:
@@ -154,23 +154,25 @@ class TestRecordOfInterruptedChanges:
         store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
         ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "x", ours))
+        run.done(run.record_intent("packages", "x", ours))
         run.commit("done")
         cut = store.begin("remove", version="test")
-        cut.intend("packages", "x", replace(ours, before=self.OURS, after=None))
+        cut.record_intent("packages", "x", replace(ours, before=self.OURS, after=None))
         cut.close()
         folder.mkdir(parents=True)
-        record_what_was_made(store, host)
+        record_completed_changes(store, host)
         assert set(store.footprint().files) == {ours.path}
         (folder / "theirs.conf").touch()
-        record_what_was_made(store, host)
+        record_completed_changes(store, host)
         assert store.footprint().files == {}
 
     def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4"))))
+        run.done(
+            run.record_intent("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4")))
+        )
         run.commit("done")
-        record_what_was_made(store, self.node())
+        record_completed_changes(store, self.node())
         assert PackageId("dkms") in store.footprint().packages
 
 
@@ -183,6 +185,6 @@ def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb)
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
     cut = interrupted(begun=begun[:1], failed=begun[1:], verb=verb)
-    assert missing_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

@@ -56,11 +56,11 @@ def write(
     """Write one file in a run, and return the id."""
     run = store.begin("setup", version="test")
     change = FileChange(path, host.files.get(path), after, frozenset({trigger}))
-    seq = run.intend(stage, "step", change)
+    seq = run.record_intent(stage, "step", change)
     host.apply([change])
     if finish:
         run.done(seq)
-        run.settle(trigger)
+        run.record_trigger(trigger)
         run.commit("done")
     else:
         run.close()
@@ -79,7 +79,7 @@ def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: S
     done = undo(host, store, run)
     assert host.files[CONTAINERD] == former
     assert host.triggered == [RESTART]
-    assert [one.trigger for one in done.settled] == [RESTART]
+    assert [one.trigger for one in done.trigger_results] == [RESTART]
     assert store.pending_triggers() == {}
 
 
@@ -95,7 +95,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     run = store.begin("setup", version="test")
     ours = FileState(b"ours", uid=os.geteuid(), gid=os.getegid())
     change = host.complete_change(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
-    seq = run.intend("runtime", "step", change)
+    seq = run.record_intent("runtime", "step", change)
     host.apply([change])
     run.done(seq)
     run.commit("done")
@@ -112,7 +112,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
     for path in (DAEMON_JSON, "/etc/docker/key.json"):
         ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
         change = host.complete_change(FileChange(path, None, ours))
-        seq = run.intend("runtime", "step", change)
+        seq = run.record_intent("runtime", "step", change)
         host.apply([change])
         run.done(seq)
     run.commit("done")
@@ -128,10 +128,10 @@ def test_folder_in_use_by_others_leaves_nothing_to_undo(store: Store, tmp_path: 
     run = store.begin("setup", version="test")
     ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
     change = host.complete_change(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
-    seq = run.intend("runtime", "step", change)
+    seq = run.record_intent("runtime", "step", change)
     host.apply([change])
     run.done(seq)
-    run.settle(RESTART)
+    run.record_trigger(RESTART)
     run.commit("done")
     (folder / "daemon.json").unlink()
     (folder / theirs).mkdir()
@@ -232,7 +232,7 @@ def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: 
     run = store.begin("setup", version="test")
     for after in (OURS, EDITED):
         change = FileChange(CONTAINERD, host.files[CONTAINERD], after, frozenset({RESTART}))
-        run.done(run.intend("runtime", "step", change))
+        run.done(run.record_intent("runtime", "step", change))
         host.apply([change])
     run.commit("done")
     undo(host, store, run.id)
@@ -245,10 +245,10 @@ def write_twice(host: Node, store: Store) -> str:
     reload = Trigger("daemon-reload")
     for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):
         change = FileChange(CONTAINERD, before, after, frozenset(owes))
-        run.done(run.intend("runtime", "step", change))
+        run.done(run.record_intent("runtime", "step", change))
         host.apply([change])
     for trigger in (reload, RESTART):
-        run.settle(trigger)
+        run.record_trigger(trigger)
     run.commit("done")
     return run.id
 
@@ -287,7 +287,7 @@ def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: N
     with pytest.raises(DrainRequired, match="1 running docker") as caught:
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
-    back = plan_rollback(store, host, run, disrupt=True)
+    back = plan_rollback(store, host, run, allow_disruption=True)
     rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
@@ -339,13 +339,13 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
     undo(host, store, find_newest_run(store).run)
     for _ in range(2):
         run = find_newest_run(store)
-        assert (run.run, run.is_undone(whole=False)) == (second, True)
-    older = explain_undone(store, run, "", whole=False)
-    assert older.standing is not None
-    assert (older.standing.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
+        assert (run.run, run.is_undone(with_packages=False)) == (second, True)
+    older = explain_undone(store, run, "", with_packages=False)
+    assert older.newest_not_undone is not None
+    assert (older.newest_not_undone.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
-    assert explain_undone(store, find_newest_run(store), "", whole=False).standing is None
+    assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
 
 
 def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> None:
@@ -354,7 +354,7 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
     host.files[CONTAINERD] = OURS  # by hand
     assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
-        mark_undone(store, find_newest_run(store), version="test", argv=(), whole=False)
+        mark_undone(store, find_newest_run(store), version="test", argv=(), with_packages=False)
     assert len(store.runs()) == 3, "recorded once"
     assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)
@@ -374,7 +374,7 @@ def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -
     run = write(host, store)
     removal = store.begin("remove", version="test", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
-    removal.done(removal.intend("runtime", "remove", change))
+    removal.done(removal.record_intent("runtime", "remove", change))
     removal.commit("done")
     host.apply([change])
     assert find_newest_run(store).undone_by == removal.id
@@ -395,14 +395,14 @@ def test_run_is_found_by_id_or_number(store: Store, host: Node) -> None:
 def test_run_without_configuration_points_to_the_packages_option(store: Store, host: Node) -> None:
     write(host, store, path="/etc/apt/sources.list.d/cuda-debian12-x86_64.list", stage="sources")
     refusals: tuple[Callable[[], object], ...] = (
-        lambda: find_run(store, "1", whole=False),
+        lambda: find_run(store, "1", with_packages=False),
         lambda: find_newest_run(store),
     )
     for refused in refusals:
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
         assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
-    assert find_newest_run(store, whole=True).run == find_run(store, "1", whole=True).run
+    assert find_newest_run(store, with_packages=True).run == find_run(store, "1", with_packages=True).run
 
 
 def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node) -> None:

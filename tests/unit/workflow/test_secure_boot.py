@@ -84,7 +84,7 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
 
     first = one.setup()
 
-    assert [wait.for_ for wait in first.waits] == ["console"]
+    assert [wait.waits_for for wait in first.waits] == ["console"]
     assert one.firmware.queued == [make_certificate()]
     assert one.firmware.timeout_s == -1
     assert not [name for name in one.made() if "nvidia" in name and not name.startswith("/etc/apt")]
@@ -92,13 +92,13 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
 
     again = one.setup()
     assert not again.changed
-    assert [wait.for_ for wait in again.waits] == ["console"]
+    assert [wait.waits_for for wait in again.waits] == ["console"]
 
     one.boot(confirms=True)
     second = one.setup()
     assert "nvidia-kernel-dkms" in one.made() or "nvidia-kernel-open-dkms" in one.made()
     assert BLACKLIST in one.made()
-    assert not [wait for wait in second.waits if wait.for_ == "console"]
+    assert not [wait for wait in second.waits if wait.waits_for == "console"]
     assert one.firmware.timeout_s == 10, "the firmware waits as long as before"
     assert one.facts.file(ENROLMENT_REQUEST) == Known(None, "plan")
 
@@ -109,7 +109,7 @@ def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
     one.boot(confirms=False)
     assert "not confirmed during the last boot" in planned(SECURE_BOOT.plan(recipe(), one.facts)).reason
     missed = one.setup()
-    assert [wait.for_ for wait in missed.waits] == ["console"]
+    assert [wait.waits_for for wait in missed.waits] == ["console"]
     assert one.firmware.queued == [make_certificate()]
     assert BLACKLIST not in one.made()
     assert not any("make the key" in name for name in one.made()), "the key stays the same"
@@ -118,7 +118,7 @@ def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
 def test_enrolled_key_is_used_and_never_replaced(tmp_path: Path) -> None:
     one = Machine(Firmware(enrolled=[make_certificate()]).with_key(), tmp_path)
     done = one.setup()
-    assert not [wait for wait in done.waits if wait.for_ == "console"]
+    assert not [wait for wait in done.waits if wait.waits_for == "console"]
     assert not [name for name in one.made() if "mokutil" in name or "make the key" in name]
 
 
@@ -137,9 +137,9 @@ def test_setup_stops_when_dkms_replaces_the_certificate(tmp_path: Path) -> None:
 
 
 def test_console_wait_ends_with_exit_10(tmp_path: Path) -> None:
-    from gpunode.cli.setup import SetupFlags, waiting_failure
+    from gpunode.cli.setup import SetupFlags, blocked_setup_error
 
-    failure = waiting_failure(Machine(Firmware(), tmp_path).setup(), SetupFlags())
+    failure = blocked_setup_error(Machine(Firmware(), tmp_path).setup(), SetupFlags())
     assert isinstance(failure, RebootRequired)
     assert failure.exit_code == 10
     assert "Enroll MOK → Continue → Yes" in failure.hint

@@ -56,7 +56,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
     """Record further triggers that the change ``seq`` owes beyond its own."""
-    run._note("", TriggerPending(trigger, seq, run._clock()))
+    run._record_entries("", TriggerPending(trigger, seq, run._clock()))
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
     assert written.value is not None
     cut = store.begin("setup", version="test")
     change = FileChange(CONTAINERD, FileState(BEFORE), written.value, frozenset({RESTART}))
-    cut.done(*cut.intend_all("runtime", "runtime-config", (change,)))
+    cut.done(*cut.record_intents("runtime", "runtime-config", (change,)))
     cut.close()
     node = containerd(files={CONTAINERD: written.value.content})
     host = Node(node, accepts=lambda _trigger, node: node.bytes_of(CONTAINERD) == BEFORE)
@@ -416,7 +416,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
 
     left = find_backlog(store, whole)
 
-    assert left.owed == (cold,)
+    assert left.pending_triggers == (cold,)
     assert has_pending_work((), left)
     assert str(left) == "an earlier run failed and left this pending: initramfs"
     check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), backlog=left)
@@ -438,12 +438,12 @@ def test_only_interrupted_runs_are_called_interrupted(store: Store, cut: bool, w
 
 
 def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> None:
-    left = Backlog(unread="only root may read the journal")
+    left = Backlog(unread_reason="only root may read the journal")
     assert not has_pending_work((), left)
     node = converged_node(None)
     check = check_configuration(recipe("containerd"), node, Node(node), planned=(), backlog=left)
     assert check.status == "skipped"
-    assert left.unread in check.detail
+    assert left.unread_reason in check.detail
 
 
 def test_daemon_started_after_the_write_needs_no_restart(store: Store) -> None:
@@ -473,7 +473,7 @@ def test_signal_stops_setup_between_two_changes(store: Store) -> None:
             raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        run(machine(), host, store, recipe("containerd"), replace(ASKED, pause=stop))
+        run(machine(), host, store, recipe("containerd"), replace(ASKED, check_interrupt=stop))
     assert len(host.made) == 2
     assert journal(store) == ["interrupted"]
     assert {trigger.kind for trigger in store.pending_triggers()} == {"index-refresh"}
@@ -618,7 +618,7 @@ RESUME = Resume(lambda run: ("/usr/bin/gpunode", "setup", "--resume", run, "--ye
 def test_required_reboot_is_returned_without_a_change(store: Store) -> None:
     host = Node(node_needing_reboot())
     done = run(node_needing_reboot(), host, store, recipe(), ONLY_LOAD)
-    assert [wait.for_ for wait in done.waits] == ["reboot"]
+    assert [wait.waits_for for wait in done.waits] == ["reboot"]
     assert is_untouched(host, store)
 
 

@@ -47,7 +47,9 @@ def test_resolved_versions_are_exact_and_dependencies_marked_auto() -> None:
     found = resolve(
         [BRING], {}, answers(install("nvidia-driver-cuda"), install("libcuda1"), install("dkms", "3.0.10-8"))
     )
-    assert found.asked == (PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1")),)
+    assert found.requested_changes == (
+        PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1")),
+    )
     assert {str(change.id): change.after for change in found.dependencies} == {
         "libcuda1": PackageState("580.95.05-1", auto=True),
         "dkms": PackageState("3.0.10-8", auto=True),
@@ -59,7 +61,7 @@ def test_virtual_dependency_resolves_to_its_provider() -> None:
     virtual = PackageChange(PackageId("default-logind"), None, ANY_PROVIDER)
     found = resolve([virtual], {}, answers(install("libpam-systemd", "252.39-1~deb12u1")))
     provider = PackageChange(PackageId("libpam-systemd"), None, PackageState("252.39-1~deb12u1", auto=True))
-    assert (found.asked, found.dependencies) == ((), (provider,))
+    assert (found.requested_changes, found.dependencies) == ((), (provider,))
 
 
 def test_manually_installed_dependency_stays_manual() -> None:
@@ -80,17 +82,17 @@ def test_change_without_an_action_in_the_simulation_is_dropped() -> None:
     there = PackageState("580.95.05-1")
     changes = [BRING, PackageChange(PackageId("nvidia-persistenced"), there, DRIVER)]
     found = resolve(changes, {"nvidia-persistenced": there}, answers(install("nvidia-driver-cuda")))
-    assert [str(change.id) for change in found.asked] == ["nvidia-driver-cuda"]
+    assert [str(change.id) for change in found.requested_changes] == ["nvidia-driver-cuda"]
 
 
 def test_changes_are_unresolved_without_a_package_manager() -> None:
-    assert resolve([BRING], {}, lambda _changes: None).asked == (BRING,)
+    assert resolve([BRING], {}, lambda _changes: None).requested_changes == (BRING,)
 
 
 def test_solver_problem_is_passed_on() -> None:
     problem = "E: Unable to locate package nvidia-driver-cuda"
     found = resolve([BRING], {}, lambda _changes: Simulation((), problem))
-    assert (found.problem, found.asked) == (problem, (BRING,))
+    assert (found.problem, found.requested_changes) == (problem, (BRING,))
 
 
 NEW = {"nvidia-driver-cuda": frozenset({"libcuda1"}), "libcuda1": frozenset({"libnvidia-ml1"})} | dict.fromkeys(
@@ -106,7 +108,7 @@ def purges(names: Iterable[str]) -> list[PackageChange]:
 
 
 def removed_names(found: Transaction) -> set[str]:
-    return {str(change.id) for change in (*found.asked, *found.dependencies) if change.after is None}
+    return {str(change.id) for change in (*found.requested_changes, *found.dependencies) if change.after is None}
 
 
 def test_old_driver_packages_needed_by_the_new_driver_are_upgraded() -> None:
@@ -128,7 +130,7 @@ def test_old_package_needed_by_others_is_upgraded_and_names_them() -> None:
     by_player = {package for package, needing in found.upgraded.items() if needing == (PackageId("player"),)}
     assert by_player >= ids("nvidia-driver-libs", "libglx-nvidia0")
     assert removed_names(found) == {"nvidia-driver", "nvidia-alternative"}
-    assert not any(str(change.id) == "player" for change in (*found.asked, *found.dependencies))
+    assert not any(str(change.id) == "player" for change in (*found.requested_changes, *found.dependencies))
 
 
 def test_package_that_loses_its_dependency_stops_the_run() -> None:
@@ -173,7 +175,7 @@ def test_announced_purges_are_what_apt_purges(solver: Solver) -> None:
 
     found = resolve([BRING, *purges(_NAMES)], solver.states(), solver)
 
-    done = solver([*found.asked, *found.dependencies])
+    done = solver([*found.requested_changes, *found.dependencies])
 
     assert removed_names(found) == {str(action.id) for action in done.actions if action.verb == "purge"}
     assert removed_names(found) == set(_NAMES) - needed
@@ -237,7 +239,7 @@ def test_config_file_residue_is_purged_even_if_the_solver_omits_it() -> None:
     purge = PackageChange(PackageId("nvidia-kernel-support"), residue, None)
     gone = Action("purge", PackageId("nvidia-kernel-support"), former="470.256.02-1")
     found = resolve([BRING, purge], {"nvidia-kernel-support": residue}, answers(install("nvidia-driver-cuda"), gone))
-    assert purge in found.asked
+    assert purge in found.requested_changes
 
 
 def test_upgrade_of_the_newest_version_is_nothing() -> None:
@@ -245,7 +247,7 @@ def test_upgrade_of_the_newest_version_is_nothing() -> None:
     found = resolve(
         [PackageChange(PackageId("nvidia-driver-cuda"), there, DRIVER)], {"nvidia-driver-cuda": there}, answers()
     )
-    assert found.asked == found.dependencies == ()
+    assert found.requested_changes == found.dependencies == ()
 
 
 def test_locked_dependency_is_installed_in_its_version_and_marked_auto() -> None:
@@ -262,7 +264,7 @@ def test_locked_dependency_is_installed_in_its_version_and_marked_auto() -> None
 
     found = resolve([bring], {}, solver, locked)
     assert [sorted(names) for names in asked] == [["nvidia-driver-cuda"], ["libnvidia-egl-gbm1", "nvidia-driver-cuda"]]
-    assert found.asked == (bring,)
+    assert found.requested_changes == (bring,)
     assert found.dependencies == (
         PackageChange(PackageId("libnvidia-egl-gbm1"), None, PackageState("1.1.2-1", auto=True)),
     )
@@ -285,7 +287,7 @@ def test_lock_does_not_allow_packages_of_another_branch() -> None:
 
 def test_triggers_survive_the_resolution_of_a_version() -> None:
     owing = replace(BRING, triggers=frozenset({Trigger("restart", "nvidia-fabricmanager.service")}))
-    (asked,) = resolve([owing], {}, answers(install("nvidia-driver-cuda"))).asked
+    (asked,) = resolve([owing], {}, answers(install("nvidia-driver-cuda"))).requested_changes
     assert asked.triggers == owing.triggers
 
 
@@ -316,7 +318,11 @@ _WITH_FABRIC = [
 
 def test_fabric_manager_is_taken_in_the_drivers_version() -> None:
     found = resolve(_WITH_FABRIC, {}, _simulate_newest("595.91.07-1"))
-    assert {str(change.id): change.settled.version for change in found.asked if change.settled} == {
+    assert {
+        str(change.id): change.known_final_state.version
+        for change in found.requested_changes
+        if change.known_final_state
+    } == {
         "nvidia-kernel-open-dkms": "595.91.07-1",
         "nvidia-fabricmanager": "595.91.07-1",
     }

@@ -28,7 +28,7 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
-from gpunode.facts.evidence import Capture, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
@@ -40,7 +40,7 @@ from gpunode.steps.packages import PROFILE
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, failure_of, find_newest_run, plan_rollback, rollback
+from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, rollback_failure
 from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
@@ -133,10 +133,10 @@ def host(store: Store) -> Machine:
     made = Machine(machine(files={CONTAINERD: FORMER}))
     run = store.begin("setup", version="test")
     for stage, change in CHANGES:
-        run.done(run.intend(stage, "step", change))
+        run.done(run.record_intent(stage, "step", change))
         made.apply([change])
     for trigger in (REFRESH, INITRAMFS, RESTART):
-        run.settle(trigger)
+        run.record_trigger(trigger)
     run.commit("done")
     made.files[STATUS] = FileState("".join(map(paragraph, AFTER)).encode())
     return made
@@ -242,7 +242,7 @@ class TestWholeRollback:
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
         )
-        assert isinstance(failure_of(undo(host, store, back)), VerifyFailed)
+        assert isinstance(rollback_failure(undo(host, store, back)), VerifyFailed)
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
@@ -262,7 +262,7 @@ class TestWholeRollback:
     def test_undo_with_a_loaded_module_requires_a_reboot(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now(loaded=True))
         assert "580.178.04" in back.reboot
-        assert isinstance(failure_of(undo(host, store, back)), RebootRequired)
+        assert isinstance(rollback_failure(undo(host, store, back)), RebootRequired)
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
@@ -270,32 +270,36 @@ class TestWholeRollback:
     ) -> None:
         host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
 
-        def planned(*, disrupt: bool) -> UndoPlan:
+        def planned(*, allow_disruption: bool) -> UndoPlan:
             if verb == "remove":
-                return plan_removal(store, host, facts_now(), disrupt=disrupt)
-            return plan_rollback(store, host, newest(store), facts_now(), disrupt=disrupt)
+                return plan_removal(store, host, facts_now(), allow_disruption=allow_disruption)
+            return plan_rollback(store, host, newest(store), facts_now(), allow_disruption=allow_disruption)
 
         with pytest.raises(DrainRequired, match="take the driver away from 1 process") as refused:
-            planned(disrupt=False)
+            planned(allow_disruption=False)
         assert "812 (python3 train.py)" in refused.value.why
-        assert planned(disrupt=True).packages
+        assert planned(allow_disruption=True).packages
 
     def test_packages_can_be_rolled_back_after_a_plain_rollback(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
         rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
-        chosen = find_newest_run(store, whole=True)
-        assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
+        chosen = find_newest_run(store, with_packages=True)
+        assert (chosen.run, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
+            run,
+            True,
+            False,
+        )
         whole = plan_rollback(store, host, run, facts_now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
-        assert find_newest_run(store, whole=True).is_undone(whole=True)
+        assert find_newest_run(store, with_packages=True).is_undone(with_packages=True)
 
     def test_later_run_on_the_same_package_must_be_rolled_back_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
         run = store.begin("setup", version="test")
         run.done(
-            run.intend(
+            run.record_intent(
                 "packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), NEW, PackageState("595.1-1"))
             )
         )
@@ -327,11 +331,11 @@ class TestWholeRollback:
             UNIT: ServiceChange(UNIT, OFF, ON),
         }
         lower, upper = (made.get(name, PackageChange(PackageId.of(name), None, NEW)) for name in (package, path))
-        first.done(first.intend("packages", brought, lower))
+        first.done(first.record_intent("packages", brought, lower))
         first.commit("done")
         second = store.begin("setup", version="test", recipe="docker")
         stage = "runtime" if path == DAEMON_JSON else "packages"
-        second.done(second.intend(stage, later, upper))
+        second.done(second.record_intent(stage, later, upper))
         second.commit("done")
         for change in (lower, upper):
             host.apply([change])
@@ -357,10 +361,10 @@ class TestWholeRollback:
         toolkit, before = "nvidia-container-toolkit", FileState(b"{ }")
         host = Machine(machine(files={DAEMON_JSON: before}))
         first = store.begin("setup", version="test")
-        first.done(first.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
+        first.done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
         first.commit("done")
         second, change = store.begin(verb, version="test"), FileChange(DAEMON_JSON, before, FileState(b"{}"))
-        second.done(second.intend("runtime", "runtime-config", change))
+        second.done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
         try:
@@ -375,9 +379,11 @@ class TestWholeRollback:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         run = store.begin("setup", version="test")
         run.done(
-            run.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW, frozenset({RESTART})))
+            run.record_intent(
+                "packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW, frozenset({RESTART}))
+            )
         )
-        run.settle(RESTART)
+        run.record_trigger(RESTART)
         run.commit("done")
         facts = facts_now({toolkit: NEW})
         back = plan_rollback(store, host, run.id, facts) if verb == "rollback" else plan_removal(store, host, facts)
@@ -387,10 +393,10 @@ class TestWholeRollback:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         host.archives[toolkit] = frozenset({OLD.version})
         first = store.begin("setup", version="test")
-        first.done(first.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
+        first.done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
         first.commit("done")
         second, change = store.begin("setup", version="test"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
-        second.done(second.intend("runtime", "runtime-config", change))
+        second.done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
         assert plan_rollback(store, host, first.id, facts_now({toolkit: NEW})).packages
@@ -404,24 +410,24 @@ class TestWholeRollback:
         host, there = Machine(machine()), PackageState("1.6")
         host.archives[runtime] = frozenset({"1.5"})
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there)))
+        run.done(run.record_intent("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there)))
         run.commit("done")
         host.busy = Workloads(containers=("k8s.io/4f2",))
 
-        def planned(*, disrupt: bool) -> UndoPlan:
+        def planned(*, allow_disruption: bool) -> UndoPlan:
             if verb == "remove":
-                return plan_removal(store, host, facts_now({runtime: there}), disrupt=disrupt)
-            return plan_rollback(store, host, run.id, facts_now({runtime: there}), disrupt=disrupt)
+                return plan_removal(store, host, facts_now({runtime: there}), allow_disruption=allow_disruption)
+            return plan_rollback(store, host, run.id, facts_now({runtime: there}), allow_disruption=allow_disruption)
 
         if verb == "remove" and after == PackageState("1.5"):
-            assert not planned(disrupt=False).packages, "it was there before gpunode"
+            assert not planned(allow_disruption=False).packages, "it was there before gpunode"
             return
         with pytest.raises(DrainRequired, match="take containerd away from 1 container") as refused:
-            planned(disrupt=False)
+            planned(allow_disruption=False)
         assert "k8s.io/4f2" in refused.value.why
-        assert planned(disrupt=True).packages
+        assert planned(allow_disruption=True).packages
         host.busy = Workloads()
-        assert planned(disrupt=False).packages
+        assert planned(allow_disruption=False).packages
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize(
@@ -438,7 +444,7 @@ class TestWholeRollback:
         host = Machine(machine())
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "step", change))
+        run.done(run.record_intent("packages", "step", change))
         run.commit("done")
         packages = {str(change.id): NEW} if isinstance(change, PackageChange) else {}
         facts = machine(packages=packages, units={"docker.service": unit()})
@@ -455,7 +461,9 @@ class TestWholeRollback:
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
         run, restart = newest(store), Trigger("restart", "docker.service")
         cut = store.begin("setup", version="test")
-        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart}))))
+        cut.done(
+            cut.record_intent("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart})))
+        )
         cut.close()
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
@@ -468,7 +476,7 @@ class TestWholeRollback:
     def test_package_depending_on_a_lost_package_is_not_restored(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
         run.done(
-            *run.intend_all(
+            *run.record_intents(
                 "packages", "x", [PackageChange(PackageId.of(name), OLD, None) for name in ("lost", "needs-lost")]
             )
         )
@@ -486,9 +494,9 @@ class TestWholeRollback:
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/ours.conf"
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "x", FileChange(path, FORMER, OURS)))
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.done(run.record_intent("packages", "x", FileChange(path, FORMER, OURS)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, OURS, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         assert path in (one.subject for one in plan_rollback(store, host, run.id, facts_now({})).changes)
 
@@ -499,25 +507,25 @@ class TestWholeRollback:
 
     def test_driver_version_change_needs_consent_too(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
+        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
         with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
-        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), disrupt=True)
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), allow_disruption=True)
         assert "580.178.04" in back.reboot
 
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
         cut = store.begin("rollback", version="test", undoes=run)
         change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
-        cut.done(cut.intend("runtime", "step", change))
+        cut.done(cut.record_intent("runtime", "step", change))
         cut.close()
         host.apply([change])
         host.triggered.clear()
         back = plan_rollback(store, host, run)
-        assert (back.steps, back.owed) == ((), (RESTART,))
+        assert (back.steps, back.pending_triggers) == ((), (RESTART,))
         rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
         assert host.triggered == [RESTART]
         assert store.pending_triggers() == {}
@@ -527,8 +535,8 @@ class TestWholeRollback:
         host.files[CONTAINERD] = FORMER
         run = store.begin("setup", version="test")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
-            run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
-        run.settle(RESTART)
+            run.done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
+        run.record_trigger(RESTART)
         run.commit("failed")
         assert plan_rollback(store, host, run.id, facts_now()).steps == ()
         assert plan_rollback(store, host, run.id).steps == ()
@@ -538,10 +546,10 @@ class TestWholeRollback:
         host.files[CONTAINERD] = FORMER
         run = store.begin("setup", version="test")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
-            run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after)))
+            run.done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after)))
         run.commit("failed")
         second = store.begin("setup", version="test")
-        second.done(second.intend("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
+        second.done(second.record_intent("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
         second.commit("done")
         host.files[CONTAINERD] = later
         assert plan_rollback(store, host, run.id, facts_now()).steps == ()
@@ -550,7 +558,7 @@ class TestWholeRollback:
     def test_edit_after_the_package_was_reinstalled_is_kept(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
@@ -561,9 +569,9 @@ class TestWholeRollback:
 
     def test_foreign_file_in_place_of_a_purged_conffile_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
-        run.done(run.intend("runtime", "runtime-config", FileChange(DAEMON_JSON, None, OURS)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
+        run.done(run.record_intent("runtime", "runtime-config", FileChange(DAEMON_JSON, None, OURS)))
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         for there in (None, OURS):
@@ -576,8 +584,8 @@ class TestWholeRollback:
 
     def test_file_created_after_the_purge_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         host.files[DAEMON_JSON] = FileState(b"theirs")
@@ -588,8 +596,8 @@ class TestWholeRollback:
     def test_plain_rollback_leaves_conffiles_of_purged_packages_alone(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, FORMER, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         assert plan_rollback(store, host, run.id).steps == (), "its package does not come back either"
         host.files[path] = FileState(b"of a package that somebody installed again, and edited\n")
@@ -599,8 +607,8 @@ class TestWholeRollback:
     def test_purged_conffile_is_restored_with_its_edits(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         back = plan_rollback(store, host, run.id, facts_now({}))
         assert [one.subject for one in back.changes] == ["nvidia-driver", path]
@@ -616,8 +624,8 @@ class TestWholeRollback:
     ) -> None:
         path, shipped = "/etc/nvidia/old.conf", FileState(b"as shipped\n")
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         database = paragraph("nvidia-driver", conffile=path).replace("0123", hashlib.md5(shipped.content).hexdigest())
         host.after_packages = {path: shipped, STATUS: FileState(database.encode())}
@@ -634,8 +642,8 @@ class TestWholeRollback:
     def test_conffile_is_not_restored_without_its_package(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, FORMER, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         host.archives = {}
         back = plan_rollback(store, host, run.id, facts_now({}))
@@ -650,8 +658,8 @@ class TestWholeRollback:
     ) -> None:
         path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
-        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
+        run.done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
+        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
         host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
         host.after_packages = {path: None} if goes else {}
@@ -666,7 +674,7 @@ class TestWholeRollback:
         paths = {name: f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-debugdump")}
         host.files.update({path: FileState(path.encode(), 0o755) for path in paths.values()})
         host.owned = frozenset({paths["nvidia-debugdump"]})
-        found = encode_found(iter([Found(path) for path in paths.values()]))
+        found = encode_matches(iter([GlobMatch(path) for path in paths.values()]))
         host.globs = {"/usr/bin/nvidia-*": Capture("glob", "ok", found)}
         run = store.begin("setup", version="test")
         applier = Applier(host, run, lambda _: None, lambda: None)
@@ -693,7 +701,7 @@ class TestWholeRollback:
         path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
         sum_ = hashlib.md5(shipped.content).hexdigest()
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
+        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
@@ -728,8 +736,10 @@ def test_package_in_dpkgs_journal_counts_as_touched(store: Store) -> None:
     host = Machine(machine())
     host.refuses = PackageChange
     host.files[STATUS] = FileState(paragraph("dpkg").encode())
-    entry = Found("/var/lib/dpkg/updates/0000", data=b"Package: libcuda1\nStatus: install ok unpacked\nVersion: 1\n")
-    host.globs["/var/lib/dpkg/updates/*"] = Capture("updates", "ok", encode_found(iter([entry])))
+    entry = GlobMatch(
+        "/var/lib/dpkg/updates/0000", data=b"Package: libcuda1\nStatus: install ok unpacked\nVersion: 1\n"
+    )
+    host.globs["/var/lib/dpkg/updates/*"] = Capture("updates", "ok", encode_matches(iter([entry])))
     run = store.begin("setup", version="test")
     batch = tuple(PackageChange(PackageId(name), None, PackageState("1")) for name in ("libcuda1", "docker.io"))
     with pytest.raises(ChangeFailed):
@@ -756,11 +766,11 @@ class TestRemove:
     ) -> None:
         host.files[CONTAINERD] = edited = FileState(b"# mine, edited\nnvidia = true\n")
 
-        def check_candidates(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+        def check_candidate_files(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
             assert (expectation.runtime, [change.path for change in changes]) == ("containerd", [CONTAINERD])
             raise Refused("containerd does not take it")
 
-        monkeypatch.setattr(host, "check_candidates", check_candidates)
+        monkeypatch.setattr(host, "check_candidate_files", check_candidate_files)
         with pytest.raises(Refused, match="does not take it"):
             undo(host, store, plan_removal(store, host, facts_now()))
         assert host.files[CONTAINERD] == edited
@@ -794,7 +804,7 @@ class TestRemove:
         between = FileState(b"# mine\n# theirs\nnvidia = true\n")
         run = store.begin("setup", version="test")
         again = FileChange(CONTAINERD, between, FileState(b"# mine\n# theirs\nnvidia = 2\n"), frozenset({RESTART}))
-        run.done(run.intend("runtime", "step", again))
+        run.done(run.record_intent("runtime", "step", again))
         run.commit("done")
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
         back = plan_removal(store, host, facts_now())
@@ -821,7 +831,7 @@ class TestRemove:
         run = store.begin("setup", version="test")
         made = FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}')
         change = FileChange(DAEMON_JSON, None, made, frozenset({Trigger("reload", "docker.service")}))
-        run.done(run.intend("runtime", "runtime-config", change))
+        run.done(run.record_intent("runtime", "runtime-config", change))
         run.commit("done")
         host.files[DAEMON_JSON] = FileState(document)
         if left is None:
@@ -839,10 +849,10 @@ class TestRemove:
         """Two setups wrote the file, and a rollback of the second was killed before or after it put the first back."""
         second = FileState(b"# mine\nnvidia = 2\n")
         run = store.begin("setup", version="test")
-        run.done(run.intend("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
+        run.done(run.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
         run.commit("done")
         cut = store.begin("rollback", version="test", undoes=run.id)
-        cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
+        cut.record_intent("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
         back = plan_removal(store, host, facts_now())
@@ -863,7 +873,7 @@ class TestRemove:
     def test_edit_between_two_forgotten_runs_is_kept(self, host: Machine, store: Store) -> None:
         change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "step", change))
+        run.done(run.record_intent("packages", "step", change))
         run.commit("done")
         host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
         for name in store.ids():
@@ -901,9 +911,9 @@ class TestRemove:
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")
         for path, state in content.items():
-            run.done(run.intend("packages", steps[path], FileChange(path, None, state)))
+            run.done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
         for name, (step, version) in packages.items():
-            run.done(run.intend("packages", step, PackageChange(PackageId(name), None, version)))
+            run.done(run.record_intent("packages", step, PackageChange(PackageId(name), None, version)))
         run.commit("done")
         facts = machine(packages={name: version for name, (_, version) in packages.items()}, files=content)
         database = (*map(paragraph, packages), paragraph("cuda-app", needed))
@@ -922,8 +932,8 @@ class TestRemove:
         host = Machine(machine(files={CUDA_KEYRING: key, CUDA_LIST: ours}))
         run = store.begin("setup", version="test")
         for path, (before, after) in files.items():
-            run.done(run.intend("sources", "cuda-repository", FileChange(path, before, after)))
-        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)))
+            run.done(run.record_intent("sources", "cuda-repository", FileChange(path, before, after)))
+        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)))
         run.commit("done")
         driver = paragraph("nvidia-driver-cuda")
         facts = machine(packages={"nvidia-driver-cuda": NEW}, files={CUDA_LIST: ours, CUDA_KEYRING: key})
@@ -950,7 +960,7 @@ class TestRemove:
         host = Machine(machine(files={CUDA_KEYRING: key, theirs: listed}))
         for former in (FileState(b"two keys"), None):
             run = store.begin("setup", version="test")
-            run.done(run.intend("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
+            run.done(run.record_intent("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
             run.commit("done")
             back = plan_rollback(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
             assert [change.after for change in back.files] == ([former] if former else [])
@@ -964,7 +974,7 @@ class TestRemove:
     ) -> None:
         before, after = PackageState("2", auto=True), PackageState("2")
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
+        run.done(run.record_intent("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
         state = PackageState("2", auto=now_auto)
         back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": state}))
@@ -974,7 +984,9 @@ class TestRemove:
     def test_manual_mark_set_since_is_kept(self, host: Machine, store: Store) -> None:
         before, after = PackageState("1", auto=True), PackageState("2", auto=True)
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after)))
+        run.done(
+            run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after))
+        )
         run.commit("done")
         back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": PackageState("2")}))
         assert "nvidia-persistenced" not in (one.subject for one in back.changes)
@@ -1028,7 +1040,7 @@ class TestLeftoversOfARemoval:
         back = self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
         left = find_remainder(store, host, facts_now({"dkms": PackageState("3")}), back)
-        assert set(left.missed) == {BLACKLIST, "dkms", UNIT}
+        assert set(left.not_removed) == {BLACKLIST, "dkms", UNIT}
         assert isinstance(left.failure, VerifyFailed)
         assert "dkms" in left.failure.why
 
@@ -1056,7 +1068,7 @@ class TestLeftoversOfARemoval:
         promise = FileChange(spec, None, Deferred("the GPUs", "nvidia-ctk"), frozenset({Trigger("cdi")}))
         run = store.begin("setup", version="test")
         for change in (promise, ModuleChange("nvidia-fs", before=False, after=True)):
-            run.done(run.intend("kernel", "step", change))
+            run.done(run.record_intent("kernel", "step", change))
         run.commit("done")
         back = self.removed(host, store)
         host.files[spec] = FileState(b"cdiVersion: 0.5.0\n")

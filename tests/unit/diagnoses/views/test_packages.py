@@ -85,7 +85,7 @@ def test_unfinished_package_is_read_from_dpkg_status() -> None:
     ],
 )  # fmt: skip
 def test_package_log_formats_are_parsed(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
-    found = {one.name: one for one in packages.package_upgrades(snapshot_of((source, text)))}
+    found = {one.name: one for one in packages.logged_driver_upgrades(snapshot_of((source, text)))}
     assert found[name].driver == driver
     assert found[name].is_automatic is automatic
 
@@ -114,7 +114,7 @@ def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     ],
 )
 def test_library_path_tells_its_origin(path: str, sort: str) -> None:
-    assert cuda.sort_of(path) == sort
+    assert cuda.library_sort(path) == sort
 
 
 def test_first_entry_of_the_loader_cache_wins() -> None:

@@ -39,7 +39,7 @@ class Scripted(Runner):
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
-        outlives: bool = False,
+        survives_gpunode: bool = False,
         only_reads: bool = False,
     ) -> FinishedCommand:
         self.commands.append(tuple(argv))

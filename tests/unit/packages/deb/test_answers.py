@@ -61,3 +61,12 @@ def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> Non
     assert "nvidia-container-toolkit 1.18.0-1" in said
     assert ("sudo apt-mark unhold libnvidia-container1\n" in said) == held
     assert said.endswith("sudo gpunode setup --upgrade")
+
+
+def test_package_that_would_be_downgraded_is_named_with_its_version() -> None:
+    facts = machine(packages={"libcuda1": "999-1"})
+    stdout = "The following packages will be DOWNGRADED:\n  libcuda1\n0 upgraded\n"
+    problem = refusal(stdout, "E: Packages were downgraded and -y was used without --allow-downgrades.\n")
+    said = hint(problem, facts)
+    assert "libcuda1 999-1: newer" in said
+    assert "sudo apt-get purge libcuda1\n" in said

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpunode.change import FileState
 from gpunode.facts.model import Facts
-from gpunode.packages.deb.preferences import Record, in_order, parse
+from gpunode.packages.deb.preferences import Record, files_in_order, parse
 from gpunode.steps.driver import DRIVER_PIN
 from tests.unit.steps.machines import machine, planned, recipe
 
@@ -56,7 +56,7 @@ def test_file_names_ignored_by_apt_are_not_read() -> None:
     folder = "/etc/apt/preferences.d"
     names = ("zz.pref", "00-site", "x.dpkg-old", "backup~", "a.b")
     paths = [*(f"{folder}/{name}" for name in names), "/etc/apt/preferences", "/etc/modprobe.d/a"]
-    assert in_order(paths) == ("/etc/apt/preferences", f"{folder}/00-site", f"{folder}/zz.pref")
+    assert files_in_order(paths) == ("/etc/apt/preferences", f"{folder}/00-site", f"{folder}/zz.pref")
 
 
 def site(text: str, name: str = "00-site") -> Facts:

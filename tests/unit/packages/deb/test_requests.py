@@ -81,7 +81,7 @@ def test_empty_plan_has_no_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "lowers"),
+    ("before", "after", "is_downgrade"),
     [
         ("2:590.1-1", installed_state("580.1-1"), True),
         ("580.1-1", installed_state("2:590.1-1"), False),
@@ -92,10 +92,10 @@ def test_empty_plan_has_no_arguments() -> None:
     ],
 )
 def test_downgrade_is_allowed_only_where_the_version_falls(
-    before: str, after: PackageState | KnownAfter, lowers: bool
+    before: str, after: PackageState | KnownAfter, is_downgrade: bool
 ) -> None:
     words = arguments([PackageChange(PackageId("driver"), installed_state(before), after)], frozenset())
-    assert ("--allow-downgrades" in words) == lowers
+    assert ("--allow-downgrades" in words) == is_downgrade
 
 
 def simulation(*actions: Action) -> Simulation:
