@@ -13,8 +13,10 @@ import pytest
 from tests.e2e.chroot.scenario import CONFIG, NONINTERACTIVE, Lab, install_old_driver, setup_ok
 from tests.e2e.lab import driver, nonfree
 from tests.e2e.lab.archive import NoArchive
+from tests.e2e.lab.bases import kernel_image
 from tests.e2e.lab.chroot import Chroot
-from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.code import PROJECT
+from tests.e2e.lab.debs import Package, Release, build_all, publish
 from tests.e2e.lab.keys import Key
 from tests.e2e.lab.pci import A100, A100_NVSWITCH, B200, GB200, GTX_1080, H100, H200, NVIDIA, NVSWITCH, T4, Device
 from tests.e2e.lab.tree import NATIVE
@@ -23,8 +25,9 @@ from tests.fakes.vpd import make_vpd
 System: TypeAlias = Literal["bookworm", "trixie", "jammy", "noble"]
 Offer: TypeAlias = Literal["full", "mismatched", "same-branch"]
 Prepare: TypeAlias = Callable[[Chroot, Lab], None]
-End: TypeAlias = Literal["converged", "refused", "stopped", "waits"]
+End: TypeAlias = Literal["converged", "applied", "refused", "stopped", "waits"]
 
+VECTORS: Final = PROJECT / "tests/conformance/runtimes/vectors"
 DIRECTORIES: Final[Mapping[System, str]] = {
     "bookworm": "debian12",
     "trixie": "debian13",
@@ -55,8 +58,9 @@ class State:
     Attributes:
         what: as the table in docs/verification.md says it.
         prepare: what happened to the node before.
-        end: as the recipe wants it; refused before anything was changed; stopped before any package was; or the key
-            of the modules queued, and nothing else done before somebody is at the machine's console.
+        end: as the recipe wants it; so, but without what only the lab lacks, a GPU that a real driver's libraries find
+            or a docker that runs; refused before anything was changed; stopped before any package was; or the key of
+            the modules queued, and nothing else done before somebody is at the machine's console.
         says: what the refusal, or else the plan, must say.
         installed: packages at the versions that they must have afterwards; empty for one that must not be there.
         lost: what no rollback brings back, as a pattern of names in the snapshot; there must be some.
@@ -116,7 +120,11 @@ def make_toolkit(release: str, version: str) -> Iterator[Package]:
     yield Package(f"cuda-nvcc-{dashed}", version, files=nvcc)
     yield from (Package(f"{name}-{dashed}", version) for name in ("libcublas", "libcublas-dev", "cuda-cudart-dev"))
     yield Package(f"cuda-toolkit-{dashed}", version, depends=(f"cuda-nvcc-{dashed}", f"libcublas-{dashed}"))
-    yield Package(f"cuda-{dashed}", version, depends=(f"cuda-toolkit-{dashed}", "cuda-drivers"))
+    yield Package(f"cuda-libraries-{dashed}", version, depends=(f"libcublas-{dashed}",))
+    yield Package(f"cuda-runtime-{dashed}", version, depends=(f"cuda-libraries-{dashed}", "cuda-drivers (>= 520)"))
+    yield Package(f"cuda-demo-suite-{dashed}", version, depends=(f"cuda-runtime-{dashed}",))
+    brings = ("cuda-toolkit", "cuda-runtime", "cuda-demo-suite")
+    yield Package(f"cuda-{dashed}", version, depends=tuple(f"{name}-{dashed}" for name in brings))
 
 
 def list_offers(offer: Offer, directory: str, scratch: Path) -> Iterator[Package]:
@@ -198,6 +206,19 @@ def install_files(*packages: Package) -> Prepare:
         folder = node.path("/root/local")
         build_all(packages, folder)
         node.run("sh", "-ec", "dpkg -i /root/local/*.deb", env=NONINTERACTIVE)
+
+    return prepare
+
+
+def offer_locally(*packages: Package) -> Prepare:
+    """Return the preparation that adds an archive of ``packages`` in a folder of the node."""
+
+    def prepare(node: Chroot, lab: Lab) -> None:
+        folder = node.path("/srv/offered")
+        build_all(packages, folder)
+        publish(folder, Release("Site", "Site"), lab.repositories.keys.stranger)
+        node.write("/etc/apt/sources.list.d/offered.list", "deb [trusted=yes] file:/srv/offered ./\n")
+        node.run("apt-get", "update")
 
     return prepare
 
@@ -353,7 +374,8 @@ def offer_own_driver(node: Chroot, lab: Lab) -> None:
     node.run("apt-get", "update")
 
 
-def _make_build_quick(node: Chroot) -> None:
+def make_build_quick(node: Chroot, lab: Lab) -> None:
+    """Have DKMS build a small module in place of Debian's own driver."""
     node.write("/usr/lib/lab/quick-build", _QUICK_BUILD)
     node.write("/usr/lib/lab/nvidia.c", (NATIVE / "nvidia.c").read_text())
     node.write("/etc/dkms/nvidia-current.conf", _QUICK_CONF)
@@ -362,20 +384,21 @@ def _make_build_quick(node: Chroot) -> None:
 def have_own_driver(node: Chroot, lab: Lab) -> None:
     """Have Debian's own driver, as its release notes install it."""
     offer_own_driver(node, lab)
-    _make_build_quick(node)
+    make_build_quick(node, lab)
     node.run("apt-get", "-y", "--no-install-recommends", "install", *OWN_PACKAGES, env=NONINTERACTIVE)
 
 
 def have_nvidias_535(node: Chroot, lab: Lab) -> None:
     """Have NVIDIA's driver of the branch that Debian has as its own."""
     offer_own_driver(node, lab)
-    _make_build_quick(node)
+    make_build_quick(node, lab)
     add_cuda_archive(node, lab)
     wanted = ("nvidia-driver-cuda", "nvidia-kernel-dkms")
     node.run("apt-get", "-y", "install", "nvidia-driver-pinning-535", env=NONINTERACTIVE)
     node.run("apt-get", "-y", "install", *wanted, env=NONINTERACTIVE)
 
 
+OWN_VERSIONS: Final = {"bookworm": "535.309.01-0+deb12u1", "trixie": "550.163.01-2"}
 OWN_PACKAGES: Final = ("libcuda1", "nvidia-smi", "nvidia-kernel-dkms", "nvidia-persistenced")
 
 
@@ -392,6 +415,69 @@ _DOCKER2_LIST: Final = (
     "/etc/apt/sources.list.d/nvidia-docker.list",
     "# deb https://nvidia.github.io/nvidia-docker /\n",
 )
+
+
+# Containers, and packages that are not whole.
+
+_K3S_FOLDER: Final = "/var/lib/rancher/k3s/agent/etc"
+_K3S: Final = both(
+    write("/usr/local/bin/k3s", "#!/bin/sh\necho 'k3s version v1.33.5+k3s1 (abcdef01)'\n", 0o755),
+    write("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\n"),
+    write(f"{_K3S_FOLDER}/crictl.yaml", "runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"),
+    write(f"{_K3S_FOLDER}/containerd/config.toml", (VECTORS / "019-ctd-k3s-v3/input.toml").read_text()),
+)
+_OLDER_TOOLKIT: Final = both(
+    install_files(Package("libnvidia-container1", "1.18.0-1")),
+    run_shell("apt-mark hold libnvidia-container1"),
+)
+_DCGM: Final = Package("datacenter-gpu-manager-4-core", "4.5.2-1", files={"/usr/bin/dcgmi": "#!/bin/sh\n"})
+# As dpkg leaves a package whose unpacking was killed, and one whose script fails.
+_KILL_UNPACKING: Final = f"""\
+apt-get -y install {_DCGM.name}
+rm /usr/bin/dcgmi
+sed -i '/^Package: {_DCGM.name}$/,/^$/s/^Status: .*/Status: install reinstreq half-installed/' /var/lib/dpkg/status
+"""
+_FAILING: Final = Package(
+    _DCGM.name, _DCGM.version, scripts={"postinst": "#!/bin/sh\necho 'no driver is loaded' >&2\nexit 1\n"}
+)
+# Preferences that apt reads before gpunode's, after them, or not at all.
+_PREFERENCES: Final = "/etc/apt/preferences.d"
+_ALL: Final = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n"
+_PIN_600: Final = f"Package: nsight-compute\nPin: origin *ubuntu.com*\nPin-Priority: -1\n\n{_ALL}"
+_PIN_580: Final = "Package: /nvidia|libcuda/\nPin: version 580.*\nPin-Priority: 1002\n"
+_PIN_OUT: Final = "Package: libcuda1 nvidia-*\nPin: release l=NVIDIA CUDA\nPin-Priority: -1\n"
+_SERVER: Final = "535.288.01-0ubuntu0.24.04.1"
+
+
+def make_server_driver() -> Iterator[Package]:
+    """The data-center driver of Ubuntu's own archive, by names and relations of its source package."""
+
+    def named(name: str, *depends: str, brings: str = "") -> Package:
+        exact = tuple(f"{one} (= {_SERVER})" for one in depends)
+        virtual = (brings,) if brings else ()
+        return Package(name, _SERVER, depends=exact, conflicts=virtual, provides=virtual)
+
+    yield named("nvidia-firmware-535-server-535.288.01")
+    yield named(
+        "nvidia-kernel-common-535-server", "nvidia-firmware-535-server-535.288.01", brings="nvidia-kernel-common"
+    )
+    yield named("nvidia-kernel-source-535-server", brings="nvidia-kernel-source")
+    yield named("nvidia-dkms-535-server", "nvidia-kernel-common-535-server", brings="nvidia-dkms-kernel")
+    yield named("libnvidia-compute-535-server", brings="libnvidia-compute")
+    yield named("libnvidia-cfg1-535-server", brings="libnvidia-cfg1")
+    yield named("nvidia-utils-535-server", "libnvidia-compute-535-server", brings="nvidia-utils")
+    needs = ("nvidia-dkms-535-server", "nvidia-kernel-source-535-server", "libnvidia-cfg1-535-server")
+    yield named("nvidia-driver-535-server", *needs, "nvidia-utils-535-server", brings="nvidia-driver-binary")
+
+
+# Settings of apt, dpkg and DKMS, and packages of the user's own making.
+
+_APT_SITE: Final = "/etc/apt/apt.conf.d/99site"
+_DUMMY: Final = Package("libcuda1", "999-1")
+_WRAPPED: Final = """\
+dpkg-divert --local --rename --divert /usr/bin/nvidia-smi.real --add /usr/bin/nvidia-smi
+dpkg-statoverride --force-statoverride-add --add root root 0700 /usr/bin/nvidia-persistenced
+"""
 
 
 # Old ways to the same archive, and what else people leave.
@@ -475,12 +561,31 @@ mount --move /mnt/room /boot
     node.run("sh", "-ec", script)
 
 
+def add_stray_module(place: str) -> Prepare:
+    """Return the preparation that puts a module called nvidia of another driver into ``place`` of the kernel."""
+
+    def prepare(node: Chroot, lab: Lab) -> None:
+        node.write("/root/stray/nvidia.c", (NATIVE / "nvidia.c").read_text())
+        text = 'obj-m := nvidia.o\nccflags-y := -DLAB_VERSION=\\"470.1\\" -DLAB_LICENSE=\\"NVIDIA\\"\n'
+        node.write("/root/stray/Makefile", text)
+        folder = f"/lib/modules/{node.kernel}"
+        build = f"make -C {folder}/build M=/root/stray modules"
+        node.run(
+            "sh", "-ec", f"{build}; install -D /root/stray/nvidia.ko {folder}/{place}/nvidia.ko; depmod {node.kernel}"
+        )
+
+    return prepare
+
+
 def mount_tmp_noexec(node: Chroot, lab: Lab) -> None:
     """Have a /tmp from which nothing can be run."""
     node.run("mount", "-t", "tmpfs", "-o", "noexec,mode=1777", "tmp", "/tmp")
 
 
 _NVIDIA_ARCHIVE: Final[tuple[Prepare, ...]] = (add_cuda_archive,)
+# The lab's nvidia-kernel-support has a file of this name where update-alternatives has a link for Debian's: dpkg puts
+# it beside the link, which is gone when the package is configured, and leaves it so.
+_LEFT_BY_DPKG: Final = r"/etc/modprobe\.d/nvidia-blacklists-nouveau\.conf\.dpkg-new"
 _OLD: Final[tuple[Prepare, ...]] = (have_old_driver,)
 _CUDA: Final = '[cuda]\nversion = "{}"\n'
 
@@ -496,6 +601,9 @@ def _fabric(version: str, *names: str, free: Mapping[str, str] = MappingProxyTyp
 
 _OPEN: Final = {"nvidia-kernel-open-dkms": TURING, "nvidia-kernel-dkms": ""}
 _CLOSED: Final = {"nvidia-kernel-dkms": PASCAL, "nvidia-kernel-open-dkms": ""}
+_WITHOUT_META: Final = {**_CLOSED, "cuda-12-6": "", "cuda-drivers": "", "cuda-toolkit-12-6": "12.6.3-1"}
+_OPEN_MODULES: Final = '[driver]\nkernel_module_type = "open"\n'
+_DISTRO: Final = ("--driver-source", "distro")
 _NONE: Final = {"nvidia-kernel-dkms": "", "nvidia-kernel-open-dkms": ""}
 _SWITCHED: Final = _fabric(TURING, "nvidia-fabricmanager", "libnvidia-nscq")
 
@@ -569,8 +677,15 @@ STATES: Final = (
           prepare=(add_cuda_archive, install("cuda-toolkit-12-6")),
           installed={"cuda-toolkit-12-6": "12.6.3-1", "cuda-toolkit-12-9": "12.9.1-1"}, offered="full"),
     State("cuda-meta", "cuda-12-6, and with it driver 620; GTX 1080", devices=(GTX_1080,),
-          prepare=(add_cuda_archive, install("cuda-12-6", "nvidia-open")),
-          end="stopped", says="apt would purge cuda-12-6", offered="full"),
+          prepare=(add_cuda_archive, install("cuda-12-6", "nvidia-open")), says="cuda-12-6", installed=_WITHOUT_META,
+          offered="full"),
+    State("cuda-meta-open", "cuda-12-6, and with it driver 580; open modules asked for",
+          prepare=(add_cuda_archive, install("nvidia-driver-pinning-580"), install("cuda-12-6")),
+          more=_OPEN_MODULES, says="cuda-12-6",
+          installed={**_WITHOUT_META, "nvidia-kernel-dkms": "", "nvidia-kernel-open-dkms": PASCAL}, offered="full"),
+    State("cuda-meta-kept", "cuda-12-6, and with it driver 580; GTX 1080", devices=(GTX_1080,),
+          prepare=(add_cuda_archive, install("nvidia-driver-pinning-580"), install("cuda-12-6")),
+          installed={**_CLOSED, "cuda-12-6": "12.6.3-1", "cuda-drivers": PASCAL}, offered="full"),
     State("cuda-compat", "cuda-compat of a newer driver", prepare=(add_cuda_archive, install("cuda-compat-13-2")),
           options=("--driver", "580"),
           installed={"cuda-compat-13-2": "595.91.07-1", "nvidia-kernel-open-dkms": PASCAL}, offered="full"),
@@ -594,6 +709,15 @@ STATES: Final = (
     State("signed-only", "Secure Boot off, a kernel that takes signed modules alone",
           prepare=(switch_secure_boot(False), boot_with("module.sig_enforce=1")), end="refused",
           says="module.sig_enforce=1"),
+    State("sb-own", "Secure Boot on, a key enrolled; Debian's own driver asked for", devices=(GTX_1080,),
+          prepare=(offer_own_driver, make_build_quick, switch_secure_boot(True), enrol_key), options=_DISTRO,
+          end="applied", installed={"nvidia-kernel-dkms": OWN_VERSIONS["bookworm"]}),
+    State("sb-own-trixie", "Secure Boot on, a key enrolled; Debian's own driver asked for", "trixie", (GTX_1080,),
+          prepare=(offer_own_driver, make_build_quick, switch_secure_boot(True), enrol_key), options=_DISTRO,
+          end="applied", installed={"nvidia-kernel-dkms": OWN_VERSIONS["trixie"]}),
+    State("sb-own-new-key", "Secure Boot on, no key; Debian's own driver asked for", devices=(GTX_1080,),
+          prepare=(offer_own_driver, switch_secure_boot(True), _PASSWORD), options=(*_DISTRO, *_WITH_PASSWORD),
+          end="waits", installed=_NONE),
     # The .run installer.
     State("run", "a .run driver", prepare=(have_run_driver,), end="refused", says="--remove-runfile-driver",
           core=True),
@@ -644,6 +768,58 @@ STATES: Final = (
     State("xnvctrl", "libxnvctrl0 of an X program",
           prepare=(install_files(*_HWLOC),),
           installed={**_OPEN, "lab-hwloc": "1"}),
+    State("server", "Ubuntu's driver 535 for data centers", "noble",
+          prepare=(offer_locally(*make_server_driver()), install("nvidia-driver-535-server")),
+          installed={"nvidia-dkms-open": UBUNTU_TURING, "nvidia-driver-535-server": "", "nvidia-dkms-535-server": ""}),
+    State("held-headers", "kernel headers that are held, and not there",
+          prepare=(run_shell("apt-get -y purge 'linux-headers-*'; apt-mark hold linux-headers-$(uname -r)"),),
+          end="stopped", says="apt-mark unhold linux-headers-"),
+    State("recommends", "apt told to install what is recommended",
+          prepare=(write(_APT_SITE, 'APT::Install-Recommends "true";\n'),), recipe="containerd",
+          installed=_OPEN),
+    State("dcgm-killed", "DCGM, killed while it was unpacked",
+          prepare=(offer_locally(_DCGM), run_shell(_KILL_UNPACKING)), installed={**_OPEN, _DCGM.name: _DCGM.version},
+          lost=f"package {_DCGM.name}.*"),
+    State("dcgm-lost", "DCGM, killed while it was unpacked, and in no archive",
+          prepare=(offer_locally(_DCGM), run_shell(_KILL_UNPACKING),
+                   run_shell("rm /etc/apt/sources.list.d/offered.list; apt-get update; apt-get clean")),
+          end="stopped", says=_DCGM.name),
+    State("dcgm-fails", "DCGM, whose script fails",
+          prepare=(offer_locally(_FAILING), run_shell(f"apt-get -y install {_FAILING.name} || true")), end="stopped",
+          says=_FAILING.name),
+    # Settings of apt, dpkg and DKMS.
+    State("apt-downloads", "apt told to download only",
+          prepare=(write(_APT_SITE, 'APT::Get::Download-Only "true";\n'),), installed=_OPEN),
+    State("apt-upgrades", "apt told to upgrade only, to purge, and to install what is suggested",
+          prepare=(write(_APT_SITE, 'APT { Get { Only-Upgrade "1"; Purge "1"; }; Install-Suggests "1"; };\n'),),
+          installed=_OPEN),
+    State("apt-keeps", "apt told to remove and to upgrade nothing; Debian's driver 470", devices=(GTX_1080,),
+          prepare=(have_old_driver, write(_APT_SITE, 'APT::Get { Remove "false"; Upgrade "false"; };\n')),
+          installed=_CLOSED),
+    State("default-release", "a default release set for apt", recipe="containerd",
+          prepare=(write(_APT_SITE, 'APT::Default-Release "bookworm";\n'),), installed=_OPEN),
+    State("dkms-elsewhere", "DKMS told to keep its tree elsewhere",
+          prepare=(run_shell("mkdir -p /srv/dkms; echo 'dkms_tree=/srv/dkms' >> /etc/dkms/framework.conf"),),
+          installed=_OPEN),
+    State("wrapped", "a diversion of nvidia-smi and a closed nvidia-persistenced, by the user", "trixie",
+          prepare=(run_shell(_WRAPPED),), installed=_OPEN),
+    State("dummy", "an empty libcuda1 999 of the user's own", prepare=(install_files(_DUMMY),), end="stopped",
+          says="libcuda1 999-1"),
+    State("kernel-without-headers", "a kernel whose headers no archive has",
+          prepare=(install_files(kernel_image("9.9.9-amd64", "9.9.9-1")),), end="stopped",
+          says="linux-headers-9.9.9-amd64"),
+    State("usr-read-only", "/usr mounted read-only", prepare=(run_shell("mount --bind -o ro /usr /usr"),),
+          end="refused", says="read-only"),
+    # Preferences of the user's own.
+    State("pin-600", "NVIDIA's own preferences, cuda-repository-pin-600",
+          prepare=(write(f"{_PREFERENCES}/cuda-repository-pin-600", _PIN_600),), installed=_OPEN),
+    State("pin-contradicts", "the user's pin of driver 580 that apt reads first; 595 asked for",
+          prepare=(write(f"{_PREFERENCES}/00-site", _PIN_580),), options=("--driver", "595"), end="stopped",
+          says="00-site:1"),
+    State("pin-later", "the user's pin of driver 580 that apt reads last; 595 asked for",
+          prepare=(write(f"{_PREFERENCES}/zz-site", _PIN_580),), options=("--driver", "595"), installed=_OPEN),
+    State("pin-out", "the user's pin against NVIDIA's packages", prepare=(write(f"{_PREFERENCES}/00-site", _PIN_OUT),),
+          end="stopped", says="00-site:1"),
     # Other ways to NVIDIA's archive.
     State("own-list", "the user's own list of NVIDIA's archive", prepare=_NVIDIA_ARCHIVE, installed=_OPEN),
     State("apt-key", "NVIDIA's key for every archive, a list without one", prepare=(trust_by_apt_key,),
@@ -658,12 +834,23 @@ STATES: Final = (
     State("docker2", "nvidia-docker2 with its list",
           prepare=(install_files(_DOCKER2), write(*_DOCKER2_LIST)),
           recipe="containerd", says="nvidia-docker2", installed={**_OPEN, "nvidia-docker2": "2.13.0-1"}),
+    # Container runtimes.
+    State("k3s", "k3s with its own containerd", prepare=(_K3S,), recipe="k3s", says="k3s", installed=_OPEN),
+    State("toolkit-held", "one package of the container toolkit held at an older version", prepare=(_OLDER_TOOLKIT,),
+          recipe="containerd", end="stopped", says="apt-mark unhold libnvidia-container1"),
     # What else is on machines.
     State("boot-full", "a full /boot", prepare=(fill_boot,), end="refused", says="/boot"),
     State("broken-module", "another module that DKMS cannot build", prepare=(run_shell(_BROKEN_MODULE),),
           installed=_OPEN),
     State("stale-dkms", "sources and a DKMS tree of a driver that is gone", prepare=(run_shell(_STALE_DKMS),),
           says="525.60.13", installed=_OPEN),
+    State("stray-first", "a module of nobody's in updates", prepare=(add_stray_module("updates"),), end="refused",
+          says="/updates/nvidia.ko in place of"),
+    State("stray-last", "a module of nobody's in extra", prepare=(add_stray_module("extra"),),
+          says="/extra/nvidia.ko: neither a package", installed=_OPEN),
+    State("stray-preferred", "a module of nobody's in extra, where depmod looks first", "trixie",
+          prepare=(add_stray_module("extra"), write("/etc/depmod.d/x.conf", "search extra updates built-in\n")),
+          end="refused", says="/extra/nvidia.ko in place of"),
     State("stubs", "ld.so looks in a folder of stubs",
           prepare=(write("/etc/ld.so.conf.d/000-cuda.conf", "/usr/local/cuda/lib64/stubs\n"),), says="stub",
           installed=_OPEN),
@@ -676,6 +863,10 @@ STATES: Final = (
           prepare=(set_up(), run_shell("rm -r /var/lib/gpunode")), says="record of this node was lost",
           installed=_OPEN),
     # Debian's own driver of the present.
+    State("own-replaced", "Debian's own driver 535, NVIDIA's asked for", devices=(GTX_1080,),
+          prepare=(have_own_driver,), options=("--driver-source", "nvidia"), installed=_CLOSED, lost=_LEFT_BY_DPKG),
+    State("own-replaced-trixie", "Debian's own driver 550, NVIDIA's asked for", "trixie", prepare=(have_own_driver,),
+          options=("--driver-source", "nvidia"), installed=_OPEN, lost=_LEFT_BY_DPKG),
     State("own-same-branch", "Debian's own driver 535, NVIDIA's of this branch asked for", prepare=(have_own_driver,),
           options=("--driver", "535"), end="refused", says="the same branch 535 is wanted", offered="same-branch"),
     State("own-mixed", "Debian's own driver 535, with nvidia-smi and NVML of NVIDIA's",
