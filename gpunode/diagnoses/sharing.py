@@ -100,6 +100,20 @@ _GPUS_UNDIVIDED: Final = any_of(
 _UNSHARED: Final = all_of(_GPUS_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
 _EMPTY_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
+# A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
+_SHARING_EFFECT: Final = any_of(
+    symptoms.POD_PENDING,
+    message_line(
+        r"\bno effect\b|\b(?:is|are|was|were)(?: not|n['’]t) (?:applied|shared|sliced|used)\b"
+        r"|\b(?:still|only) (?:one|1)\b",
+        flags=re.IGNORECASE,
+    ),
+    message_line(r"nvidia\.com/gpu(?:\.\w+)?[\"']?(?:[:=]\s*|\s+)[\"']?\d"),
+    predicate(
+        lambda node: bool(node.items_of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")),
+        "the cluster was asked",
+    ),
+)
 _IS_STATIC: Final = any_of(command_run(_STATIC_MANIFEST), message_line(_STATIC_MANIFEST))
 
 
@@ -337,7 +351,11 @@ RULES: Final = (
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
         decisive=all_of(_SHARING_DESIRED, _SHARING_EMPTY),
         typical=any_of(
-            unless(_SHARING_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _EMPTY_EXCERPT
+            unless(
+                all_of(_SHARING_DESIRED, _SHARING_EFFECT),
+                custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
+            ),
+            _EMPTY_EXCERPT,
         ),
         may_be_normal=True,
         context=any_of(_SHARING_EMPTY, _UNSHARED),

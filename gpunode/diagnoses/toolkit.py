@@ -103,6 +103,8 @@ def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
 _OTHER_ROOT: Final = message_line(
     r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
+# What nvidia-container-cli is called with.
+_ROOT_OPTION: Final = message_line(r"(?:^|\s)--root=/(?:run/nvidia/driver|[\w./-]*nvidia[\w./-]*)(?=\s)")
 _ROOT_NOT_FOUND: Final = message_line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
 )
@@ -251,7 +253,7 @@ RULES: Final = (
         decisive=any_of(
             _ROOT_NOT_FOUND, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))
         ),
-        typical=any_of(_OTHER_ROOT, all_of(_EMPTY_ROOT, _TOOLKIT_FAILS)),
+        typical=any_of(_OTHER_ROOT, all_of(any_of(_EMPTY_ROOT, _ROOT_OPTION), _TOOLKIT_FAILS)),
         symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_ROOT),
         context=_EMPTY_ROOT,
         against=(_DRIVER_CONTAINER,),

@@ -14,7 +14,7 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
 from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, packages, virtualization
 from gpunode.diagnoses.views.driver import SeenVersion
@@ -176,6 +176,8 @@ _SITE_DRIVER_TREE: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
+# The installer brings libraries alone, to modules that come from elsewhere.
+_WITHOUT_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
 # The kernel tells of something else, and nobody of a mismatch.
 _OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
 
@@ -516,7 +518,7 @@ RULES: Final = (
         layer="driver",
         disruption="reboot",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.MISMATCH, _SITE_DRIVER_TREE),
+        typical=all_of(symptoms.MISMATCH, any_of(_SITE_DRIVER_TREE, _WITHOUT_MODULES)),
         share=0.7,
         symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
         context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),

@@ -54,7 +54,7 @@ class OpenedPath:
         """Enter the folder ``name``; a missing one is made if ``make``, and noted if ``pretend``."""
         if pretend and (self.is_missing or self._is_absent(name)):
             self.names.append(name)
-            self.missing.append(self.path)
+            self.missing += [] if self.path in self.missing else [self.path]  # ``a/../a`` comes by twice
             return
         try:
             self.folders.append(_open_folder(name, self.folder))

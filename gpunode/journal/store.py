@@ -136,8 +136,9 @@ class Store:
         except PermissionError as error:
             raise _needs_root_error(error) from error
         except NotADirectoryError as error:
-            hint = f"look at it with `ls -ld {self._runs}`, move it away, then run the command again"
-            raise Refused(f"{self._runs} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
+            wrong = self._runs if self.folder.is_dir() else self.folder
+            hint = f"look at it with `ls -ld {wrong}`, move it away, then run the command again"
+            raise Refused(f"{wrong} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunRecord, ...]:

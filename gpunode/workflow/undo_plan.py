@@ -411,16 +411,22 @@ def _keep_files_of_packages(
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
     """Return ``steps`` without the removal of files that a package has by now and that stays; and whose they are.
 
-    NVIDIA's cuda-keyring brings the very list and keyring that gpunode writes.
+    NVIDIA's cuda-keyring brings the very list and keyring that gpunode writes. A configuration file is a package's as
+    long as it has the content that the package ships: somebody may have deleted it before gpunode wrote one.
     """
     going = {change.id.name for change in packages if not change.is_there_after}
-    removed = [
-        step.file.path
+    removed = {
+        step.file.path: step.file.before
         for step in steps
         if step.file and step.file.before and step.file.after is None and step.step_id not in PACKAGE_FILE_STEPS
-    ]
+    }
     owners = live_state.find_owners(host, removed) or {}
-    staying = {path: owner for path, owner in owners.items() if owner.partition(":")[0] not in going}
+    shipped = live_state.read_package_database(host).shipped() if owners else {}
+    staying = {
+        path: owner
+        for path, owner in owners.items()
+        if owner.partition(":")[0] not in going and shipped.get(path) in {None, conffile_md5(removed[path].content)}
+    }
     kept = tuple(KeptItem(path, f"stays: it belongs to the package {owner} now") for path, owner in staying.items())
     return tuple(step for step in steps if step.change.subject not in staying), kept
 

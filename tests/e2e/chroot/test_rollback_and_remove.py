@@ -252,6 +252,22 @@ def test_remove_keeps_a_driver_that_came_as_a_dependency_automatic(
 
 
 @pytest.mark.long
+def test_remove_keeps_the_files_of_a_keyring_package_installed_since(bases: dict[str, Bases], chroots: Lab) -> None:
+    """NVIDIA's cuda-keyring has the list and the keyring under the names that gpunode gives them."""
+    with bare_node(bases["bookworm"], chroots) as node:
+        set_up(node)
+        keyring = f"{chroots.repositories.cuda}/debian12/x86_64/cuda-keyring_1.1-1_all.deb"
+        node.run("/usr/lib/apt/apt-helper", "download-file", keyring, "/tmp/cuda-keyring.deb")
+        node.run("dpkg", "-i", "--force-confnew", "/tmp/cuda-keyring.deb")
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {0, 10}, removed.error
+        assert node.run("dpkg", "--verify", "cuda-keyring").stdout == ""
+        node.run("apt-get", "update")
+
+
+@pytest.mark.long
 def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
     """The administrator's list of the same archive names another keyring; apt refuses both at once."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"

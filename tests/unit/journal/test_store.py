@@ -567,7 +567,7 @@ def test_journal_on_another_disk_behind_a_root_symlink_is_used(store: Store) -> 
 def test_file_in_place_of_the_runs_folder_is_refused(store: Store, name: str) -> None:
     (store.root / name).parent.mkdir(parents=True)
     (store.root / name).write_text("")
-    with pytest.raises(Refused, match="runs is not a folder"):
+    with pytest.raises(Refused, match=f"{name} is not a folder"):
         store.runs()
 
 

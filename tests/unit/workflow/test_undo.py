@@ -213,6 +213,14 @@ class TestWholeRollback:
         undo(host, store, back)
         assert host.files[CUDA_LIST] is not None
 
+    def test_file_in_place_of_a_deleted_conffile_is_removed(self, host: Machine, store: Store) -> None:
+        """The package still lists the path, but what is there is gpunode's."""
+        host.owned = frozenset({CUDA_LIST})
+        text = "".join(map(paragraph, AFTER)) + paragraph("nvidia-smi", conffile=CUDA_LIST)
+        host.files[STATUS] = FileState(text.encode())
+        back = plan_rollback(store, host, newest(store), facts_now())
+        assert CUDA_LIST in [one.subject for one in back.changes]
+
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_purged_package_that_somebody_holds_is_named(self, host: Machine, store: Store, verb: str) -> None:
         facts = facts_now({**AFTER, "dkms": PackageState("3", held=True)})
