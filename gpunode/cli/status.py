@@ -53,9 +53,15 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
-    undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
-    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.pending else ())
+    yield from label_rows("pending", (line(MARKS["waits"], _describe_pending(found), hang=2),) if found.pending else ())
     yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
+
+
+def _describe_pending(found: NodeStatus) -> str:
+    """Return what earlier runs left undone, and what does it: after an undo that failed no setup is wanted."""
+    is_undo = found.pending_verb in {"rollback", "remove"}
+    finisher = f"the same gpunode {found.pending_verb} again" if is_undo else "gpunode setup"
+    return f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
 
 
 def _gpu_rows(found: NodeStatus) -> Iterator[Line]:

@@ -13,7 +13,7 @@ from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.journal.history import RunRecord
-from gpunode.journal.record import Intent
+from gpunode.journal.record import Intent, Verb
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 from gpunode.wording import count, join_names
@@ -36,6 +36,7 @@ class Backlog:
         marks: packages that a run that was cut short installed and did not mark as dependencies or held.
         cut: the newest run, if it was cut short.
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
+        verb: that of the newest run.
         unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
@@ -45,6 +46,7 @@ class Backlog:
     marks: tuple[PackageChange, ...] = ()
     cut: RunRecord | None = None
     ended: str = ""
+    verb: Verb = "setup"
     unread_reason: str = ""
     lost: LostRecord | None = None
     lock_holder: str = ""
@@ -85,9 +87,9 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if pending_triggers or marks else ()
     ended = next((_ENDINGS.get(run.commit.result, "") for run in newest if run.commit), "")
-    return Backlog(
-        pending_triggers, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts)
-    )
+    verb: Verb = newest[0].verb if newest else "setup"
+    how = "was cut short" if cut is not None else ended
+    return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
 
 
 def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:

@@ -106,6 +106,7 @@ class NodeStatus:
         held_packages: driver packages that upgrades leave alone.
         secure_boot: None where nobody can tell whether it is on.
         pending: what earlier runs left undone.
+        pending_verb: of the newest of them; the same command again does what is left.
         notes: what the user should know of the node's state.
     """
 
@@ -122,6 +123,7 @@ class NodeStatus:
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
     pending: tuple[str, ...] = ()
+    pending_verb: str = "setup"
     notes: tuple[str, ...] = ()
 
 
@@ -150,6 +152,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
         pending=backlog.left,
+        pending_verb=backlog.verb,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpunode.change import PackageState, ServiceState
+from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
-from gpunode.workflow.recovery import Backlog
+from gpunode.journal.store import Store
+from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
@@ -78,3 +80,16 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
     found = status(facts, nodes.host(facts), Backlog())
     assert found.driver == shown
     assert bool(found.kernels_without_module) is bool(shown)
+
+
+def test_after_a_failed_remove_no_setup_is_named_for_what_is_left(tmp_path: Path) -> None:
+    store, facts = Store(tmp_path), nodes.converged()
+    run = store.begin("remove", version="test")
+    owes = frozenset({Trigger("initramfs")})
+    run.done(run.record_intent("packages", "nouveau", FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)))
+    run.commit("failed")
+    run.close()
+    found = status(facts, nodes.host(facts), read_backlog(store, facts))
+    (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
+    assert "the same gpunode remove again does it" in told
+    assert "gpunode setup" not in told
