@@ -398,7 +398,7 @@ def run_edit(
         return
     require_root(command, _WHY_ROOT, without_root)
     with exclusive_session("ctk", output, root, permissions.lock_timeout, wait_for_others=False) as node:
-        if (cut := node.clean_up_interrupted_run()) is not None:
+        if (cut := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(cut, "this command only edits the runtime's files"))
         plan = _note_symlinks(plan_edit(node.host, node.store.footprint()), node.host)
         plan = ctk.with_restart_choice(plan, restart=permissions.restart)

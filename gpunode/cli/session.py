@@ -50,7 +50,7 @@ class Session:
         if text:
             self.screen.show_event(Notice(text))
 
-    def clean_up_interrupted_run(self) -> RunRecord | None:
+    def clean_up_after_interruption(self) -> RunRecord | None:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
         interrupted = self.store.interrupted_run()
         if interrupted is not None:

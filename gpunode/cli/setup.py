@@ -116,7 +116,7 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
     recipe = resume_request(Store(place), flags.resume) if flags.resume else recipe_options.load()
     named = parse_setup_gpus(flags.gpu, image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
-        node.clean_up_interrupted_run()
+        node.clean_up_after_interruption()
         node.host.mok_password_file = flags.mok_password_file
         if not flags.resume:
             node.notify(explain_default_recipe(recipe_options))

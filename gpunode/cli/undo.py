@@ -163,7 +163,7 @@ def _run_undo(
     with exclusive_session(
         verb, output, root, permissions.lock_timeout_s, yes=yes, wait_for_others=with_packages
     ) as node:
-        if (interrupted := node.clean_up_interrupted_run()) is not None:
+        if (interrupted := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
         make_plan = choose(node)
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)

@@ -171,12 +171,12 @@ def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.Loade
     return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.extra_loader_folders))
 
 
-def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
+def _stub_library_places(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield folders and files with stubs that a report shows."""
     return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
 
 
-def _opened_stubs(snapshot: Snapshot) -> Iterator[Citation]:
+def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(cuda.loaded_libraries) if one.sort == "stub")
 
 
@@ -212,13 +212,13 @@ def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
                     yield cite(item, item.line_number_at(match.start()))
 
 
-_STUBS: Final = custom_sign(_stub_lines)
+_STUBS: Final = custom_sign(_stub_library_places)
 _COMPAT: Final = custom_sign(_compat_lines)
 _FOREIGN: Final = any_of(
     all_of(_LIBRARY_MISMATCH, custom_sign(_foreign_copies)),
     all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_unversioned_copies), _COMPAT)),
 )
-_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_opened_stubs), _FOREIGN)
+_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_resolved_stubs), _FOREIGN)
 
 
 def _summarize_shadow(snapshot: Snapshot) -> str:

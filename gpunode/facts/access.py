@@ -10,7 +10,7 @@ from gpunode.facts.model import Facts, known
 _GROUP, _OTHERS = 0o020, 0o002
 
 
-def describe_write_access(state: FileState) -> str:
+def describe_nonroot_writers(state: FileState) -> str:
     """Return how users other than root can write to the file; empty if none can."""
     if state.uid != 0:
         return f"belongs to uid {state.uid}"
@@ -25,13 +25,13 @@ def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ..
     return tuple(
         FileChange(path, state, restrict_writes_to_root(state))
         for path, state in states
-        if state and describe_write_access(state)
+        if state and describe_nonroot_writers(state)
     )
 
 
 def explain_restriction(changes: Iterable[FileChange]) -> str:
     """Return the reason for the changes of ``restrict_to_root``."""
-    found = (f"{change.path} {describe_write_access(change.before)}" for change in changes if change.before)
+    found = (f"{change.path} {describe_nonroot_writers(change.before)}" for change in changes if change.before)
     return f"{' and '.join(found)}; root relies on its content, so check it"
 
 

@@ -36,7 +36,7 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     return Probe(KEY, argv=("grep", "-aoH", _MARK, *files), content_kind="table") if files else None
 
 
-def derive_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
+def derive_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
     """Derive the PCI addresses of the bridges, in the order of the bus."""
     return derive_fact(KEY, lambda: _read_bridges(evidence))
 

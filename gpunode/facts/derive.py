@@ -323,9 +323,9 @@ def _read_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
 def _read_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
     if "switch-bridges" not in evidence:
         return None
-    from gpunode.facts.bridges import derive_bridges  # only beside GPUs of Blackwell or newer
+    from gpunode.facts.bridges import derive_switch_bridges  # only beside GPUs of Blackwell or newer
 
-    return derive_bridges(evidence)
+    return derive_switch_bridges(evidence)
 
 
 def _read_device_nodes(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:

@@ -255,7 +255,7 @@ def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
     folders = tuple(folder for folder in _UNIT_FOLDERS.values() if not (image and folder.startswith("/run/")))
     files: dict[str, bytes] = {}
     seen: set[str] = set()
-    while new := [place for place in systemd.unit_file_patterns(files, _KUBELET, folders) if place not in seen]:
+    while new := [place for place in systemd.unit_source_patterns(files, _KUBELET, folders) if place not in seen]:
         seen.update(new)
         for path in (path for place in new for path in _match_files(facts, place)):
             content = _read_content(facts, path)

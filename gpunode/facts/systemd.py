@@ -150,7 +150,7 @@ class UnitCommand:
     sources: tuple[str, ...]
 
 
-def unit_file_patterns(
+def unit_source_patterns(
     files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = UNIT_FOLDERS
 ) -> tuple[str, ...]:
     """Return the paths and patterns of all files that define the start of ``unit``, as known from ``files``."""

@@ -49,7 +49,7 @@ def read_report(name: str) -> Evidence:
     try:
         if name == "-":
             return _read_stream(sys.stdin.buffer, "standard input")
-        if (descriptor := _find_open_descriptor(path)) is not None:
+        if (descriptor := _find_stream_descriptor(path)) is not None:
             with open(descriptor, "rb", closefd=False) as stream:
                 return _read_stream(stream, name)
         if not _is_file(path):
@@ -69,7 +69,7 @@ def read_report(name: str) -> Evidence:
 _DESCRIPTOR_PATH: Final = re.compile(r"/(?:dev|proc/self)/fd/(?P<number>\d{1,9})|/dev/stdin")
 
 
-def _find_open_descriptor(path: Path) -> int | None:
+def _find_stream_descriptor(path: Path) -> int | None:
     """Return the number of the open pipe that ``path`` names; None if it is a file or not open."""
     match = _DESCRIPTOR_PATH.fullmatch(str(path))
     return int(match["number"] or 0) if match and path.exists() and not path.is_file() else None

@@ -185,7 +185,7 @@ def _render_stack(
     if (
         desired.runtime_class
         and (desired.stack in {"device-plugin", "hami"} or exporter)
-        and not _provides_runtime_class(desired, nodes)
+        and not _cluster_provides_runtime_class(desired, nodes)
     ):
         plain.append(objects.make_runtime_class(desired.runtime_class))
     charts: list[ChartRelease] = []
@@ -213,7 +213,7 @@ def _render_stack(
     return plain, charts
 
 
-def _provides_runtime_class(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
+def _cluster_provides_runtime_class(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
     """Return whether the cluster creates the RuntimeClass itself: removing ours would remove that one, too.
 
     Sources: k3s issue 8700 (1.29 and later); rke2 issue 7242 (1.32.1 and later, 1.29.13, 1.30.9, 1.31.5).
@@ -318,7 +318,7 @@ def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[s
         yield from _layout_notes(by_node)
     if "mps" in modes and desired.stack == "device-plugin" and not desired.extras.gfd:
         yield "MPS needs GPU Feature Discovery, so it is rendered, too."
-    if desired.stack in {"device-plugin", "hami"} and _provides_runtime_class(desired, nodes):
+    if desired.stack in {"device-plugin", "hami"} and _cluster_provides_runtime_class(desired, nodes):
         yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
     if desired.kind.workers:
         yield "kind.sh, written with --output, makes the cluster; apply.sh runs it first."

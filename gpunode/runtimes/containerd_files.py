@@ -333,7 +333,7 @@ class UnitConfig:
 
 def unit_patterns(files: Files) -> tuple[str, ...]:
     """The paths and patterns of all that says how containerd is started, as far as ``files`` tells."""
-    return systemd.unit_file_patterns(files, UNIT)
+    return systemd.unit_source_patterns(files, UNIT)
 
 
 def find_unit_config(files: Files) -> UnitConfig | None:

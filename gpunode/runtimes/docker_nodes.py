@@ -71,9 +71,9 @@ class Node:
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
     node = find_docker(files, desired)
-    unit_files = systemd.unit_file_patterns(files, ENGINE.unit)
+    unit_files = systemd.unit_source_patterns(files, ENGINE.unit)
     if home := _rootless_home(desired.config):
-        unit_files = (*systemd.unit_file_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
+        unit_files = (*systemd.unit_source_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 

@@ -190,7 +190,7 @@ class _Scan:
             self.unexpected("the end of the file")
 
     def unexpected(self, meant: str) -> NoReturn:
-        """Raises MalformedJson: something else than ``meant`` comes next."""
+        """Raise MalformedJson: something else than ``meant`` comes next."""
         at = self.skip()
         if at == len(self.text):
             self.fail(f"the file ends where {meant} is expected")

@@ -106,7 +106,7 @@ def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTrait
         )
     if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
         return refusal
-    if feature.ofed and not _has_peer_memory(feature, facts):
+    if feature.ofed and not _has_ofed_stack(feature, facts):
         return Refusal(
             what=f"{feature.name} needs MLNX_OFED or DOCA-OFED",
             why=f"neither is installed, and {feature.module} cannot use the kernel's own RDMA stack",
@@ -139,7 +139,7 @@ def _parse_kernel_version(kernel: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _has_peer_memory(feature: GpuDirectFeature, facts: Facts) -> bool:
+def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
     """Return True if an RDMA stack with peer memory is there; a loaded module proves one."""
     packages = need(facts.packages, "which packages are installed")
     is_installed = any(is_at_version(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())

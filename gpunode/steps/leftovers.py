@@ -212,7 +212,7 @@ _COMPATIBLE_PACKAGE: Final = "cuda-compat-"
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
-def refuse_leftovers(facts: Facts) -> Refusal | None:
+def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     """Return the refusal of a node with files of a .run driver whose uninstaller is gone; None where there are none.
 
     The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the

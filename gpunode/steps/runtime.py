@@ -21,7 +21,7 @@ from gpunode.change import (
 from gpunode.command import Command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.access import describe_write_access, explain_restriction, exposure_notes, restrict_to_root
+from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes, restrict_to_root
 from gpunode.facts.model import Facts, Known, Unit, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
@@ -254,10 +254,10 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     touched = {change.path for change in FileChange.among(planned.changes)}
     edited = (one.restrict_writes_to_root() if one.subject in found else one for one in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
-    others = [path for path in present if path not in own and describe_write_access(present[path])]
+    others = [path for path in present if path not in own and describe_nonroot_writers(present[path])]
     notes = (
         *(
-            f"{path} {describe_write_access(present[path])}, and {row.unit} reads it; gpunode leaves that"
+            f"{path} {describe_nonroot_writers(present[path])}, and {row.unit} reads it; gpunode leaves that"
             for path in others
         ),
         *exposure_notes(facts, (*present, *_TOOLKIT_FILES)),

@@ -59,7 +59,7 @@ class Applier:
     _attempted_triggers: set[Trigger] = field(default_factory=set)
 
     def apply_stage(self, plan: StagePlan) -> None:
-        """Make the changes of a stage, and run_triggers the triggers that later stages need.
+        """Make the changes of a stage, and run the triggers that later stages need.
 
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.

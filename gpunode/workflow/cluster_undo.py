@@ -169,7 +169,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         )
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
-    current = {one: _with_current_state(one, live) for one in changes}
+    current = {one: _with_live_before(one, live) for one in changes}
     pending = {one: now for one, now in current.items() if now.before != now.after}
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {one: _plan_release(one) for one in commands if needs_undo(one, revisions)}
@@ -181,7 +181,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
 
 
-def _with_current_state(change: ObjectChange, live: LiveObjects) -> ObjectChange:
+def _with_live_before(change: ObjectChange, live: LiveObjects) -> ObjectChange:
     """Return the change as from the current object, whose fields may have other owners since the run."""
     one = live.get(change.key)
     is_others_too = change.shared or (one is not None and is_shared(one))

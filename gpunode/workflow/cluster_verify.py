@@ -105,7 +105,7 @@ def verify(
     )
     for name in ready:
         check_interrupt()
-        checks.append(_check_kubelet(name, ready[name], request, cluster))
+        checks.append(_check_kubelet_settings(name, ready[name], request, cluster))
     test_pods, skipped = _make_test_pods(kubernetes, desired, nodes, ready, request)
     checks += _clear_leftovers(test_pods, cluster)
     results = _run_test_pods(test_pods, ready, request, cluster, check_interrupt, progress) if test_pods else ()
@@ -189,7 +189,7 @@ def _check_offered_resources(
     return _check_or_skip(check_resource_slices, "resource-slices", "ResourceSlices")
 
 
-def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Cluster) -> Check:
+def _check_kubelet_settings(node: str, live: Body, request: VerifyRequest, cluster: Cluster) -> Check:
     try:
         settings = cluster.read_kubelet_config(node)
     except GpunodeError as error:

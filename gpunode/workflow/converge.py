@@ -102,7 +102,7 @@ Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
 def run_probes(host: HostView, probes: Sequence[Probe]) -> Evidence:
-    """Return what the ``probes`` probes find; commands run in parallel, so the slowest one sets the time."""
+    """Return what ``probes`` find; commands run in parallel, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_PROBES) as pool:
         running = {probe.key: pool.submit(_run_probe, host, probe) for probe in probes if probe.argv}
         read = {probe.key: _run_probe(host, probe) for probe in probes if not probe.argv}
@@ -114,14 +114,14 @@ def _run_probe(host: HostView, probe: Probe) -> Capture:
 
 
 def probe_with_kubelet(host: HostView, probes: Sequence[Probe]) -> Evidence:
-    """Return what the ``probes`` probes find, and the command line of the kubelet that systemd runs."""
+    """Return what ``probes`` find, and the command line of the kubelet that systemd runs."""
     evidence = run_probes(host, probes)
     command = kubelet_command_probe(evidence.get("units"))
     return {**evidence, command.key: _run_probe(host, command)} if command else evidence
 
 
 def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool = False) -> Evidence:
-    """Return what the ``probes`` probes find, and the files that runtimes read beside their root file.
+    """Return what ``probes`` find, and the files that runtimes read beside their root file.
 
     lspci runs if sysfs does not show which PCI devices there are. With Secure Boot on, the modules' key is read.
     """
@@ -290,12 +290,13 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
     """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
     after = project_changes(facts, plan.changes)
     unseen = {
-        path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_of_new_packages(after, plan)
+        path: Unknown(f"known after {name} is installed", PLAN)
+        for path, name in _config_paths_of_new_packages(after, plan)
     }
     return replace(after, files={**after.files, **unseen}) if unseen else after
 
 
-def _files_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
+def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]

@@ -118,7 +118,7 @@ def refuse_setup(preview: Sequence[StagePlan], pending_triggers: Sequence[Trigge
 def refuse_undoing(
     changes: Sequence[Change], pending_triggers: Collection[Trigger], docker: Fact[Unit], host: Host
 ) -> None:
-    """Refuse if ``changes`` or the triggers ``pending_triggers`` would stop workloads, or take their driver away.
+    """Refuse if ``changes`` or ``pending_triggers`` would stop workloads, or take their driver away.
 
     Raises:
         DrainRequired: it is named.

@@ -143,7 +143,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
     found = (
         *_find_remaining_files(recorded, store, host),
         *_find_remaining_packages(recorded, facts),
-        *_find_remaining_units(recorded, facts),
+        *_find_units_left_enabled(recorded, facts),
     )
     modules = () if undone.reboot else _find_remaining_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
@@ -202,7 +202,7 @@ def _find_remaining_packages(recorded: RecordedAdditions, facts: Facts) -> Itera
             yield KeptItem(str(package), how)
 
 
-def _find_remaining_units(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
+def _find_units_left_enabled(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     for unit in sorted(recorded.units):
         fact = facts.unit(unit)
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:

@@ -205,7 +205,7 @@ class _SetupRun:
     waits: tuple[Blocked, ...] = ()
 
     def execute(self) -> None:
-        """Apply every stage, and run_triggers the triggers of this run and of earlier ones."""
+        """Apply every stage, and run the triggers of this run and of earlier ones."""
         self.applier.run_triggers([trigger for trigger in self.left.pending_triggers if trigger.runs_at_stage_end])
         for stage in walk(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])

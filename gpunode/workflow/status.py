@@ -140,14 +140,14 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         gpus=tuple(
             ListedGpu(d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
         ),
-        driver=_driver_version(drivers),
+        driver=_most_common_driver_version(drivers),
         loaded_driver=loaded.version if loaded else "",
         kernels=kernels,
         kernels_without_module=_kernels_without_module(kernels, facts) if drivers else (),
         held_packages=tuple(str(package) for package, state in drivers.items() if state.held),
         fabric=_fabric_status(facts),
         secure_boot=_secure_boot_status(facts),
-        cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
+        cuda=_cuda_status(facts, loaded.version if loaded else _most_common_driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
@@ -200,7 +200,7 @@ def _state_notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts)))
 
 
-def _driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
+def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
     """Return the version that most driver packages have."""
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
     found = [version for version in versions if version]

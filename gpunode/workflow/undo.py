@@ -170,7 +170,7 @@ class UndoExecutor:
     trigger_results: list[TriggerResult] = field(default_factory=list)
 
     def carry_out(self, steps: Sequence[UndoStep]) -> None:
-        """Carry out every step in its turn, then run_triggers the triggers.
+        """Carry out every step in its turn, then run the triggers.
 
         Raises:
             GpunodeError: one could not be done; those before it stay done, and journaled.

@@ -44,20 +44,20 @@ def verify_command(argv: Sequence[str]) -> Command:
 
 def cluster_apply_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup or k8s command."""
-    return gpunode("k8s", "apply", *_cluster_words(argv))
+    return gpunode("k8s", "apply", *_drop_node_options(argv))
 
 
 def cluster_verify_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s verify`` for the same."""
-    return gpunode("k8s", "verify", *_cluster_words(argv))
+    return gpunode("k8s", "verify", *_drop_node_options(argv))
 
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
     """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it asks no cluster."""
-    return gpunode("k8s", "render", *drop_options(_cluster_words(argv), (), {"--context", "--kubeconfig"}), *words)
+    return gpunode("k8s", "render", *drop_options(_drop_node_options(argv), (), {"--context", "--kubeconfig"}), *words)
 
 
-def _cluster_words(argv: Sequence[str]) -> Sequence[str]:
+def _drop_node_options(argv: Sequence[str]) -> Sequence[str]:
     words = argv[1:] if "setup" in argv[:1] else argv[2:]
     return drop_options(words, DISPLAY_OPTIONS | _CONSENT_OPTIONS | {"--check"}, _NODE_ONLY_OPTIONS)
 

@@ -259,11 +259,11 @@ class _KernelLog:
                 continue
             if last is not None:
                 yield last
-            last = self._begin_message(line) if line.body.strip() else None
+            last = self._message_from_line(line) if line.body.strip() else None
         if last is not None:
             yield last
 
-    def _begin_message(self, line: _Line) -> Message:
+    def _message_from_line(self, line: _Line) -> Message:
         citation = cite(self._item, line.number)
         return Message(line.body.strip(), citation, line.at, line.is_nvrm, clock=self._clock_of(line))
 

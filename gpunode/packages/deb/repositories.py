@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
-from gpunode.facts.access import describe_write_access, explain_restriction, exposure_notes
+from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.system import Repository
@@ -124,7 +124,7 @@ def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
 
 
 def _explain_mode_repairs(mended: Sequence[FileChange]) -> str:
-    closing = [change for change in mended if change.before and describe_write_access(change.before)]
+    closing = [change for change in mended if change.before and describe_nonroot_writers(change.before)]
     hidden = [change.path for change in mended if change not in closing]
     unread = f"apt's own user cannot read {' and '.join(hidden)}" if hidden else ""
     return "; ".join(filter(None, (unread, explain_restriction(closing) if closing else "")))
@@ -173,7 +173,7 @@ def _explain_closed_folder(repository: Repository, facts: Facts) -> str:
 
 def _has_sound_mode(state: FileState) -> bool:
     """Return whether apt's own user can read a file and nobody can write to it who is not root."""
-    return bool(state.mode & _OTHERS_READ) and not describe_write_access(state)
+    return bool(state.mode & _OTHERS_READ) and not describe_nonroot_writers(state)
 
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:

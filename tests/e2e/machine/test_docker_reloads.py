@@ -254,7 +254,7 @@ def test_systemd_and_gpunode_agree_on_a_command_line(node: Machine) -> None:
 
     files: dict[str, bytes] = {}
     for _ in ("the unit", "its drop-ins", "its environment"):
-        for place in systemd.unit_file_patterns(files, DOCKER):
+        for place in systemd.unit_source_patterns(files, DOCKER):
             folder, _, name = place.rpartition("/")
             found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
             files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}

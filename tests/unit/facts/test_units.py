@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.systemd import find_start_command, unit_file_patterns
+from gpunode.facts.systemd import find_start_command, unit_source_patterns
 
 UNIT = "docker.service"
 LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))
@@ -34,10 +34,10 @@ def service(*lines: str) -> bytes:
 
 
 def test_unit_files_to_read_are_discovered_step_by_step() -> None:
-    first = unit_file_patterns({}, UNIT)
+    first = unit_source_patterns({}, UNIT)
     assert {LIB, ETC} < set(first)
     assert not any(".conf" in place for place in first), "drop-ins alone start nothing"
-    then = set(unit_file_patterns({LIB: DEBIAN}, UNIT))
+    then = set(unit_source_patterns({LIB: DEBIAN}, UNIT))
     assert {*first, f"{ETC}.d/*.conf", f"{RUN}.d/*.conf", "/etc/default/docker"} < then
     assert find_start_command({}, UNIT) is None
     masked = {ETC: b"", LIB: DEBIAN, f"{ETC}.d/a.conf": service("ExecStart=/d")}

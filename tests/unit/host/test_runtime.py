@@ -176,7 +176,7 @@ def test_containerd_dump_uses_the_file_named_by_the_unit(
     own.write_text("version = 2")
     unit = tmp_path / "containerd.service"
     unit.write_text(f"[Service]\nExecStart=/usr/bin/containerd --config {own}\n")
-    monkeypatch.setattr("gpunode.facts.systemd.unit_file_patterns", lambda *_: (str(unit),))
+    monkeypatch.setattr("gpunode.facts.systemd.unit_source_patterns", lambda *_: (str(unit),))
     monkeypatch.setattr("gpunode.facts.systemd.UNIT_FOLDERS", (str(tmp_path),))
     monkeypatch.setattr("gpunode.facts.systemd.find_start_command.__defaults__", ((str(tmp_path),),))
     (tools.folder / "toml").write_text(CONTAINERD)
