@@ -171,7 +171,7 @@ class ChangeKind(ABC):
         """The unit that runs afterwards; empty for a change of anything else."""
         return ""
 
-    def runs(self, *words: str) -> bool:
+    def runs_command(self, *words: str) -> bool:
         """Return whether it is a command that begins with ``words``."""
         return False
 

@@ -175,7 +175,7 @@ class CommandChange(ChangeKind):
     def describe_progress(self, title: str) -> str:
         return self.subject
 
-    def runs(self, *words: str) -> bool:
+    def runs_command(self, *words: str) -> bool:
         return self.argv[: len(words)] == words
 
     @property

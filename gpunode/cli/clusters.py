@@ -478,5 +478,5 @@ def _describe_running_pods(plan: ClusterPlan) -> str:
     """Return what happens to running pods; empty if a chart decides."""
     if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in plan.items for text in item.diff):
         return "pods that do not tolerate the taint are evicted"
-    is_of_chart = any(item.change is not None and item.change.runs("helm") for item in plan.items)
+    is_of_chart = any(item.change is not None and item.change.runs_command("helm") for item in plan.items)
     return "" if is_of_chart else "running pods stay as they are"

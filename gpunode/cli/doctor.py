@@ -261,7 +261,7 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
             "unexplained": [_suspect_row(one) for one in examined.diagnosis.unexplained],
             "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
             "shared_steps": examined.diagnosis.shared_steps,
-            "driver_works": examined.works,
+            "driver_works": examined.driver_works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
             **({"bugs": bugs} if bugs else {}),
@@ -415,7 +415,7 @@ def _no_fault_line(examined: Examination) -> Line:
         if examined.snapshot.view(pci.has_gpu) is False:
             return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
         return line(span("? not enough evidence to call this node healthy", "warn"), hang=2)
-    if examined.works:
+    if examined.driver_works:
         return line(span("✓ nothing is wrong", "good"), hang=2)
     return line(
         span("? no fault detected", "warn"),

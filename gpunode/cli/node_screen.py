@@ -67,7 +67,7 @@ class Screen(ReportScreen):
         match event:
             case Surveyed(recipe=recipe, facts=facts):
                 self._node = (facts, recipe)
-            case PlanCompleted(stages=stages) if self._is_rehearsal and any(stage.changes for stage in stages):
+            case PlanCompleted(stages=stages) if self._is_rehearsal and any(stage.ordered_changes for stage in stages):
                 self._show_preview(stages)
                 self.put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):

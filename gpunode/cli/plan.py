@@ -81,7 +81,7 @@ def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, .
     """See ``LocalHost.describe_symlinks``."""
     from gpunode.host.local import LocalHost
 
-    changes = [change for stage in plans for change in stage.changes]
+    changes = [change for stage in plans for change in stage.ordered_changes]
     return host.describe_symlinks(changes) if isinstance(host, LocalHost) else ()
 
 
@@ -125,8 +125,8 @@ def _plan_envelope(
     ]
     return Envelope(
         "plan",
-        changed=bool(backlog) or any(stage.changes for stage in plans),
-        changes=[*(change for stage in plans for change in stage.changes), *backlog.marks],
+        changed=bool(backlog) or any(stage.ordered_changes for stage in plans),
+        changes=[*(change for stage in plans for change in stage.ordered_changes), *backlog.marks],
         steps=step_ids_by_change(plans),
         notes=[*collect_notes(plans), *backlog.notes, *filter(None, [loss])],
         unknown=[*list_unknown_facts(facts), *list_unread_backlog(backlog)],

@@ -43,7 +43,7 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
     output.emit(
         Envelope(
             "rehearse",
-            changes=[change for stage in rehearsal.setup.applied for change in stage.changes],
+            changes=[change for stage in rehearsal.setup.applied for change in stage.ordered_changes],
             steps=step_ids_by_change(rehearsal.setup.applied),
             unknown=list_unknown_facts(view.facts),
             result={

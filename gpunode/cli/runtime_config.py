@@ -216,9 +216,11 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
             hang=2,
         )
     elif not plan.changed_files:
-        yield line(span(plan.about, "bold"), f"  its files are correct, but {_reader_name(plan)} has not read them yet")
+        yield line(
+            span(plan.target_name, "bold"), f"  its files are correct, but {_reader_name(plan)} has not read them yet"
+        )
     else:
-        yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
+        yield line(span(plan.target_name, "bold"), "  ", span(plan.planned.reason), hang=len(plan.target_name) + 2)
         for change in plan.changed_files:
             yield from indent_lines(diff_lines(change, whole=verbose), 4)
     yield from (note_line(text) for text in plan.planned.all_notes)
@@ -226,14 +228,14 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
 
 def _describe_unchanged(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
-        return f"{plan.main or plan.about} has no such runtime"
-    if takes_only_cdi(plan.about) or plan.registers_itself:
-        return f"{plan.about}: {plan.planned.reason}"  # its own file says nothing of it
-    return f"{plan.about} is configured as requested ({plan.main})"
+        return f"{plan.main_file or plan.target_name} has no such runtime"
+    if takes_only_cdi(plan.target_name) or plan.registers_itself:
+        return f"{plan.target_name}: {plan.planned.reason}"  # its own file says nothing of it
+    return f"{plan.target_name} is configured as requested ({plan.main_file})"
 
 
 def _reader_name(plan: CtkPlan) -> str:
-    return short_unit_name(plan.trigger.target) if plan.trigger else plan.about
+    return short_unit_name(plan.trigger.target) if plan.trigger else plan.target_name
 
 
 def edit_result_lines(
@@ -262,15 +264,15 @@ def edit_result_lines(
 
 def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
     if plan.planned.expectation is None and verb == "configure":
-        return f"{plan.about} written: {join_with_and([change.path for change in plan.files])}"
+        return f"{plan.target_name} written: {join_with_and([change.path for change in plan.files])}"
     if verb == "unconfigure":
-        return f"{plan.about}: removed what configure added"
+        return f"{plan.target_name}: removed what configure added"
     assert plan.planned.expectation is not None, "what is configured without one has been told"
     default = ", its default" if plan.planned.expectation.default else ""
     runs = join_with_and(
         [f"{name}{default}, which runs {binary}" for name, binary in sorted(plan.planned.expectation.handlers)]
     )
-    return f"{plan.about} has the runtime {runs}{'; install that first' if plan.missing_program else ''}"
+    return f"{plan.target_name} has the runtime {runs}{'; install that first' if plan.missing_program else ''}"
 
 
 def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
@@ -295,10 +297,12 @@ def verdict_lines(
         yield next_line(configure_command(plan, argv))
         return
     if plan.missing_program:
-        yield line(MARKS["failed"], f"{plan.main} names {plan.missing_program.program}, which is not installed", hang=2)
+        yield line(
+            MARKS["failed"], f"{plan.main_file} names {plan.missing_program.program}, which is not installed", hang=2
+        )
         yield next_line(plan.missing_program.install)
         return
-    is_told = not takes_only_cdi(plan.about) or not verdict.unverified
+    is_told = not takes_only_cdi(plan.target_name) or not verdict.unverified
     yield line(MARKS["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
     if verdict.difference:
         yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
@@ -429,7 +433,7 @@ def _apply_edit(
     next_step = "" if is_read else local_reload_command(host, plan, failed=ctk.daemon_has_failed(plan))
     shown, unread = "" if failure else next_step, failure is not None
     node.screen.show_result(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
-    made = RunRecord(node.store.read(done.run)).changes("done")
+    made = RunRecord(node.store.read_with_contents(done.run)).changes("done")
     answer = _edit_envelope(command, plan, changes=made).with_failure(failure)
     result = {
         **answer.result,
@@ -453,14 +457,14 @@ def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | Non
     """Return the failure of a daemon that systemd could not restart; None if it has read its files."""
     verdict = ctk.compare_with_plan(plan.with_changes(()), host.read_effective_config, is_live=True)
     # For the others a tool prints the files, not the configuration that the daemon has loaded.
-    row = CONTAINER_RUNTIMES.get(plan.about)
+    row = CONTAINER_RUNTIMES.get(plan.target_name)
     if row is not None and row.source == "docker info" and not verdict.difference:
         return None
     next_step = local_reload_command(host, plan, failed=False)
     return VerifyFailed(
-        f"the files are written, but {plan.about} was not restarted: systemd is not running",
-        why=verdict.difference or f"gpunode restarts {plan.about} only through systemd",
-        hint=f"{next_step}\ngpunode ctk runtime check --runtime={plan.about}",
+        f"the files are written, but {plan.target_name} was not restarted: systemd is not running",
+        why=verdict.difference or f"gpunode restarts {plan.target_name} only through systemd",
+        hint=f"{next_step}\ngpunode ctk runtime check --runtime={plan.target_name}",
     )
 
 
@@ -471,7 +475,7 @@ def _edit_envelope(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) 
         changes=changes,
         steps=dict.fromkeys(changes, plan.step.id),
         notes=plan.planned.all_notes,
-        result={"runtime": plan.about, "file": plan.main, "reason": plan.planned.reason},
+        result={"runtime": plan.target_name, "file": plan.main_file, "reason": plan.planned.reason},
     )
 
 
@@ -528,24 +532,24 @@ def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) 
 
 
 def _has_daemon(plan: CtkPlan) -> bool:
-    return bool(runtime(plan.about).unit)
+    return bool(runtime(plan.target_name).unit)
 
 
 def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
         again = str(configure_command(plan, sys.argv[1:]))
-        failure = ChangesPending(f"{plan.about} is not configured as requested", hint=again)
+        failure = ChangesPending(f"{plan.target_name} is not configured as requested", hint=again)
     elif plan.missing_program:
-        what = f"{plan.about} is configured to run {plan.missing_program.program}, which is not installed"
+        what = f"{plan.target_name} is configured to run {plan.missing_program.program}, which is not installed"
         failure = VerifyFailed(what, hint=str(plan.missing_program.install))
     elif verdict.difference:
-        what = f"the files of {plan.about} are correct, but its daemon has another configuration"
+        what = f"the files of {plan.target_name} are correct, but its daemon has another configuration"
         if not _has_daemon(plan):
-            what = f"{plan.about} cannot expose GPUs to containers"
+            what = f"{plan.target_name} cannot expose GPUs to containers"
         failure = VerifyFailed(what, why=verdict.difference, hint=next_step)
     elif verdict.unverified and not _has_daemon(plan):
-        what = f"cannot tell whether {plan.about} exposes GPUs to containers"
+        what = f"cannot tell whether {plan.target_name} exposes GPUs to containers"
         failure = Undetermined(
             what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"
         )

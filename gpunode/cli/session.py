@@ -174,7 +174,7 @@ def report_partial_run(command: str, output: OutputOptions, store: Store) -> Ite
 def partial_run_envelope(command: str, error: GpunodeError, store: Store, earlier_runs: Sequence[str]) -> Envelope:
     """Return the answer for the run that ``error`` ended, if one was begun that is not in ``earlier_runs``."""
     new_runs = [run for run in store.ids() if run not in earlier_runs]
-    run = RunRecord(store.read(new_runs[-1]) if new_runs else ())
+    run = RunRecord(store.read_with_contents(new_runs[-1]) if new_runs else ())
     changes = run.changes("done")
     answer = Envelope(
         command,

@@ -156,7 +156,7 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
     """Return the options of the setup workflow."""
 
     def agree(plans: Sequence[StagePlan]) -> None:
-        for text in node.host.describe_symlinks([change for stage in plans for change in stage.changes]):
+        for text in node.host.describe_symlinks([change for stage in plans for change in stage.ordered_changes]):
             node.notify(text)
         node.screen.confirm(plans, yes=flags.yes)
 
@@ -243,7 +243,7 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, not
     return Envelope(
         "setup",
         changed=done.changed,
-        changes=[change for stage in done.applied for change in stage.changes],
+        changes=[change for stage in done.applied for change in stage.ordered_changes],
         steps=step_ids_by_change(done.applied),
         notes=notes,
         unknown=list_unknown_facts(done.facts),
@@ -330,7 +330,7 @@ def _closing_lines(
 
 def _leaves_no_configuration(done: SetupResult) -> bool:
     """Return whether a rollback without --packages, which restores the configuration alone, would refuse the run."""
-    made = ((stage.stage, change) for stage in done.applied for change in stage.changes)
+    made = ((stage.stage, change) for stage in done.applied for change in stage.ordered_changes)
     is_configuration = [
         stage == CONFIGURATION_STAGE and change.is_configuration
         for stage, change in made

@@ -112,7 +112,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
         permissions.allow_disruption,
     )
     plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
-    if plan.steps or plan.pending_triggers or plan.incomplete:
+    if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
     mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
@@ -183,7 +183,7 @@ def _run_undo(
         for path in (change.path for change in plan.files):
             node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
         if not plan.steps and not plan.pending_triggers:
-            if plan.incomplete:
+            if plan.is_incomplete:
                 raise incomplete_undo_error(plan)
             node.screen.show_result((), left.failure)
             answer = Envelope(
@@ -216,7 +216,7 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
     done = replace(done, plan=replace(done.plan, kept=left.kept))
     failure = left.failure or rollback_failure(done)
     node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
-    run = RunRecord(node.store.read(done.run))
+    run = RunRecord(node.store.read_with_contents(done.run))
     answer = Envelope(
         plan.verb,
         changed=True,
@@ -316,10 +316,10 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         yield line(span(what, "bold"))
         yield from indent_lines(change_lines(plan.changes, verbose=verbose), 4)
     yield from (note_line(text) for text in plan.remarks)
-    if plan.reboot:
-        yield note_line(f"a reboot is needed afterwards: {plan.reboot}")
-    if plan.left:
-        yield note_line(f"not undone: {join_names(plan.left, _SHOWN)}; --packages undoes that, too")
+    if plan.reboot_reason:
+        yield note_line(f"a reboot is needed afterwards: {plan.reboot_reason}")
+    if plan.not_undone:
+        yield note_line(f"not undone: {join_names(plan.not_undone, _SHOWN)}; --packages undoes that, too")
 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:

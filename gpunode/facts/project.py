@@ -86,13 +86,13 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
 
 
 def _with_command(facts: Facts, change: CommandChange) -> Facts:
-    if change.runs(*UNINSTALL_RUN_DRIVER):
+    if change.runs_command(*UNINSTALL_RUN_DRIVER):
         # What it restores or leaves behind only a look at the node shows.
         gone = Unknown("known after the .run driver is uninstalled", PLAN)
         return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
-    if change.runs("dkms"):
+    if change.runs_command("dkms"):
         return _with_built_modules(facts, is_rebuilt=True)
-    if change.runs(*system(facts).repair.argv):
+    if change.runs_command(*system(facts).repair.argv):
         return replace(facts, packages_interrupted=Known(False, PLAN), unconfigured=frozenset())
     if facts.module_key is not None:
         from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on

@@ -30,7 +30,7 @@ _TYPEABLE: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 def is_import(change: Change) -> bool:
     """Return whether a change queues an enrolment."""
-    return change.runs("mokutil", "--import")
+    return change.runs_command("mokutil", "--import")
 
 
 def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:

@@ -65,7 +65,7 @@ def refuse_removal_without_room(
     Raises:
         Refused: a file system has less room than the packages and the build of the module take.
     """
-    if not any(change.runs(*UNINSTALL_RUN_DRIVER) for change in changes):
+    if not any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes):
         return
     by_device: dict[int, list[Path]] = {}
     for folder in (Path(root, name) for name in _DRIVER_FOLDERS):

@@ -29,7 +29,7 @@ class RecordedAdditions:
     Attributes:
         written: by path, the sha256 of each content that a run made there, with that of what it was made from: of
             somebody else's content, or None where it is gpunode's alone.
-        found: by path of each file that any run changed, the sha256 of what was there before the first of these
+        sha256_before: by path of each file that any run changed, the sha256 of what was there before the first of these
             changes; None for no file.
         generated: the files that another program wrote because gpunode asked it to.
         packages: those that were not there before a run installed them.
@@ -38,7 +38,7 @@ class RecordedAdditions:
     """
 
     written: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    found: Mapping[str, str | None] = field(default_factory=dict)
+    sha256_before: Mapping[str, str | None] = field(default_factory=dict)
     generated: frozenset[str] = frozenset()
     packages: frozenset[PackageId] = frozenset()
     units: frozenset[str] = frozenset()

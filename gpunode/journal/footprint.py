@@ -50,7 +50,7 @@ class NetChange(Generic[StatefulT]):
     folders: tuple[str, ...] = ()
     intermediate_states: frozenset[object] = frozenset()
 
-    def left(self, state: object) -> bool:
+    def may_have_left(self, state: object) -> bool:
         """Return whether the runs left the thing in ``state``, wholly or half way."""
         name = state.with_digest() if isinstance(state, FileState) else state
         return state == self.change.after or name in self.intermediate_states
@@ -63,12 +63,12 @@ class FileTrail:
     Attributes:
         spans: oldest first. Between two of them somebody else wrote the file.
         forgotten: whether the bytes of one of them are gone, so that it cannot be taken back.
-        left: the sha256 of the file as gpunode left it; empty where it left none.
+        last_sha256: the sha256 of the file as gpunode left it; empty where it left none.
     """
 
     spans: tuple[NetChange[FileChange], ...]
     forgotten: bool = False
-    left: str = ""
+    last_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
 
 def _make_trail(spans: tuple[NetChange[FileChange], ...]) -> FileTrail:
     last = spans[-1].change.after
-    return FileTrail(spans, left=last.content.decode() if isinstance(last, FileState) else "")
+    return FileTrail(spans, last_sha256=last.content.decode() if isinstance(last, FileState) else "")
 
 
 def _confirm_last(spans: tuple[NetChange[FileChange], ...], later: FileChange) -> tuple[NetChange[FileChange], ...]:

@@ -65,12 +65,12 @@ class Run:
             self._append(*intents)
         return tuple(intent.seq for intent in intents)
 
-    def done(self, *seqs: int) -> None:
+    def record_done(self, *seqs: int) -> None:
         """Record that the changes were made. Raises ChangeFailed if it cannot."""
         ends = (Done(seq, self._clock()) for seq in seqs)
         self._record_entries("the change was made but could not be recorded; its backup is on the disk", *ends)
 
-    def failed(self, seq: int, error: str) -> None:
+    def record_failed(self, seq: int, error: str) -> None:
         """Record that the change failed. Raises ChangeFailed if it cannot."""
         self._record_entries("the journal could not record that a change failed", Failed(seq, error, self._clock()))
 

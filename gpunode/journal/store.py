@@ -167,7 +167,7 @@ class Store:
             raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
         return found
 
-    def read(self, run: str) -> tuple[Entry, ...]:
+    def read_with_contents(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run with the bytes of its files.
 
         Raises:
@@ -225,9 +225,9 @@ class Store:
         """Return what one run has made of this node, with the bytes of files.
 
         Raises:
-            UsageError, Refused, JournalDamaged: as ``read``.
+            UsageError, Refused, JournalDamaged: as ``read_with_contents``.
         """
-        self.read(run)
+        self.read_with_contents(run)
         return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
     def additions(self) -> RecordedAdditions:

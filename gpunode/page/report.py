@@ -55,7 +55,7 @@ def _verdict_title(examined: Examination) -> str:
         return "The evidence fits several causes and does not decide between them"
     if examined.diagnosis.open_questions:
         return "Something is wrong, but the evidence does not show what"
-    return "Nothing is wrong" if examined.works else "No fault detected, but nothing shows that the driver works"
+    return "Nothing is wrong" if examined.driver_works else "No fault detected, but nothing shows that the driver works"
 
 
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
@@ -80,7 +80,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
 
 def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     if not faults:
-        tone = "unknown" if examined.diagnosis.open_questions or not examined.works else "good"
+        tone = "unknown" if examined.diagnosis.open_questions or not examined.driver_works else "good"
         label, title, told, remedy = "verdict", _verdict_title(examined), None, None
     else:
         root = faults[0]

@@ -182,7 +182,7 @@ def find_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trig
     no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
     """
     unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.among(changes))
-    uninstalls = any(change.runs(*UNINSTALL_RUN_DRIVER) for change in changes)
+    uninstalls = any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes)
     if unloads or uninstalls or any(_disrupts_driver(change) for change in PackageChange.among(changes)):
         return "driver"
     if MigChange.among(changes):

@@ -45,7 +45,7 @@ class Applier:
         check_interrupt: called between changes; raises Interrupted after a signal.
         untriggered_changes: changes of interrupted runs, newest first, whose daemons have not read them yet.
         pending_triggers: the pending triggers of these runs.
-        checked: the answer of a runtime's own parser to a step's files before they were written, by the step's id.
+        parser_answers: what a runtime's own parser said of a step's files before they were written, by step id.
     """
 
     host: Host
@@ -54,7 +54,7 @@ class Applier:
     check_interrupt: InterruptCheck
     untriggered_changes: tuple[FileChange, ...] = ()
     pending_triggers: Collection[Trigger] = ()
-    checked: dict[str, str] = field(default_factory=dict)
+    parser_answers: dict[str, str] = field(default_factory=dict)
     _expectations: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
     _attempted_triggers: set[Trigger] = field(default_factory=set)
 
@@ -64,7 +64,7 @@ class Applier:
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
         """
-        for _, same in groupby(plan.changes, key=type):
+        for _, same in groupby(plan.ordered_changes, key=type):
             self._apply_batch(plan, tuple(same))
         self.run_triggers([trigger for trigger in plan.triggers if trigger.runs_at_stage_end])
 
@@ -238,12 +238,12 @@ class Applier:
     def _check_candidate_files(self, step: StepPlan) -> str:
         """Return what the runtime's parser said of all files of ``step``, before the first is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
-        if expectation is None or step.step.id in self.checked:
+        if expectation is None or step.step.id in self.parser_answers:
             return ""
         changes = FileChange.among(step.changes)
-        self.checked[step.step.id] = self.host.check_candidate_files(expectation, changes)
+        self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
         self.expect(expectation, *triggers(changes))
-        return self.checked[step.step.id]
+        return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
         """Restore the former configuration, too, of a daemon that could not be started and did not run."""
@@ -323,9 +323,9 @@ class Applier:
             with _appending_errors(failure):
                 for intent in intents:
                     if intent.change not in touched:
-                        self.run.failed(intent.seq, failure.what)
+                        self.run.record_failed(intent.seq, failure.what)
             raise
-        self.run.done(*seqs)
+        self.run.record_done(*seqs)
 
 
 @contextmanager
@@ -366,4 +366,6 @@ def _batch_key(trigger: Trigger) -> Trigger | str:
 
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
     """Return the triggers that are settled after the last stage."""
-    return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.runs_at_stage_end)
+    return tuple(
+        t for t in triggers(change for plan in plans for change in plan.ordered_changes) if not t.runs_at_stage_end
+    )

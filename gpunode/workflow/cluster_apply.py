@@ -204,12 +204,12 @@ def apply_items(
         try:
             apply_change(item.change, cluster)
         except GpunodeError as error:
-            run.failed(seq, f"{error}: {error.why}")
+            run.record_failed(seq, f"{error}: {error.why}")
             if failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
                 raise
             failures.append((item.title, error))
             continue
-        run.done(seq)
+        run.record_done(seq)
         on_event(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
 
 

@@ -156,7 +156,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         Conflict: if one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
-    undone = [intent.change for intent in inverse_intents(store.read(run))]
+    undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
     changes, commands = ObjectChange.among(undone), CommandChange.among(undone)
     clusters = (*(one.cluster for one in changes), *(one.cluster for one in commands))
     if other_clusters := [one for one in clusters if one != identity.uid]:

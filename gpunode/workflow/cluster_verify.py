@@ -64,7 +64,7 @@ class VerifyRequest:
     Attributes:
         image: the image of the test pods; empty for the recipe's.
         timeout_s: how long they may take.
-        apply: the command that applies the recipe, for hints.
+        apply_command: the command that applies the recipe, for hints.
         check_local_handler: returns the check of a node's container runtime if the node is this machine.
     """
 
@@ -72,7 +72,7 @@ class VerifyRequest:
     nodes: tuple[ClusterNode, ...]
     image: str
     timeout_s: int
-    apply: Command
+    apply_command: Command
     check_local_handler: live_checks.LocalCheck
 
 
@@ -97,7 +97,7 @@ def verify(
     nodes = {node.name: node for node in request.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
     ready = {name: body for name, body in live.items() if not live_checks.why_not_ready(body)}
-    checks = [live_checks.check_node(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
+    checks = [live_checks.check_node(edit, live.get(edit.node), request.apply_command) for edit in desired.nodes]
     checks += _check_handlers(kubernetes, ready, request, cluster)
     checks += _check_workloads(desired, request, cluster)
     checks += _check_offered_resources(
@@ -109,7 +109,7 @@ def verify(
     test_pods, skipped = _make_test_pods(kubernetes, desired, nodes, ready, request)
     checks += _clear_leftovers(test_pods, cluster)
     results = _run_test_pods(test_pods, ready, request, cluster, check_interrupt, progress) if test_pods else ()
-    pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], request.apply) for ran in results]
+    pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], request.apply_command) for ran in results]
     # A pod with a log was started through the handler, whether or not it found a GPU.
     through = {ran.test_pod.node for ran in results if ran.log and "runtimeClassName" in ran.test_pod.pod["spec"]}
     checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
@@ -140,7 +140,7 @@ def _check_handlers(
 
     def check_runtime_class() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
-        return [*live_checks.check_handlers(name, found, nodes, request.check_local_handler, request.apply)]
+        return [*live_checks.check_handlers(name, found, nodes, request.check_local_handler, request.apply_command)]
 
     return _check_or_skip(check_runtime_class, "runtime-class", f"RuntimeClass {name}")
 
@@ -154,7 +154,7 @@ def _check_workloads(rendered: Rendered, request: VerifyRequest, cluster: Cluste
 
 
 def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster: Cluster) -> Check:
-    first = check_workload(workload, request.apply)
+    first = check_workload(workload, request.apply_command)
     if first.status != "failed" or workload.live is None or not workload.selector:
         return first
     place = ("--namespace", workload.namespace)
@@ -164,7 +164,7 @@ def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster
     diagnosis = (
         _diagnose_log(pod, _read_log(cluster, workload.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
     )
-    return check_workload(workload, request.apply, pods, events, diagnosis)
+    return check_workload(workload, request.apply_command, pods, events, diagnosis)
 
 
 def _check_offered_resources(
@@ -179,7 +179,9 @@ def _check_offered_resources(
         return [
             check
             for name, node in nodes.items()
-            for check in live_checks.check_resources(node, live[name], rendered.expected.get(name), request.apply)
+            for check in live_checks.check_resources(
+                node, live[name], rendered.expected.get(name), request.apply_command
+            )
         ]
 
     def check_resource_slices() -> Sequence[Check]:
@@ -255,7 +257,7 @@ def _run_test_pods(
     check_interrupt: Callable[[], None],
     progress: OnProgress,
 ) -> tuple[GpuTestPodResult, ...]:
-    """Run the test_pods' pods to their end, delete them, and return the results."""
+    """Run the pods of ``test_pods`` to their end, delete them, and return the results."""
     check_interrupt()
     with _create_test_pods(test_pods, request.timeout_s, cluster) as created:
         names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
@@ -286,7 +288,7 @@ def _clear_leftovers(test_pods: Sequence[GpuTestPod], cluster: Cluster) -> Seque
 
 @contextmanager
 def _create_test_pods(test_pods: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
-    """Create the test_pods' objects for the duration, as far as the API server accepts them."""
+    """Create the objects of ``test_pods`` for the duration, as far as the API server accepts them."""
     job = deadline_job(test_pods[0], timeout_s)
     bodies = [job, *(body for one in test_pods for body in one.bodies)]
     result: DryRunResult | None = None

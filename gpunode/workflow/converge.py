@@ -68,19 +68,19 @@ class StagePlan:
     unresolved: str = ""
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def ordered_changes(self) -> tuple[Change, ...]:
         """Every change of the stage, in the order in which they are made."""
         return sort_changes((*(change for plan in self.steps for change in plan.changes), *self.dependencies))
 
     @property
     def packages(self) -> tuple[PackageChange, ...]:
         """The package changes: one transaction."""
-        return PackageChange.among(self.changes)
+        return PackageChange.among(self.ordered_changes)
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
         """The triggers of the changes."""
-        return triggers(self.changes)
+        return triggers(self.ordered_changes)
 
     @property
     def refusal(self) -> Refusal | None:
@@ -281,14 +281,14 @@ def walk(
 
 def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
-    release = plan_gpu_services(plan.changes, facts)
+    release = plan_gpu_services(plan.ordered_changes, facts)
     steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:
     """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
-    after = project_changes(facts, plan.changes)
+    after = project_changes(facts, plan.ordered_changes)
     unseen = {
         path: Unknown(f"known after {name} is installed", PLAN)
         for path, name in _config_paths_of_new_packages(after, plan)

@@ -63,7 +63,7 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     unit = _daemon_unit(plan)
     if plan.planned.changes or plan.target is None or unit is None or not (_unit_has_failed(unit) or unit.starting):
         return plan
-    again = plan_reread(plan.target, (plan.main,), plan.planned.reason)
+    again = plan_reread(plan.target, (plan.main_file,), plan.planned.reason)
     return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
 
 
@@ -136,7 +136,7 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
         # Else the next setup would take it for a debt of a run that was cut short.
         applier.cancel_triggers((one for one in stage.triggers if one not in due), _NO_RESTART_NOTE)
     run.commit("done")
-    return EditResult(run.id, trigger_results, applier.checked.get(plan.step.id, ""))
+    return EditResult(run.id, trigger_results, applier.parser_answers.get(plan.step.id, ""))
 
 
 def conclude_interrupted_edit(store: Store) -> None:
@@ -197,7 +197,7 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
     if not is_live:
         return ConfigStatus(unverified="nothing runs in an image")
     if plan.target and not plan.target.is_default_config:
-        return ConfigStatus(unverified=f"it reads {plan.main} only if its command line names it")
+        return ConfigStatus(unverified=f"it reads {plan.main_file} only if its command line names it")
     if unverified := explain_no_reload(plan):
         return ConfigStatus(unverified=unverified)
     if daemon_has_failed(plan):
@@ -210,13 +210,13 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
         return ConfigStatus(
             unverified="its configuration is generated when it starts, and it has no command that shows it"
         )
-    return _compare_effective(plan.about, plan.planned.expectation, read_effective_config)
+    return _compare_effective(plan.target_name, plan.planned.expectation, read_effective_config)
 
 
 def explain_no_reload(plan: CtkPlan) -> str:
     """Return why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if plan.target is None:
-        return f"{plan.about} has no daemon"
+        return f"{plan.target_name} has no daemon"
     if plan.target.trigger is None:
         return "it notices changed files by itself"
     unit = plan.target.unit

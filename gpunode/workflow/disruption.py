@@ -106,7 +106,7 @@ def refuse_setup(preview: Sequence[StagePlan], pending_triggers: Sequence[Trigge
         DrainRequired: it is named.
         Undetermined: docker runs and does not say what.
     """
-    changes = [change for stage in preview for change in stage.changes]
+    changes = [change for stage in preview for change in stage.ordered_changes]
     refuse_gpu_clients(host, changes, pending_triggers)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _DOCKER_RESTART in pending_triggers or any(

@@ -60,14 +60,14 @@ class Examination:
 
     Attributes:
         stack: its layers, from the PCI bus up.
-        works: whether the driver itself was seen to work.
+        driver_works: whether the driver itself was seen to work.
         denied: what the system kept from us, as it would be written; root would have seen it.
     """
 
     snapshot: Snapshot
     diagnosis: Diagnosis
     stack: tuple[LayerState, ...]
-    works: bool
+    driver_works: bool
     denied: tuple[str, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class Examination:
         if not self.diagnosis.is_healthy:
             return "problem"
         is_open = bool(self.diagnosis.open_questions or self.diagnosis.suspects)
-        return "unknown" if is_open or not self.works else "healthy"
+        return "unknown" if is_open or not self.driver_works else "healthy"
 
 
 # How commands tell that they may not.

@@ -58,8 +58,8 @@ class CtkPlan:
     """The plan of a ctk command.
 
     Attributes:
-        about: the runtime, or what else is written.
-        main: the file that stands at the top, whether it changes or not.
+        target_name: the runtime, or what else is written.
+        main_file: the file that stands at the top, whether it changes or not.
         step: the one of setup's that plans so.
         present: the present files that it reads.
         target: the runtime that is edited; None where the file is none of a runtime's.
@@ -67,8 +67,8 @@ class CtkPlan:
         registers_itself: whether the runtime registers the handler at its start, without a file that says so.
     """
 
-    about: str
-    main: str
+    target_name: str
+    main_file: str
     planned: Planned
     step: Step = RUNTIME_CONFIG
     present: States = field(default_factory=dict)
@@ -336,7 +336,7 @@ def preview_contents(plan: CtkPlan) -> tuple[bytes, ...]:
     """Return the files that would change as they would be, and last the main file."""
     changed = {change.path: _content(change.after) for change in plan.files}
     after = {**contents(plan.present), **changed}
-    paths = dict.fromkeys((*(path for path in changed if path != plan.main), plan.main))
+    paths = dict.fromkeys((*(path for path in changed if path != plan.main_file), plan.main_file))
     return tuple(content for path in paths if (content := after.get(path)) is not None)
 
 

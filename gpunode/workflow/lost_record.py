@@ -98,7 +98,7 @@ def assess_lost_record(
     lists = tuple(
         path
         for path in _repository_files(facts)
-        if known(facts.file(path), None) is not None and path not in recorded.found
+        if known(facts.file(path), None) is not None and path not in recorded.sha256_before
     )
     purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
     removal_commands = (*purge, str(command("sudo", "rm", *files)))
@@ -115,4 +115,4 @@ def _repository_files(facts: Facts) -> Iterator[str]:
 
 
 def _is_recorded(path: str, state: FileState, recorded: RecordedAdditions) -> bool:
-    return path in recorded.found and digest(state.content) != recorded.found[path]
+    return path in recorded.sha256_before and digest(state.content) != recorded.sha256_before[path]

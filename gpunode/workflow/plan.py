@@ -37,7 +37,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
     earlier: list[StagePlan] = []
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
-        is_current = not any(plan.changes for plan in earlier)
+        is_current = not any(plan.ordered_changes for plan in earlier)
         earlier.append(stage)
         if is_current:
             return resolve_stage(stage, now, host.simulate, recipe.lock)
@@ -57,7 +57,7 @@ def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
 
 def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
     """Return whether anything is to be done or waits, including what earlier runs left undone."""
-    return bool(backlog) or any(plan.changes or plan.waits for plan in plans)
+    return bool(backlog) or any(plan.ordered_changes or plan.waits for plan in plans)
 
 
 _NO_LOCKED_VERSIONS: Mapping[PackageId, str] = MappingProxyType({})

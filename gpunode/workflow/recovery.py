@@ -56,7 +56,7 @@ class Backlog:
         return bool(self.pending_triggers or self.marks)
 
     @property
-    def left(self) -> tuple[str, ...]:
+    def descriptions(self) -> tuple[str, ...]:
         """The work that is left, a few words for each item."""
         marks = f"mark {_list_subjects(self.marks)} as before"
         return (*map(str, self.pending_triggers), *((marks,) if self.marks else ()))
@@ -69,7 +69,7 @@ class Backlog:
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
-        return f"{who} left this pending: {', '.join(self.left)}"
+        return f"{who} left this pending: {', '.join(self.descriptions)}"
 
 
 NO_BACKLOG = Backlog()

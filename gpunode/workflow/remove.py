@@ -63,7 +63,7 @@ def plan_removal(
     first = {package: span.change.before for package, span in footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
     # What cannot come back is of no use to a node without gpunode.
-    return replace(undone, notes=notes, incomplete=False)
+    return replace(undone, notes=notes, is_incomplete=False)
 
 
 def _revert_keeping_edits(change: FileChange, now: FileState) -> RestoredFile:
@@ -145,7 +145,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
         *_find_remaining_packages(recorded, facts),
         *_find_units_left_enabled(recorded, facts),
     )
-    modules = () if undone.reboot else _find_remaining_modules(recorded, facts)
+    modules = () if undone.reboot_reason else _find_remaining_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
     return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
 
@@ -170,7 +170,7 @@ def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostV
         state = live_state.read_file_state(host, path)
         name = digest(state.content) if state is not None else ""
         if name in contents:
-            former = contents[name] or recorded.found[path]
+            former = contents[name] or recorded.sha256_before[path]
             what_next = _describe_backup(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):

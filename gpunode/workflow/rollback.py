@@ -77,7 +77,7 @@ def plan_rollback(
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
-        return replace(undone, left=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
+        return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
     request = replace(
         request,
@@ -151,8 +151,8 @@ def rollback(
     executor = UndoExecutor(applier, host, reason, plan.pending_triggers)
     with recording_failure(applier):
         executor.carry_out(plan.steps)
-    plan = replace(plan, reboot=plan.reboot or live_state.pending_mig_switch(host, plan.changes))
-    run.commit("waiting" if plan.reboot else "done", plan.reboot)
+    plan = replace(plan, reboot_reason=plan.reboot_reason or live_state.pending_mig_switch(host, plan.changes))
+    run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
     return RollbackResult(plan, run.id, tuple(executor.trigger_results))
 
 
@@ -168,7 +168,7 @@ def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, 
 
 def incomplete_undo_error(plan: UndoPlan) -> VerifyFailed:
     """Return the error for what cannot come back although everything else did."""
-    also = (f"a reboot is needed, too: {plan.reboot}",) if plan.reboot else ()
+    also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
     return VerifyFailed(
         "not everything was restored",
         why="\n".join((*plan.remarks, *also)),
@@ -178,11 +178,11 @@ def incomplete_undo_error(plan: UndoPlan) -> VerifyFailed:
 
 def rollback_failure(done: RollbackResult) -> GpunodeError | None:
     """Return what a rollback or removal that is through could not do; None if it did it all."""
-    if done.plan.incomplete:
+    if done.plan.is_incomplete:
         return incomplete_undo_error(done.plan)
-    if done.plan.reboot:
+    if done.plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=done.plan.reboot, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=done.plan.reboot_reason, hint="systemctl reboot"
         )
     return None
 

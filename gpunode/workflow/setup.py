@@ -125,7 +125,7 @@ def setup(
     on_event(PlanCompleted(preview))
     if lost:
         on_event(Notice(loss_note(lost)))
-    nothing_to_do = not left and not any(stage.changes for stage in preview)
+    nothing_to_do = not left and not any(stage.ordered_changes for stage in preview)
     if left.cut is not None:
         on_event(
             Notice(
@@ -141,7 +141,7 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
         refuse_setup(preview, left.pending_triggers, facts, host)
-    host.refuse_unsafe_changes([change for stage in preview for change in stage.changes])
+    host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
@@ -177,7 +177,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
     raise_refusal(preview)
     if options.resume:
         resume_unit(options.resume.command(""))  # what cannot stand in a unit is told now, not after the changes
-    if recipe.upgrade and preview[0].changes == ():
+    if recipe.upgrade and preview[0].ordered_changes == ():
         host.run_triggers((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, options.only)
     return preview
@@ -276,7 +276,7 @@ class _SetupRun:
             self.applier.on_event(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
-        if stage.changes:
+        if stage.ordered_changes:
             self.applier.on_event(StageBegun(stage))
             self.applier.apply_stage(stage)
             before, facts = facts, self.advance(facts, stage)

@@ -151,7 +151,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
-        pending=backlog.left,
+        pending=backlog.descriptions,
         pending_verb=backlog.verb,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )

@@ -84,20 +84,20 @@ class UndoPlan:
         steps: in the order in which they are carried out.
         notes: what the user should know: what cannot come back, and what was edited.
         kept: what stays as it is.
-        incomplete: whether something of the former state cannot come back.
-        reboot: why the rest needs a reboot; empty when it does not.
+        is_incomplete: whether something of the former state cannot come back.
+        reboot_reason: why the rest needs a reboot; empty when it does not.
         pending_triggers: what earlier runs left to do, such as a restart after a rollback that was killed.
-        left: what the run changed beside its configuration, where the configuration alone is undone.
+        not_undone: what the run changed beside its configuration, where the configuration alone is undone.
         with_packages: whether packages, archives and units are undone, too.
     """
 
     undone_run: str
     steps: tuple[UndoStep, ...]
     notes: tuple[str, ...] = ()
-    incomplete: bool = False
-    reboot: str = ""
+    is_incomplete: bool = False
+    reboot_reason: str = ""
     pending_triggers: tuple[Trigger, ...] = ()
-    left: tuple[str, ...] = ()
+    not_undone: tuple[str, ...] = ()
     kept: tuple[KeptItem, ...] = ()
     with_packages: bool = False
 
@@ -391,7 +391,7 @@ def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveE
     """Return the file without gpunode's changes, the newest taken out first."""
     found = RestoredFile(now)
     for span in reversed(trail.spans):
-        if span.left(found.state):
+        if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
         elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it
             resolved = resolve_edit(span, found.state)

@@ -134,8 +134,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
-        incomplete=bool(unchanged or lost or gone),
-        reboot=reboot_reason(facts, packages),
+        is_incomplete=bool(unchanged or lost or gone),
+        reboot_reason=reboot_reason(facts, packages),
         pending_triggers=request.pending_triggers,
         kept=kept,
         with_packages=True,
@@ -224,7 +224,7 @@ def _plan_layout_restores(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = span.left(gpu.layout) or gpu.layout == back.after or _is_half_applied(span, gpu.layout)
+            is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or _is_half_applied(span, gpu.layout)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
@@ -247,7 +247,7 @@ def _is_only_gpunodes(trail: FileTrail, now: FileState, *, force: bool) -> bool:
         return trail.spans[0].change.before is None
     # Where a run found what somebody had made of gpunode's file, that is in it still.
     is_made_anew = all(span.change.before is None for span in trail.spans)
-    return is_made_anew and now.with_digest().content.decode() == trail.left
+    return is_made_anew and now.with_digest().content.decode() == trail.last_sha256
 
 
 def _runtime_expectation(path: str) -> RuntimeExpectation | None:
@@ -297,7 +297,7 @@ def _plan_conffile_restores(footprint: Footprint, host: Host, *, force: bool) ->
             # A package has its own file there now.
             or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
             or conffile_md5(now.content) == shipped.get(back.path)
-            or (trail and trail.spans[-1].left(now))
+            or (trail and trail.spans[-1].may_have_left(now))
         )
         if not is_nobodys and not force:
             raise edit_conflict_error(back, now)

@@ -184,7 +184,7 @@ def check_configuration(
         return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
-    if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.left]:
+    if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.descriptions]:
         return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")

@@ -90,7 +90,7 @@ def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
             stage = PATHS[first.path] if isinstance(first, FileChange) else "packages"
             seqs = run.record_intents(stage, "law", batch)
             node.apply(batch)
-            run.done(*seqs)
+            run.record_done(*seqs)
     run.commit("done")
 
 

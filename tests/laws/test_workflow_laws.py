@@ -92,14 +92,14 @@ def test_planned_state_plans_nothing(recipe: Recipe, node: Facts) -> None:
     for stage in _plan(recipe, node, Memory(node)):
         after = project_stage(after, stage)
     again = plan(recipe, after, Memory(after))
-    assert [change for stage in again for change in stage.changes] == []
+    assert [change for stage in again for change in stage.ordered_changes] == []
 
 
 @quick
 @given(recipes(), facts())
 def test_stage_changes_each_subject_once(recipe: Recipe, node: Facts) -> None:
     for stage in _plan(recipe, node, Memory(node)):
-        subjects = [change.subject for change in stage.changes]
+        subjects = [change.subject for change in stage.ordered_changes]
         assert len(subjects) == len(set(subjects))
 
 
@@ -110,7 +110,9 @@ def test_setup_makes_exactly_the_planned_changes(recipe: Recipe, node: Facts) ->
     planned = _plan(recipe, node, host)
     with tempfile.TemporaryDirectory() as folder:
         done = _setup(recipe, host, Store(folder), node)
-    assert [s.changes for s in done.applied if s.changes] == [s.changes for s in planned if s.changes]
+    assert [s.ordered_changes for s in done.applied if s.ordered_changes] == [
+        s.ordered_changes for s in planned if s.ordered_changes
+    ]
 
 
 @quick
@@ -119,7 +121,9 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
     host = Memory(node)
     plans = _plan(recipe, node, host)
     before = _configuration(host)
-    runtime_files = {c.path for s in plans if s.stage == "runtime" for c in s.changes if isinstance(c, FileChange)}
+    runtime_files = {
+        c.path for s in plans if s.stage == "runtime" for c in s.ordered_changes if isinstance(c, FileChange)
+    }
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         done = _setup(recipe, host, store, node)
@@ -139,7 +143,9 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
         _setup(recipe, whole, Store(folder), node)
     assume(whole.moments)
     host = Memory(node, cut_at=data.draw(st.integers(0, whole.moments - 1)))
-    runtime_files = {c.path for s in plans if s.stage == "runtime" for c in s.changes if isinstance(c, FileChange)}
+    runtime_files = {
+        c.path for s in plans if s.stage == "runtime" for c in s.ordered_changes if isinstance(c, FileChange)
+    }
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         with pytest.raises(PowerCut):

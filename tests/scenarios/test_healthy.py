@@ -24,7 +24,7 @@ _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", 
 
 def examination_words(examined: Examination) -> object:
     found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
-    return examined.verdict, examined.works, found, examined.diagnosis.open_questions, examined.denied
+    return examined.verdict, examined.driver_works, found, examined.diagnosis.open_questions, examined.denied
 
 
 @pytest.fixture(params=sample(tuple(HEALTHY), "healthy", str, 14))
@@ -38,7 +38,7 @@ def test_healthy_node_has_no_finding_live_captured_or_masked(node: tuple[str, Ev
     live = diagnose_evidence(seen)
     assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
     assert {one.severity for one in live.diagnosis.findings} <= {"info"}
-    assert (live.verdict, live.works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
+    assert (live.verdict, live.driver_works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warning", "affected"}]
     save_capture(seen, tmp_path / "capture.tar.gz")
@@ -61,5 +61,5 @@ def test_machine_without_a_gpu_has_only_an_open_question() -> None:
     examined = diagnose_evidence(evidence(without_a_gpu()))
     assert examined.diagnosis.findings == ()
     assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.open_questions] == [True]
-    assert (examined.verdict, examined.works) == ("unknown", False)
+    assert (examined.verdict, examined.driver_works) == ("unknown", False)
     assert next(layer.summary for layer in examined.stack if layer.id == "pci") == "no NVIDIA GPU"

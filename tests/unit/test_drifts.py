@@ -119,8 +119,8 @@ def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
-        drifted = project_changes(drifted, stage.changes)
-    assert not [stage.changes for stage in plan_stages(recipe, drifted) if stage.changes]
+        drifted = project_changes(drifted, stage.ordered_changes)
+    assert not [stage.ordered_changes for stage in plan_stages(recipe, drifted) if stage.ordered_changes]
 
 
 def assert_every_command_shows(note: str, recipe: Recipe, facts: Facts) -> None:

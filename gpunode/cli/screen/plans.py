@@ -175,7 +175,7 @@ def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:
 
 
 def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
-    changes = [change for stage in plans for change in stage.changes]
+    changes = [change for stage in plans for change in stage.ordered_changes]
     actions = Counter(action_of(change) for change in changes)
     packages = PackageChange.among(changes)
     found = [

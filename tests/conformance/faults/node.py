@@ -204,7 +204,7 @@ def _without_drafts(found: Tree) -> Tree:
 def _every_backup_is_there(root: Path) -> None:
     store = Store(root)
     for name in store.ids():
-        for entry in store.read(name):
+        for entry in store.read_with_contents(name):
             if isinstance(entry, Intent):
                 assert all(content is not None for content in entry.change.contents)
 

@@ -124,7 +124,7 @@ def test_attribute_is_restored_with_a_removed_file(root: Path, file: Path, name:
 
     host.apply([realized])
     assert not file.exists()
-    (read,) = (entry.change for entry in store.read(run.id) if isinstance(entry, Intent))
+    (read,) = (entry.change for entry in store.read_with_contents(run.id) if isinstance(entry, Intent))
     run.close()
     back = read.inverse()
     assert back is not None
@@ -329,7 +329,7 @@ def test_unusual_file_names_are_accepted(root: Path, name: str) -> None:
     run.close()
 
     host.apply([change])
-    (read,) = (entry.change for entry in store.read(run.id) if isinstance(entry, Intent))
+    (read,) = (entry.change for entry in store.read_with_contents(run.id) if isinstance(entry, Intent))
 
     assert set(os.listdir(root / "etc")) == {"file", name}
     assert (root / "etc" / name).read_bytes() == b"new"

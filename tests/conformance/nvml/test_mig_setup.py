@@ -98,7 +98,7 @@ class Machine(LocalHost):
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
         back = plan_rollback(store, self, run, force=force)
         done = rollback(back, self, store, version="test", argv=(), on_event=lambda _: None)
-        return done.plan.reboot
+        return done.plan.reboot_reason
 
     def verified(self) -> tuple[str, str]:
         report = verify(WANTED, self.facts(), self, lambda _: None, only=ONLY)

@@ -40,7 +40,7 @@ def found_broken(root: Path, tree: Tree, command: Command, *, ended: bool) -> It
             yield f"{path} is neither as before nor as wanted" if not ended else f"{path} is not as the command said"
     store = Store(root)
     try:
-        intents = [entry for run in store.ids() for entry in store.read(run) if isinstance(entry, Intent)]
+        intents = [entry for run in store.ids() for entry in store.read_with_contents(run) if isinstance(entry, Intent)]
     except GpunodeError as error:
         yield f"{error.what}: {error.why}"
         return

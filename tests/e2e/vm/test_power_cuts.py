@@ -85,7 +85,7 @@ def _assert_promises_kept(found: Path, said: list[list[str]], where: str) -> Non
 def _assert_whole(found: Path, where: str) -> None:
     """Assert that every journal and backup can be read, and each file is as before or as a journaled change made it."""
     store, start = Store(found), small_system()
-    changes = [e.change for run in store.ids() for e in store.read(run) if isinstance(e, Intent)]
+    changes = [e.change for run in store.ids() for e in store.read_with_contents(run) if isinstance(e, Intent)]
     for name in CONFIGURATION:
         node = start.get(f"/{name}")
         known: list[object] = [None if node is None else node.data]

@@ -83,7 +83,7 @@ def setup(screen: Screen) -> None:
     trigger_results = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
         for stage in done.applied:
-            packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
+            packages = tuple(c for c in stage.ordered_changes if isinstance(c, PackageChange))
             if packages:
                 screen.show_event(Applying(stage.stage, "packages", packages))
                 screen.update_progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
@@ -146,7 +146,7 @@ def status_good(screen: Screen) -> None:
 
 def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
-    undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
+    undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), not_undone=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
     done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
     screen.show_result(rollback_lines(done, None, screen.argv))

@@ -115,7 +115,7 @@ def root(tmp_path: Path) -> Path:
         run = store.begin("setup", version="1", recipe="containerd", user="alice")
         for entry in entries():
             if isinstance(entry, record.Intent):
-                run.done(run.record_intent(entry.stage, entry.step, entry.change, entry.reason))
+                run.record_done(run.record_intent(entry.stage, entry.step, entry.change, entry.reason))
         if number == 1:
             run.commit("done")
         run.close()

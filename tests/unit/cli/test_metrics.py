@@ -50,12 +50,12 @@ def test_failure_without_an_explanation_is_a_metric_of_its_own() -> None:
 
 def test_healthy_metric_is_1_only_for_a_healthy_node() -> None:
     nothing = Diagnosis((), ())
-    healthy = replace(SICK, diagnosis=nothing, works=True)
+    healthy = replace(SICK, diagnosis=nothing, driver_works=True)
     assert metric_values(healthy)["gpunode_doctor_healthy"] == 1
     assert not [name for name, _, _ in samples(healthy) if name == "gpunode_doctor_finding"]
     for examined in (
-        replace(SICK, diagnosis=nothing, works=False),
-        replace(SICK, diagnosis=Diagnosis((), (OpenQuestion("q", ()),)), works=True),
+        replace(SICK, diagnosis=nothing, driver_works=False),
+        replace(SICK, diagnosis=Diagnosis((), (OpenQuestion("q", ()),)), driver_works=True),
     ):
         assert metric_values(examined)["gpunode_doctor_healthy"] == 0
 

@@ -18,7 +18,7 @@ from tests.unit.workflow.test_fleet import NOUVEAU
 
 FOLDER = Path(__file__).parents[3] / "recipes/node-problem-detector"
 SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU]))
-HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
+HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), driver_works=True)
 
 
 def run_check(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -34,8 +34,8 @@ def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None
     store.begin("setup", version="0").commit("done")
     before = store.ids()
     run = store.begin("setup", version="0")
-    run.done(run.record_intent("sources", "pin", change("/etc/made")))
-    run.failed(run.record_intent("sources", "pin", change("/etc/failed")), "no room")
+    run.record_done(run.record_intent("sources", "pin", change("/etc/made")))
+    run.record_failed(run.record_intent("sources", "pin", change("/etc/failed")), "no room")
     run.commit("failed", "no room")
 
     answer = partial_run_envelope("setup", ChangeFailed("no room"), store, before)

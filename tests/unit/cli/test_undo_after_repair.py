@@ -16,7 +16,7 @@ from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import NothingToUndo
 from tests.unit.steps.machines import machine
 
-EMPTY = SimpleNamespace(steps=(), pending_triggers=(), incomplete=False, remarks=())
+EMPTY = SimpleNamespace(steps=(), pending_triggers=(), is_incomplete=False, remarks=())
 NODE: Any = SimpleNamespace(host=SimpleNamespace(root="/"), notify=lambda _: None)
 
 

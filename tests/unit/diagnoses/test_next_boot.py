@@ -24,7 +24,7 @@ def test_newer_kernel_without_a_module_is_a_warning_with_a_build() -> None:
     assert (found.cause, found.severity, found.confidence) == ("module-built-for-other-kernel", "warning", "likely")
     assert "6.1.0-42-amd64" in found.summary
     assert found.remedy[0].commands[0].endswith("setup --only headers --only module-build")
-    assert examined.works
+    assert examined.driver_works
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def store(tmp_path: Path, clock: Clock) -> Store:
 def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
     run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
     change = FileChange("/etc/containerd/config.toml", before, FileState(content), frozenset({RESTART}))
-    run.done(run.record_intent("runtime", "configure-containerd", change))
+    run.record_done(run.record_intent("runtime", "configure-containerd", change))
     run.record_trigger(RESTART)
     run.commit("done")
     return run
@@ -58,8 +58,8 @@ def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState
 
 def test_run_is_read_back_with_file_contents(store: Store) -> None:
     run = setup_run(store)
-    assert store.read(run.id) == run.entries()
-    (back,) = filter(is_configuration, intents_to_undo(store.read(run.id)))
+    assert store.read_with_contents(run.id) == run.entries()
+    (back,) = filter(is_configuration, intents_to_undo(store.read_with_contents(run.id)))
     assert back.change == FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def test_unknown_run_is_refused_with_a_hint(store: Store) -> None:
     setup_run(store)
     for name in ("000009-20270115T080000Z", "../../../etc", ""):
         with pytest.raises(UsageError, match="there is no run") as stopped:
-            store.read(name)
+            store.read_with_contents(name)
         assert "rollback --list" in stopped.value.hint
 
 
@@ -122,7 +122,7 @@ def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, 
     run = store.begin("setup", version="0.1.0")
     seq = run.record_intent("runtime", "configure-containerd", CONFIG)
     clock.now += 60
-    run.done(seq)
+    run.record_done(seq)
     run.close()
     assert store.pending_triggers() == {RESTART: clock.now}
     later = store.begin("setup", version="0.1.0")
@@ -137,7 +137,7 @@ def test_power_cut_before_the_first_line_leaves_no_run(store: Store) -> None:
     assert store.runs() == ()
     run.path.unlink()
     assert store.runs() == ()
-    assert store.read(run.id) == ()
+    assert store.read_with_contents(run.id) == ()
     assert setup_run(store).id.startswith("000002-")
 
 
@@ -146,7 +146,7 @@ def test_damaged_journal_is_refused_with_file_and_line(store: Store) -> None:
     data = bytearray(run.path.read_bytes())
     data[len(data) // 2] ^= 1
     run.path.write_bytes(data)
-    for look in (store.runs, store.pending_triggers, lambda: store.read(run.id)):
+    for look in (store.runs, store.pending_triggers, lambda: store.read_with_contents(run.id)):
         with pytest.raises(JournalDamaged, match=rf"{run.path} is damaged in line \d"):
             look()
 
@@ -166,7 +166,7 @@ def test_damaged_backup_is_never_restored(store: Store, spoil: Callable[[Path], 
     spoil(store.objects.path(name))
     assert len(store.runs()) == 1, "a list needs no backups"
     with pytest.raises(JournalDamaged, match="a backup of run"):
-        store.read(run.id)
+        store.read_with_contents(run.id)
 
 
 def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None:
@@ -174,13 +174,13 @@ def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None
     name = digest(BEFORE.content)
     (store.objects.path(name)).write_bytes(b"other")
     setup_run(store)
-    assert store.read(run.id) == run.entries()
+    assert store.read_with_contents(run.id) == run.entries()
 
 
 class TestUndoneRuns:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
         run = store.begin("rollback", version="0.1.0", undoes=of)
-        run.done(run.record_intent("runtime", "undo", CONFIG))
+        run.record_done(run.record_intent("runtime", "undo", CONFIG))
         run.commit(result)  # type: ignore[arg-type]
         return run
 
@@ -215,7 +215,7 @@ class TestUndoneRuns:
 class TestRetention:
     def kept(self, store: Store, run: Run) -> bool:
         try:
-            return bool(store.read(run.id))
+            return bool(store.read_with_contents(run.id))
         except Refused as refusal:
             return "no longer be undone" not in refusal.what
 
@@ -259,7 +259,7 @@ class TestRetention:
         assert [self.kept(store, first), self.kept(store, second)] == [False, True]
         assert [bool(run.forgotten) for run in store.runs()] == [True, False]
         with pytest.raises(Refused, match="can no longer be undone") as refused:
-            store.read(first.id)
+            store.read_with_contents(first.id)
         assert "ada deleted its backups" in refused.value.why
         assert store.footprint().files["/etc/containerd/config.toml"].forgotten
 
@@ -332,14 +332,14 @@ def test_unwritten_intent_is_not_recorded(store: Store, monkeypatch: pytest.Monk
         for n in range(3):
             change = FileChange(f"/etc/{n}", BEFORE, FileState(b"%d" % n), frozenset({RESTART}))
             try:
-                run.done(run.record_intent("runtime", "configure", change))
+                run.record_done(run.record_intent("runtime", "configure", change))
                 effects.append(change)
             except ChangeFailed as failure:
                 if "No space left on device" not in failure.why or "was not made" not in failure.what:
                     effects.append(change)
         assert disk.left <= 0 or call == "write"
     run.commit("failed", "the disk is full")
-    read = store.read(run.id)
+    read = store.read_with_contents(run.id)
     assert [entry.change for entry in read if isinstance(entry, Intent)] == effects
     assert read == run.entries()
 
@@ -354,10 +354,10 @@ def test_journal_ends_after_a_torn_line_that_cannot_be_cut(store: Store, monkeyp
         Disk(patched, "write", 1, errno.EIO)
         patched.setattr(os, "ftruncate", refuse)
         with pytest.raises(ChangeFailed):
-            run.done(1)
+            run.record_done(1)
     with pytest.raises(ChangeFailed, match="not made"):
         run.record_intent("runtime", "configure", CONFIG)
-    assert store.read(run.id) == run.entries()
+    assert store.read_with_contents(run.id) == run.entries()
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
@@ -379,7 +379,7 @@ def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypat
     ]
     seqs = run.record_intents("packages", "install-driver", packages, "the driver is missing")
     assert seqs == (1, 2)
-    run.done(*seqs)
+    run.record_done(*seqs)
     assert len(synced) == 2
     assert sum(isinstance(entry, Done) for entry in run.entries()) == 2
 
@@ -487,7 +487,7 @@ class TestSpecialFilesInTheJournalFolder:
             store.runs,
             store.pending_triggers,
             store.untriggered_changes,
-            lambda: store.read(run.id),
+            lambda: store.read_with_contents(run.id),
         ):
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
                 act()
@@ -498,7 +498,7 @@ class TestSpecialFilesInTheJournalFolder:
         path.unlink()
         planted(path)
         with pytest.raises(JournalDamaged) as stopped:
-            store.read(run.id)
+            store.read_with_contents(run.id)
         assert stopped.value.why == str(path)
 
 

@@ -19,7 +19,7 @@ run = Store(sys.argv[1]).begin("setup", version="0")
 change = FileChange("/etc/x", FileState(b"old bytes"), FileState(b"new bytes"))
 seq = run.record_intent("runtime", "configure", change)
 os.write(1, b"THE EFFECT")
-run.done(seq)
+run.record_done(seq)
 """
 TRACED = "trace=write,pwrite64,fsync,fdatasync,rename,renameat,renameat2"
 # What a call is about, by what strace -y prints of its path or data.

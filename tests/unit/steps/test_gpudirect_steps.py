@@ -64,7 +64,7 @@ def test_gpudirect_plan_is_idempotent(wanted: GpuDirect, node: Facts) -> None:
         assert stage.refusal is None, stage.refusal
         after = project_stage(after, stage)
     again = plan(asking(wanted), after, Node(after))
-    assert [change for stage in again for change in stage.changes] == []
+    assert [change for stage in again for change in stage.ordered_changes] == []
 
 
 @pytest.mark.parametrize(

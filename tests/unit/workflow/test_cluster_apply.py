@@ -59,7 +59,7 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
         apply_plan(plan, store, RunHeader("k8s apply", "0", ()), wait=wait, on_event=never)
     assert said in failed.value.why
     assert "kubectl --context prod describe pods" in failed.value.hint
-    (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
+    (commit,) = [entry for entry in store.read_with_contents(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 
 

@@ -167,7 +167,9 @@ def test_containers_that_a_restart_would_stop_are_named() -> None:
 def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     cut = store.begin("setup", version="test")
-    cut.done(cut.record_intent("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART}))))
+    cut.record_done(
+        cut.record_intent("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART})))
+    )
     cut.close()
     configured(host, store)
     assert set(store.pending_triggers()) == {RESTART}

@@ -33,11 +33,11 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
 def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts], tmp_path: Path) -> None:
     host = Node(facts[0])
     plan = edits.plan_cdi_specification(host, PODMAN, image=False)
-    assert (plan.about, plan.main, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
+    assert (plan.target_name, plan.main_file, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
     assert (plan.trigger, ctk.explain_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
     done = ctk.apply_edit(plan, host, store, EditOptions("configure", "1"), ignore_event)
-    assert [trigger_results.trigger for trigger_results in done.trigger_results] == [Trigger("cdi")]
+    assert [result.trigger for result in done.trigger_results] == [Trigger("cdi")]
     assert isinstance(done.trigger_results[0], TriggerResult)
     assert SPEC not in host.files
     assert store.pending_triggers() == {}

@@ -36,7 +36,7 @@ TOOLKIT = {
 def asks_for_nothing(found: Recipe, node: Facts) -> bool:
     plans = plan(found, node, HOST)
     assert not any(stage.refusal for stage in plans), [stage.refusal for stage in plans]
-    return not any(stage.changes for stage in plans)
+    return not any(stage.ordered_changes for stage in plans)
 
 
 @settings(deadline=None)

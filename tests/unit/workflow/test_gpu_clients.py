@@ -152,7 +152,7 @@ def test_pending_restart_of_the_mps_daemon_needs_its_clients_gone() -> None:
 @pytest.mark.parametrize(("processes", "is_refused"), [((JOB,), True), ((), False)])
 def test_run_driver_of_a_busy_gpu_is_not_uninstalled(processes: tuple[GpuClient, ...], is_refused: bool) -> None:
     plans = [plan_stage(REMOVING, run_driver(), "sources", ("run-driver",))]
-    assert any(change.action == "run" for change in plans[0].changes)
+    assert any(change.action == "run" for change in plans[0].ordered_changes)
     if not is_refused:
         refuse_setup(plans, (), run_driver(), Busy(*processes))
         return

@@ -121,7 +121,7 @@ def test_apt_refusal_is_quoted_in_the_plan() -> None:
 def test_every_step_has_a_reason_and_no_package_appears_twice(wanted: Recipe, node: Facts) -> None:
     plans = plan(wanted, node, Node(node))
     for stage in plans:
-        named = names(stage.changes)
+        named = names(stage.ordered_changes)
         assert len(named) == len(set(named)), named
         for step in stage.steps:
             said = getattr(step.outcome, "reason", "") or getattr(step.outcome, "why", "")

@@ -65,7 +65,7 @@ def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
     run = store.begin("setup", version="test")
     change = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
     with store.lock():
-        run.done(run.record_intent("packages", "nouveau", change))
+        run.record_done(run.record_intent("packages", "nouveau", change))
         going_on = read_backlog(store, machine())
     assert not going_on
     assert going_on.ended == ""
@@ -112,7 +112,7 @@ class TestRecordOfInterruptedChanges:
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", "x", brought))
+        run.record_done(*run.record_intents("packages", "x", brought))
         run.commit("done")
         cut = store.begin("remove", version="test")
         cut.record_intents("packages", "remove", [back for change in brought if (back := change.inverse())])
@@ -154,7 +154,7 @@ class TestRecordOfInterruptedChanges:
         store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
         ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "x", ours))
+        run.record_done(run.record_intent("packages", "x", ours))
         run.commit("done")
         cut = store.begin("remove", version="test")
         cut.record_intent("packages", "x", replace(ours, before=self.OURS, after=None))
@@ -168,7 +168,7 @@ class TestRecordOfInterruptedChanges:
 
     def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(
+        run.record_done(
             run.record_intent("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4")))
         )
         run.commit("done")

@@ -59,7 +59,7 @@ def write(
     seq = run.record_intent(stage, "step", change)
     host.apply([change])
     if finish:
-        run.done(seq)
+        run.record_done(seq)
         run.record_trigger(trigger)
         run.commit("done")
     else:
@@ -97,7 +97,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     change = host.complete_change(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
     seq = run.record_intent("runtime", "step", change)
     host.apply([change])
-    run.done(seq)
+    run.record_done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
     rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
@@ -114,7 +114,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
         change = host.complete_change(FileChange(path, None, ours))
         seq = run.record_intent("runtime", "step", change)
         host.apply([change])
-        run.done(seq)
+        run.record_done(seq)
     run.commit("done")
     (folder / "daemon.json").unlink()  # the folder was made for this one
     rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
@@ -130,7 +130,7 @@ def test_folder_in_use_by_others_leaves_nothing_to_undo(store: Store, tmp_path: 
     change = host.complete_change(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
     seq = run.record_intent("runtime", "step", change)
     host.apply([change])
-    run.done(seq)
+    run.record_done(seq)
     run.record_trigger(RESTART)
     run.commit("done")
     (folder / "daemon.json").unlink()
@@ -232,7 +232,7 @@ def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: 
     run = store.begin("setup", version="test")
     for after in (OURS, EDITED):
         change = FileChange(CONTAINERD, host.files[CONTAINERD], after, frozenset({RESTART}))
-        run.done(run.record_intent("runtime", "step", change))
+        run.record_done(run.record_intent("runtime", "step", change))
         host.apply([change])
     run.commit("done")
     undo(host, store, run.id)
@@ -245,7 +245,7 @@ def write_twice(host: Node, store: Store) -> str:
     reload = Trigger("daemon-reload")
     for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):
         change = FileChange(CONTAINERD, before, after, frozenset(owes))
-        run.done(run.record_intent("runtime", "step", change))
+        run.record_done(run.record_intent("runtime", "step", change))
         host.apply([change])
     for trigger in (reload, RESTART):
         run.record_trigger(trigger)
@@ -374,7 +374,7 @@ def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -
     run = write(host, store)
     removal = store.begin("remove", version="test", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
-    removal.done(removal.record_intent("runtime", "remove", change))
+    removal.record_done(removal.record_intent("runtime", "remove", change))
     removal.commit("done")
     host.apply([change])
     assert find_newest_run(store).undone_by == removal.id

@@ -260,7 +260,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
     assert written.value is not None
     cut = store.begin("setup", version="test")
     change = FileChange(CONTAINERD, FileState(BEFORE), written.value, frozenset({RESTART}))
-    cut.done(*cut.record_intents("runtime", "runtime-config", (change,)))
+    cut.record_done(*cut.record_intents("runtime", "runtime-config", (change,)))
     cut.close()
     node = containerd(files={CONTAINERD: written.value.content})
     host = Node(node, accepts=lambda _trigger, node: node.bytes_of(CONTAINERD) == BEFORE)

@@ -86,7 +86,9 @@ def test_after_a_failed_remove_no_setup_is_named_for_what_is_left(tmp_path: Path
     store, facts = Store(tmp_path), nodes.converged()
     run = store.begin("remove", version="test")
     owes = frozenset({Trigger("initramfs")})
-    run.done(run.record_intent("packages", "nouveau", FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)))
+    run.record_done(
+        run.record_intent("packages", "nouveau", FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes))
+    )
     run.commit("failed")
     run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))

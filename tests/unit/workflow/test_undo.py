@@ -133,7 +133,7 @@ def host(store: Store) -> Machine:
     made = Machine(machine(files={CONTAINERD: FORMER}))
     run = store.begin("setup", version="test")
     for stage, change in CHANGES:
-        run.done(run.record_intent(stage, "step", change))
+        run.record_done(run.record_intent(stage, "step", change))
         made.apply([change])
     for trigger in (REFRESH, INITRAMFS, RESTART):
         run.record_trigger(trigger)
@@ -162,7 +162,7 @@ class TestWholeRollback:
         assert subjects[:2] == [UNIT, CONTAINERD]
         assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
         assert subjects[5:] == [BLACKLIST, CUDA_LIST], "the blacklist never goes while the driver stays"
-        assert (back.incomplete, back.notes, back.reboot) == (False, (), "")
+        assert (back.is_incomplete, back.notes, back.reboot_reason) == (False, (), "")
 
     def test_whole_rollback_can_be_rolled_back_in_the_order_of_a_setup(self, host: Machine, store: Store) -> None:
         done = undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
@@ -261,7 +261,7 @@ class TestWholeRollback:
 
     def test_undo_with_a_loaded_module_requires_a_reboot(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now(loaded=True))
-        assert "580.178.04" in back.reboot
+        assert "580.178.04" in back.reboot_reason
         assert isinstance(rollback_failure(undo(host, store, back)), RebootRequired)
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
@@ -298,7 +298,7 @@ class TestWholeRollback:
     def test_later_run_on_the_same_package_must_be_rolled_back_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
         run = store.begin("setup", version="test")
-        run.done(
+        run.record_done(
             run.record_intent(
                 "packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), NEW, PackageState("595.1-1"))
             )
@@ -331,11 +331,11 @@ class TestWholeRollback:
             UNIT: ServiceChange(UNIT, OFF, ON),
         }
         lower, upper = (made.get(name, PackageChange(PackageId.of(name), None, NEW)) for name in (package, path))
-        first.done(first.record_intent("packages", brought, lower))
+        first.record_done(first.record_intent("packages", brought, lower))
         first.commit("done")
         second = store.begin("setup", version="test", recipe="docker")
         stage = "runtime" if path == DAEMON_JSON else "packages"
-        second.done(second.record_intent(stage, later, upper))
+        second.record_done(second.record_intent(stage, later, upper))
         second.commit("done")
         for change in (lower, upper):
             host.apply([change])
@@ -361,10 +361,10 @@ class TestWholeRollback:
         toolkit, before = "nvidia-container-toolkit", FileState(b"{ }")
         host = Machine(machine(files={DAEMON_JSON: before}))
         first = store.begin("setup", version="test")
-        first.done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
+        first.record_done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
         first.commit("done")
         second, change = store.begin(verb, version="test"), FileChange(DAEMON_JSON, before, FileState(b"{}"))
-        second.done(second.record_intent("runtime", "runtime-config", change))
+        second.record_done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
         try:
@@ -378,7 +378,7 @@ class TestWholeRollback:
     def test_undo_of_a_package_fires_the_triggers_of_its_installation(self, store: Store, verb: str) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         run = store.begin("setup", version="test")
-        run.done(
+        run.record_done(
             run.record_intent(
                 "packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW, frozenset({RESTART}))
             )
@@ -393,10 +393,10 @@ class TestWholeRollback:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         host.archives[toolkit] = frozenset({OLD.version})
         first = store.begin("setup", version="test")
-        first.done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
+        first.record_done(first.record_intent("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
         first.commit("done")
         second, change = store.begin("setup", version="test"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
-        second.done(second.record_intent("runtime", "runtime-config", change))
+        second.record_done(second.record_intent("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
         assert plan_rollback(store, host, first.id, facts_now({toolkit: NEW})).packages
@@ -410,7 +410,9 @@ class TestWholeRollback:
         host, there = Machine(machine()), PackageState("1.6")
         host.archives[runtime] = frozenset({"1.5"})
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there)))
+        run.record_done(
+            run.record_intent("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there))
+        )
         run.commit("done")
         host.busy = Workloads(containers=("k8s.io/4f2",))
 
@@ -444,7 +446,7 @@ class TestWholeRollback:
         host = Machine(machine())
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "step", change))
+        run.record_done(run.record_intent("packages", "step", change))
         run.commit("done")
         packages = {str(change.id): NEW} if isinstance(change, PackageChange) else {}
         facts = machine(packages=packages, units={"docker.service": unit()})
@@ -461,7 +463,7 @@ class TestWholeRollback:
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
         run, restart = newest(store), Trigger("restart", "docker.service")
         cut = store.begin("setup", version="test")
-        cut.done(
+        cut.record_done(
             cut.record_intent("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({restart})))
         )
         cut.close()
@@ -475,7 +477,7 @@ class TestWholeRollback:
 
     def test_package_depending_on_a_lost_package_is_not_restored(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(
+        run.record_done(
             *run.record_intents(
                 "packages", "x", [PackageChange(PackageId.of(name), OLD, None) for name in ("lost", "needs-lost")]
             )
@@ -488,15 +490,17 @@ class TestWholeRollback:
             else _obeys(changes)
         )
         back = plan_rollback(store, host, run.id, facts_now())
-        assert (back.packages, back.incomplete) == ((), True)
+        assert (back.packages, back.is_incomplete) == ((), True)
         assert "the packages installed with it cannot be restored either: needs-lost" in back.notes
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/ours.conf"
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "x", FileChange(path, FORMER, OURS)))
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, OURS, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.record_done(run.record_intent("packages", "x", FileChange(path, FORMER, OURS)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, OURS, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
+        )
         run.commit("done")
         assert path in (one.subject for one in plan_rollback(store, host, run.id, facts_now({})).changes)
 
@@ -507,20 +511,20 @@ class TestWholeRollback:
 
     def test_driver_version_change_needs_consent_too(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
         with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), allow_disruption=True)
-        assert "580.178.04" in back.reboot
+        assert "580.178.04" in back.reboot_reason
 
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
         cut = store.begin("rollback", version="test", undoes=run)
         change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
-        cut.done(cut.record_intent("runtime", "step", change))
+        cut.record_done(cut.record_intent("runtime", "step", change))
         cut.close()
         host.apply([change])
         host.triggered.clear()
@@ -535,7 +539,9 @@ class TestWholeRollback:
         host.files[CONTAINERD] = FORMER
         run = store.begin("setup", version="test")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
-            run.done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
+            run.record_done(
+                run.record_intent(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART})))
+            )
         run.record_trigger(RESTART)
         run.commit("failed")
         assert plan_rollback(store, host, run.id, facts_now()).steps == ()
@@ -546,10 +552,10 @@ class TestWholeRollback:
         host.files[CONTAINERD] = FORMER
         run = store.begin("setup", version="test")
         for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
-            run.done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after)))
+            run.record_done(run.record_intent(stage, "step", FileChange(CONTAINERD, before, after)))
         run.commit("failed")
         second = store.begin("setup", version="test")
-        second.done(second.record_intent("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
+        second.record_done(second.record_intent("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
         second.commit("done")
         host.files[CONTAINERD] = later
         assert plan_rollback(store, host, run.id, facts_now()).steps == ()
@@ -558,7 +564,7 @@ class TestWholeRollback:
     def test_edit_after_the_package_was_reinstalled_is_kept(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
@@ -569,9 +575,11 @@ class TestWholeRollback:
 
     def test_foreign_file_in_place_of_a_purged_conffile_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
-        run.done(run.record_intent("runtime", "runtime-config", FileChange(DAEMON_JSON, None, OURS)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
+        )
+        run.record_done(run.record_intent("runtime", "runtime-config", FileChange(DAEMON_JSON, None, OURS)))
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         for there in (None, OURS):
@@ -584,8 +592,10 @@ class TestWholeRollback:
 
     def test_file_created_after_the_purge_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
+        )
         run.commit("done")
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         host.files[DAEMON_JSON] = FileState(b"theirs")
@@ -596,8 +606,10 @@ class TestWholeRollback:
     def test_plain_rollback_leaves_conffiles_of_purged_packages_alone(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
+        )
         run.commit("done")
         assert plan_rollback(store, host, run.id).steps == (), "its package does not come back either"
         host.files[path] = FileState(b"of a package that somebody installed again, and edited\n")
@@ -607,8 +619,10 @@ class TestWholeRollback:
     def test_purged_conffile_is_restored_with_its_edits(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
+        )
         run.commit("done")
         back = plan_rollback(store, host, run.id, facts_now({}))
         assert [one.subject for one in back.changes] == ["nvidia-driver", path]
@@ -624,8 +638,10 @@ class TestWholeRollback:
     ) -> None:
         path, shipped = "/etc/nvidia/old.conf", FileState(b"as shipped\n")
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
+        )
         run.commit("done")
         database = paragraph("nvidia-driver", conffile=path).replace("0123", hashlib.md5(shipped.content).hexdigest())
         host.after_packages = {path: shipped, STATUS: FileState(database.encode())}
@@ -642,15 +658,17 @@ class TestWholeRollback:
     def test_conffile_is_not_restored_without_its_package(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
-        run.done(run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.record_done(
+            run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
+        )
         run.commit("done")
         host.archives = {}
         back = plan_rollback(store, host, run.id, facts_now({}))
-        assert back.incomplete
+        assert back.is_incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
-        assert RunRecord(store.read(done.run)).changes("done") == ()
+        assert RunRecord(store.read_with_contents(done.run)).changes("done") == ()
 
     @pytest.mark.parametrize(("is_packaged", "goes"), [(True, True), (True, False), (False, True)])
     def test_overwritten_foreign_file_returns_once_its_package_is_gone(
@@ -658,8 +676,8 @@ class TestWholeRollback:
     ) -> None:
         path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
         run = store.begin("setup", version="test")
-        run.done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
-        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
+        run.record_done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
         host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
         host.after_packages = {path: None} if goes else {}
@@ -701,7 +719,7 @@ class TestWholeRollback:
         path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
         sum_ = hashlib.md5(shipped.content).hexdigest()
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
@@ -727,7 +745,7 @@ def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) 
     with pytest.raises(ChangeFailed, match="it could not be done"):
         Applier(host, run, ignore_event, lambda: None).apply_packages("packages", batch, lambda change: str(change.id))
     run.commit("failed")
-    assert {intent.change.subject for intent in inverse_intents(store.read(run.id))} == {"dkms", "half"}
+    assert {intent.change.subject for intent in inverse_intents(store.read_with_contents(run.id))} == {"dkms", "half"}
     assert set(store.footprint().packages) == ids("dkms", "half")
 
 
@@ -804,7 +822,7 @@ class TestRemove:
         between = FileState(b"# mine\n# theirs\nnvidia = true\n")
         run = store.begin("setup", version="test")
         again = FileChange(CONTAINERD, between, FileState(b"# mine\n# theirs\nnvidia = 2\n"), frozenset({RESTART}))
-        run.done(run.record_intent("runtime", "step", again))
+        run.record_done(run.record_intent("runtime", "step", again))
         run.commit("done")
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
         back = plan_removal(store, host, facts_now())
@@ -831,7 +849,7 @@ class TestRemove:
         run = store.begin("setup", version="test")
         made = FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}')
         change = FileChange(DAEMON_JSON, None, made, frozenset({Trigger("reload", "docker.service")}))
-        run.done(run.record_intent("runtime", "runtime-config", change))
+        run.record_done(run.record_intent("runtime", "runtime-config", change))
         run.commit("done")
         host.files[DAEMON_JSON] = FileState(document)
         if left is None:
@@ -849,7 +867,9 @@ class TestRemove:
         """Two setups wrote the file, and a rollback of the second was killed before or after it put the first back."""
         second = FileState(b"# mine\nnvidia = 2\n")
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
+        run.record_done(
+            run.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART})))
+        )
         run.commit("done")
         cut = store.begin("rollback", version="test", undoes=run.id)
         cut.record_intent("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
@@ -873,7 +893,7 @@ class TestRemove:
     def test_edit_between_two_forgotten_runs_is_kept(self, host: Machine, store: Store) -> None:
         change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "step", change))
+        run.record_done(run.record_intent("packages", "step", change))
         run.commit("done")
         host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
         for name in store.ids():
@@ -911,9 +931,9 @@ class TestRemove:
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")
         for path, state in content.items():
-            run.done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
+            run.record_done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
         for name, (step, version) in packages.items():
-            run.done(run.record_intent("packages", step, PackageChange(PackageId(name), None, version)))
+            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, version)))
         run.commit("done")
         facts = machine(packages={name: version for name, (_, version) in packages.items()}, files=content)
         database = (*map(paragraph, packages), paragraph("cuda-app", needed))
@@ -932,8 +952,10 @@ class TestRemove:
         host = Machine(machine(files={CUDA_KEYRING: key, CUDA_LIST: ours}))
         run = store.begin("setup", version="test")
         for path, (before, after) in files.items():
-            run.done(run.record_intent("sources", "cuda-repository", FileChange(path, before, after)))
-        run.done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)))
+            run.record_done(run.record_intent("sources", "cuda-repository", FileChange(path, before, after)))
+        run.record_done(
+            run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW))
+        )
         run.commit("done")
         driver = paragraph("nvidia-driver-cuda")
         facts = machine(packages={"nvidia-driver-cuda": NEW}, files={CUDA_LIST: ours, CUDA_KEYRING: key})
@@ -960,7 +982,7 @@ class TestRemove:
         host = Machine(machine(files={CUDA_KEYRING: key, theirs: listed}))
         for former in (FileState(b"two keys"), None):
             run = store.begin("setup", version="test")
-            run.done(run.record_intent("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
+            run.record_done(run.record_intent("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
             run.commit("done")
             back = plan_rollback(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
             assert [change.after for change in back.files] == ([former] if former else [])
@@ -974,7 +996,9 @@ class TestRemove:
     ) -> None:
         before, after = PackageState("2", auto=True), PackageState("2")
         run = store.begin("setup", version="test")
-        run.done(run.record_intent("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
+        run.record_done(
+            run.record_intent("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after))
+        )
         run.commit("done")
         state = PackageState("2", auto=now_auto)
         back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": state}))
@@ -984,7 +1008,7 @@ class TestRemove:
     def test_manual_mark_set_since_is_kept(self, host: Machine, store: Store) -> None:
         before, after = PackageState("1", auto=True), PackageState("2", auto=True)
         run = store.begin("setup", version="test")
-        run.done(
+        run.record_done(
             run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after))
         )
         run.commit("done")
@@ -1068,7 +1092,7 @@ class TestLeftoversOfARemoval:
         promise = FileChange(spec, None, Deferred("the GPUs", "nvidia-ctk"), frozenset({Trigger("cdi")}))
         run = store.begin("setup", version="test")
         for change in (promise, ModuleChange("nvidia-fs", before=False, after=True)):
-            run.done(run.record_intent("kernel", "step", change))
+            run.record_done(run.record_intent("kernel", "step", change))
         run.commit("done")
         back = self.removed(host, store)
         host.files[spec] = FileState(b"cdiVersion: 0.5.0\n")
