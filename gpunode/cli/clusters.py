@@ -239,7 +239,7 @@ def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
 
 def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
     """Undo a run that changed a cluster, such as ``k3``; without a named cluster, in the context of that run."""
-    if not run.startswith("k"):
+    if not run.startswith("k") or run == "k":
         raise UsageError(
             "--context and --kubeconfig are for runs that changed a cluster",
             why=f"such runs are called k1, k2 …, not {run or 'the newest'}",

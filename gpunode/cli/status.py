@@ -59,8 +59,9 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
 
 def _describe_pending(found: NodeStatus) -> str:
     """Return what earlier runs left undone, and what does it: after an undo that failed no setup is wanted."""
-    is_undo = found.pending_verb in {"rollback", "remove"}
-    finisher = f"the same gpunode {found.pending_verb} again" if is_undo else "gpunode setup"
+    undos = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
+    undo = undos.get(found.pending_verb)
+    finisher = f"the same gpunode {undo} again" if undo else "gpunode setup"
     return f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
 
 

@@ -106,11 +106,8 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
     store, with_packages = node.store, permissions.with_packages
-    facts, force, allow_disruption = (
-        _survey(node) if with_packages else None,
-        permissions.force,
-        permissions.allow_disruption,
-    )
+    facts = _survey(node) if with_packages else None
+    force, allow_disruption = permissions.force, permissions.allow_disruption
     plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan

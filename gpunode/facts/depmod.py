@@ -1,7 +1,7 @@
 """Which of several modules of one name a kernel gets, by depmod's search order.
 
-Sources: depmod.d(5); kmod's tools/depmod.c, depmod_module_is_higher_priority(). Of two modules that come equally early,
-depmod takes the one that the file system lists first.
+Sources: depmod.d(5); kmod's tools/depmod.c, depmod_module_is_higher_priority(). Of two modules that come equally early
+the order of the file system decides.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.model import Facts, known
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import DEPMOD_FOLDERS
 
 _DEFAULT: Final = ("updates", "built-in")
+_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class DepmodOrder:
     """The folders below /lib/modules/KERNEL, the first one first; ``built-in`` stands for all that are not named.
 
     Attributes:
-        overrides: a module, a kernel or ``*``, and the folder that wins for both.
+        overrides: a module, a pattern of kernels (a regular expression, or ``*``), and the folder that wins for both.
     """
 
     searches: tuple[str, ...]
@@ -29,8 +31,12 @@ class DepmodOrder:
 
     def is_first(self, folder: str, other: str, module: str, kernel: str) -> bool:
         """Return whether a module in ``folder`` certainly comes before one of the same name in ``other``."""
-        forced = {place for name, one, place in self.overrides if name == module and one in {"*", kernel}}
-        here, there = (any(_is_below(one, place) for place in forced) for one in (folder, other))
+        rules = [(pattern, place) for name, pattern, place in self.overrides if name == module]
+        forced = {place for pattern, place in rules if pattern == "*" or pattern in kernel}
+        # No pattern out of a file is run; what one may mean is not certain.
+        if any(place not in forced and _OPERATORS.search(pattern) for pattern, place in rules):
+            return False
+        here, there = folder in forced, other in forced
         return here if here != there else self._rank(folder) < self._rank(other)
 
     def _rank(self, folder: str) -> int:
@@ -64,7 +70,7 @@ def _read_lines(facts: Facts) -> Iterator[list[str]]:
         path.rpartition("/")[2]: path
         for folder in reversed(DEPMOD_FOLDERS)
         for path in facts.files
-        if path.startswith(f"{folder}/") and path.endswith(".conf")
+        if path.startswith(f"{folder}/") and not path.startswith(f"{folder}/.") and path.endswith(".conf")
     }
     for name in sorted(paths):
         state = known(facts.file(paths[name]), None)

@@ -20,8 +20,15 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
-from gpunode.errors import Busy, ChangeFailed, GpunodeError
-from gpunode.host.apt_failures import FAILURE_TEXTS, FailureKind, classify_failure, explain_failure, find_build_log
+from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.host.apt_failures import (
+    FAILURE_TEXTS,
+    SIGNALLED,
+    FailureKind,
+    classify_failure,
+    explain_failure,
+    find_build_log,
+)
 from gpunode.host.locks import ORIGIN_VARIABLE, busy_error, find_first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import FinishedCommand, Runner
@@ -84,8 +91,9 @@ _INSTALL = (
         "APT::Get::allow-change-held-packages=false",
         "APT::Get::allow-downgrades=false",
         "APT::Get::Force-Yes=false",
-        "APT::Ignore-Hold=false",
         "APT::Install-Suggests=false",
+        # With versions among the names nobody can tell what it names.
+        "APT::Get::Show-Versions=false",
         "APT::Get::Upgrade=true",
         "APT::Get::Remove=true",
         # What else would make the transaction another, or none at all, with apt content.
@@ -301,10 +309,11 @@ class Apt:
         return frozenset(PackageId.of(name) for row in there for name in row[:2])
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
-        refreshed = False
+        refreshed = was_killed = False
 
-        def cure(kind: FailureKind, _finished: FinishedCommand) -> bool:
-            nonlocal refreshed
+        def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
+            nonlocal refreshed, was_killed
+            was_killed = finished.timed_out or finished.exit_status > SIGNALLED
             if refreshed or kind not in ("stale-index", "mid-sync"):
                 return False
             refreshed = True
@@ -321,9 +330,8 @@ class Apt:
                 self._paths.install_locks,
                 cure,
             )
-        except GpunodeError as error:
-            # dpkg outlives an apt that was killed; until it ends, nobody can tell what the transaction has changed.
-            if not isinstance(error, Busy):
+        except GpunodeError:
+            if was_killed:
                 self._wait_for_dpkg()
             # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
             # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
@@ -332,8 +340,9 @@ class Apt:
             raise
 
     def _wait_for_dpkg(self) -> None:
+        """Wait for the dpkg that outlives a killed apt: until it ends, nobody can tell what it has changed."""
         with suppress(GpunodeError):
-            deadline = self._clock() + self._lock_timeout_s
+            deadline = self._clock() + _TRANSACTION_LIMIT_S
             wait_until_free(
                 self._paths.install_locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep
             )

@@ -30,7 +30,8 @@ FailureKind: TypeAlias = Literal[
     "other",
 ]
 
-_SIGNALLED = 128
+# A command's exit status is this and N if signal N ended it.
+SIGNALLED = 128
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
@@ -93,7 +94,7 @@ def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> Failur
     if "unmet dependencies" in stdout:
         said += "\nunmet dependencies"
     found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
-    return next(found, "killed" if exit_status > _SIGNALLED else "other")
+    return next(found, "killed" if exit_status > SIGNALLED else "other")
 
 
 def _classify_dpkg(output: str) -> FailureKind:
@@ -163,8 +164,8 @@ def explain_failure(
         case "mid-sync":
             named = ", ".join(failed_fetches(everything)[:3])
             return ChangeFailed(f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT[kind])
-        case "killed" if exit_status > _SIGNALLED:
-            why = f"signal {exit_status - _SIGNALLED} ended apt; its last lines:\n{_quote_apt(everything)}"
+        case "killed" if exit_status > SIGNALLED:
+            why = f"signal {exit_status - SIGNALLED} ended apt; its last lines:\n{_quote_apt(everything)}"
             return ChangeFailed(what, why=why, hint=_HINT[kind])
         case _:
             return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT[kind])

@@ -32,6 +32,7 @@ from gpunode.facts import machine
 from gpunode.facts.evidence import Capture, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
+from gpunode.host.apt_failures import SIGNALLED
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
@@ -373,10 +374,6 @@ class LocalHost:
             yield
 
 
-# A command's exit status is this and N if signal N ended it.
-_SIGNALLED = 128
-
-
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
     outcome: ProbeOutcome = "ok"
     error = finished.stderr.decode("utf-8", "replace")
@@ -422,8 +419,8 @@ def _modprobe_cause(done: FinishedCommand) -> str:
 
 def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
     ended = f"exit status {done.exit_status}"
-    if done.exit_status > _SIGNALLED:
-        ended = f"ended by signal {done.exit_status - _SIGNALLED}"
+    if done.exit_status > SIGNALLED:
+        ended = f"ended by signal {done.exit_status - SIGNALLED}"
     if done.timed_out:
         ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
     said = done.last_lines()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
+from gpunode.command import command
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
@@ -137,7 +138,7 @@ class Store:
             raise _needs_root_error(error) from error
         except NotADirectoryError as error:
             wrong = self._runs if self.folder.is_dir() else self.folder
-            hint = f"look at it with `ls -ld {wrong}`, move it away, then run the command again"
+            hint = f"look at it with `{command('ls', '-ld', str(wrong))}`, move it away, then run the command again"
             raise Refused(f"{wrong} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 

@@ -48,6 +48,7 @@ from gpunode.steps.selection import (
     tools_of_mismatched,
     wanted_driver,
 )
+from gpunode.wording import count
 
 if TYPE_CHECKING:
     from gpunode.steps.metapackages import Departure
@@ -198,7 +199,8 @@ def _explain_conflicts(
 ) -> str:
     """Return why packages leave, or get another version."""
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
-    said = [f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"] if old else []
+    verb = "conflicts" if len(old) == 1 else "conflict"
+    said = [f"{count(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
     if moves:
         said.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
     return "; ".join((*said, *([departure.reason] if departure else ())))

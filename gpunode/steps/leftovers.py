@@ -297,9 +297,9 @@ def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
     paths = [one.path for one in found]
     them, their, are = ("them", "they", "are") if paths[1:] else ("it", "it", "is")
     return Refusal(
-        what=f"a kernel would load {', '.join(paths)} in place of the driver's own module",
-        why=f"{their} {are} of no package and not of DKMS, and depmod takes {them} first, or whichever the file system "
-        "lists first: the kernel would run another driver than the libraries are of",
+        what=f"a kernel may load {', '.join(paths)} in place of the driver's own module",
+        why=f"{their} {are} of no package and not of DKMS, and depmod may put {them} before the driver's: the kernel "
+        "would run another driver than the libraries are of",
         hint="\n".join(
             (
                 f"move {them}, and what else of that driver is beside {them}, out of /lib/modules:",

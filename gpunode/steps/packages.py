@@ -39,7 +39,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "no package change was interrupted")
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
         names = ", ".join(map(str, sorted(leaving)))
-        return Planned((), f"{names} leaves with the old driver, so no script of it runs, or builds it, before that")
+        return Planned((), f"{names} leaves or is replaced in this run, and is not configured, or built, before that")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
 

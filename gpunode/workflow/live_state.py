@@ -201,8 +201,11 @@ def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
     return () if owners is None else tuple(path for path in paths if path not in owners)
 
 
-def find_owners(host: HostView, paths: Collection[str]) -> dict[str, str] | None:
-    """Return the packages whose files are among ``paths``, by path; None where nobody can tell."""
+def find_owners(host: HostView, paths: Collection[str]) -> dict[str, tuple[str, ...]] | None:
+    """Return the names of the packages whose files are among ``paths``, by path; None where nobody can tell.
+
+    A package that was removed and not purged still has its configuration files.
+    """
     # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
     both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
     asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
@@ -211,9 +214,14 @@ def find_owners(host: HostView, paths: Collection[str]) -> dict[str, str] | None
     if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
         return None
     rows = (line.partition(": ") for line in answer.data.decode("utf-8", "replace").splitlines())
-    owners = {name: package for package, _, name in rows}
+    # "NAME, NAME:ARCHITECTURE: PATH"; beside these "diversion by NAME from: PATH".
+    owners = {
+        path: tuple(name.partition(":")[0] for name in names.split(", "))
+        for names, _, path in rows
+        if " from" not in names
+    }
     found = ((path, owners.get(path) or owners.get(path.removeprefix("/usr"))) for path in paths)
-    return {path: package for path, package in found if package}
+    return {path: names for path, names in found if names}
 
 
 def _list_files(host: HostView, place: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Backlog:
         marks: packages that a run that was cut short installed and did not mark as dependencies or held.
         cut: the newest run, if it was cut short.
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
-        verb: that of the newest run.
+        verb: that of the newest run that set the node up or took something back.
         unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
@@ -85,9 +85,11 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     """
     pending_triggers, cut = still_pending(store.pending_triggers(), facts), store.interrupted_run()
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
-    newest = store.runs()[-1:] if pending_triggers or marks else ()
-    ended = next((_ENDINGS.get(run.commit.result, "") for run in newest if run.commit), "")
-    verb: Verb = newest[0].verb if newest else "setup"
+    runs = store.runs() if pending_triggers or marks else ()
+    ended = next((_ENDINGS.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
+    # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
+    verbs: tuple[Verb, ...] = tuple(run.verb for run in runs if run.verb not in {"repair", "configure"})
+    verb = cut.verb if cut is not None else verbs[-1] if verbs else "setup"
     how = "was cut short" if cut is not None else ended
     return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
 

@@ -106,7 +106,7 @@ class NodeStatus:
         held_packages: driver packages that upgrades leave alone.
         secure_boot: None where nobody can tell whether it is on.
         pending: what earlier runs left undone.
-        pending_verb: of the newest of them; the same command again does what is left.
+        pending_verb: of the newest of them; after an undo, the same undo again does what is left.
         notes: what the user should know of the node's state.
     """
 

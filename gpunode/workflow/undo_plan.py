@@ -420,14 +420,19 @@ def _keep_files_of_packages(
         for step in steps
         if step.file and step.file.before and step.file.after is None and step.step_id not in PACKAGE_FILE_STEPS
     }
-    owners = live_state.find_owners(host, removed) or {}
-    shipped = live_state.read_package_database(host).shipped() if owners else {}
+    owners = live_state.find_owners(host, removed)
+    if not owners:
+        return tuple(steps), ()
+    database = live_state.read_package_database(host)
+    shipped = database.shipped()
+    installed = {one.name for one, state in database.packages().items() if not state.config_files_only}
     staying = {
-        path: owner
-        for path, owner in owners.items()
-        if owner.partition(":")[0] not in going and shipped.get(path) in {None, conffile_md5(removed[path].content)}
+        path: " and ".join(left)
+        for path, names in owners.items()
+        if (left := [name for name in names if name in installed - going])
+        and shipped.get(path) in {None, conffile_md5(removed[path].content)}
     }
-    kept = tuple(KeptItem(path, f"stays: it belongs to the package {owner} now") for path, owner in staying.items())
+    kept = tuple(KeptItem(path, f"stays: it belongs to the package {names} now") for path, names in staying.items())
     return tuple(step for step in steps if step.change.subject not in staying), kept
 
 

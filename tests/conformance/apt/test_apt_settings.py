@@ -45,12 +45,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def simulate(root: Path, settings: str, *words: str) -> tuple[int, list[str]]:
-    """Return the exit status and the actions of apt as gpunode asks it, with ``settings`` of the host's."""
+def run_apt(root: Path, settings: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run apt as gpunode asks it, with ``settings`` of the host's."""
     text = f'Dir "{root}"; Dir::State::status "{root}/var/lib/dpkg/status"; APT::Architecture "amd64";\n{settings}'
     (root / "apt.conf").write_text(text)
     env = {**os.environ, "APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C"}
-    done = subprocess.run([*SIMULATE, *words], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run([*SIMULATE, *words], env=env, capture_output=True, text=True, check=False)
+
+
+def simulate(root: Path, settings: str, *words: str) -> tuple[int, list[str]]:
+    """Return the exit status and the actions of apt."""
+    done = run_apt(root, settings, *words)
     return done.returncode, [line for line in done.stdout.splitlines() if line.startswith(("Inst", "Remv", "Purg"))]
 
 
@@ -80,3 +85,9 @@ def test_settings_of_the_host_change_no_transaction(setting: str, root: Path) ->
 @pytest.mark.parametrize("setting", ["APT::Get::allow-change-held-packages", "APT::Get::Force-Yes", "APT::Ignore-Hold"])
 def test_settings_of_the_host_break_no_hold(setting: str, root: Path) -> None:
     assert simulate(root, f'{setting} "true";', "held")[0] != 0
+
+
+def test_held_package_is_listed_by_its_name_alone(root: Path) -> None:
+    """What apt lists becomes a command."""
+    done = run_apt(root, 'APT::Get::Show-Versions "true";', "held")
+    assert "The following held packages will be changed:\n  held\n" in done.stdout

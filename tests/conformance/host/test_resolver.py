@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpunode.host import places
@@ -86,6 +86,8 @@ def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tupl
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
 @given(nodes=st.lists(NODES, max_size=12), path=PATHS)
+# The link is beside the missing folder, not in it.
+@example(nodes=[("a", "link:/b"), ("b", "folder")], path="missing/a/c")
 def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
     """Also behind a link that leads to nothing: an undo takes away what is recorded as made."""
     root = make_tree(tmp_path / "root", nodes)

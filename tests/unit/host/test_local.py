@@ -356,6 +356,13 @@ def test_module_is_never_loaded_for_an_image(tmp_path: Path) -> None:
         LocalHost(str(tmp_path)).apply([ModuleChange("nvidia", before=False, after=True)])
 
 
+def test_command_that_a_signal_ended_says_so(tools: Tools) -> None:
+    tools.add("dkms", "kill -9 $$")
+    with pytest.raises(ChangeFailed, match="dkms autoinstall failed") as caught:
+        LocalHost().apply([CommandChange(("dkms", "autoinstall"), "the module is missing")])
+    assert caught.value.why == "ended by signal 9, without output"
+
+
 def test_command_reports_progress_and_its_last_output(tools: Tools) -> None:
     heard: list[Progress] = []
     tools.add("dkms", "echo building; echo 'Error! Bad return status' >&2; exit 10")

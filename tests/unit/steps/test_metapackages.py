@@ -59,7 +59,7 @@ def test_metapackage_leaves_with_the_driver_that_it_needs() -> None:
     assert purged == ["cuda-drivers", "cuda-12-6", "cuda-runtime-12-6"]
     assert marked == ["cuda-libraries-12-6", "cuda-toolkit-12-6"]
     assert "cuda-12-6, cuda-runtime-12-6 need what goes" in plan.reason
-    assert "1 packages of driver 620.70.06 conflict" in plan.reason
+    assert "1 package of driver 620.70.06 conflicts" in plan.reason
 
 
 def test_metapackage_stays_beside_a_driver_that_stays() -> None:
@@ -75,9 +75,12 @@ def test_metapackage_that_needs_no_leaving_driver_stays(needs: str) -> None:
 def test_metapackage_leaves_with_modules_of_the_other_flavour() -> None:
     there = {
         **INSTALLED,
-        **dict.fromkeys(("cuda-drivers", "nvidia-kernel-dkms"), PackageState("580.178.04-1")),
+        **dict.fromkeys(("cuda-drivers", "nvidia-kernel-dkms", "nvidia-driver-cuda"), PackageState("580.178.04-1")),
     }
-    facts = node(there, {**DEPENDS, "cuda-drivers": "nvidia-kernel-dkms (= 580.178.04-1)"}, "1eb8")
+    modules = "nvidia-kernel-dkms (= 580.178.04-1)"
+    # nvidia-driver-cuda, which the recipe asks for, does with the open modules as well.
+    others = {"cuda-drivers": modules, "nvidia-driver-cuda": f"{modules} | nvidia-kernel-open-dkms (= 580.178.04-1)"}
+    facts = node(there, {**DEPENDS, **others}, "1eb8")
     _, purged, marked = plan_conflicts(facts, version="580", kernel_module_type="open")
     assert purged == ["cuda-12-6", "cuda-drivers", "cuda-runtime-12-6"]
     assert marked == ["cuda-libraries-12-6", "cuda-toolkit-12-6"]

@@ -8,6 +8,7 @@ from gpunode.facts.model import Facts, Kernels, ModuleFile
 from gpunode.outcome import Refusal
 from gpunode.steps.driver import CONFLICTS
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, machine, planned, recipe, refusal, with_driver
+from tests.unit.steps.test_own_driver import NOBLE_KERNEL, noble
 
 OLD_KERNEL = "6.1.0-13-amd64"
 DEPMOD = "/etc/depmod.d/local.conf"
@@ -60,7 +61,12 @@ def test_module_of_a_kernel_that_will_not_run_is_noted() -> None:
         (f"override nvidia {KERNEL} extra", True),
         (f"override nvidia {OLD_KERNEL} extra", False),
         ("override nvidia_uvm * extra", False),
-        ("search extra updates\noverride nvidia * updates", False),
+        # An override is of that very folder, and its kernel is a regular expression: seen with depmod 30.
+        ("search extra updates\noverride nvidia * updates", True),
+        ("search extra updates\noverride nvidia * updates/dkms", False),
+        ("override nvidia 6.1 extra", True),
+        ("override nvidia 5.1 extra", False),
+        ("override nvidia ^6 extra", True),
     ],
 )
 def test_order_of_depmod_decides(order: str, refused: bool) -> None:
@@ -78,10 +84,15 @@ def test_file_in_etc_hides_the_distributions_of_the_same_name() -> None:
 @pytest.mark.parametrize(("name", "refused"), [("nvidia.ko", False), ("nvidia-current.ko", True)])
 def test_module_of_another_name_shadows_nothing(name: str, refused: bool) -> None:
     stray = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/{name}")
-    lists = {"/etc/apt/sources.list": b"deb http://deb.debian.org/debian bookworm main contrib non-free\n"}
+    lists = {"/etc/apt/sources.list": b"deb http://archive.example/debian bookworm main contrib non-free\n"}
     facts = machine(gpus=(gpu(GTX_1080),), module_files=(stray,), files=lists)
     assert is_refused(facts, source="distro") == refused
     assert is_refused(facts) != refused
+
+
+def test_signed_modules_of_ubuntu_come_no_sooner_than_strays_in_extra() -> None:
+    stray = ModuleFile(NOBLE_KERNEL, f"/lib/modules/{NOBLE_KERNEL}/extra/nvidia.ko")
+    assert is_refused(noble(module_files=(stray,)), source="distro")
 
 
 def test_module_for_the_next_kernel_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
@@ -82,16 +83,29 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
     assert bool(found.kernels_without_module) is bool(shown)
 
 
-def test_after_a_failed_remove_no_setup_is_named_for_what_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verbs", "finisher"),
+    [
+        (("setup",), "gpunode setup"),
+        (("setup", "remove"), "the same gpunode remove again"),
+        (("remove", "repair"), "the same gpunode remove again"),
+        (("rollback", "configure"), "the same gpunode rollback again"),
+        (("setup", "unconfigure"), "the same gpunode ctk runtime unconfigure again"),
+        (("remove", "setup"), "gpunode setup"),
+        (("configure",), "gpunode setup"),
+    ],
+)
+def test_after_a_failed_undo_no_setup_is_named_for_what_is_left(
+    tmp_path: Path, verbs: tuple[Verb, ...], finisher: str
+) -> None:
     store, facts = Store(tmp_path), nodes.converged()
-    run = store.begin("remove", version="test")
     owes = frozenset({Trigger("initramfs")})
-    run.record_done(
-        run.record_intent("packages", "nouveau", FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes))
-    )
-    run.commit("failed")
-    run.close()
+    for verb in verbs:
+        run = store.begin(verb, version="test")
+        change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)
+        run.record_done(run.record_intent("packages", "nouveau", change))
+        run.commit("failed")
+        run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
-    assert "the same gpunode remove again does it" in told
-    assert "gpunode setup" not in told
+    assert f"; {finisher} does it" in told

@@ -69,13 +69,14 @@ class Machine(Node):
         self.busy = Workloads()
         self.after_packages: dict[str, FileState | None] = {}
         self.owned: frozenset[str] = frozenset()
+        self.owner = "nvidia-smi"
         self.globs: dict[str, Capture] = {}
 
     def run_probe(self, probe: Probe, /) -> Capture:
         if probe.glob in self.globs:
             return self.globs[probe.glob]
         if probe.argv[:2] == ("dpkg-query", "--search"):
-            owners = "".join(f"nvidia-smi: {path}\n" for path in probe.argv[2:] if path in self.owned)
+            owners = "".join(f"{self.owner}: {path}\n" for path in probe.argv[2:] if path in self.owned)
             return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
         return super().run_probe(probe)
 
@@ -204,6 +205,7 @@ class TestWholeRollback:
     def test_file_that_a_package_has_by_now_stays(self, host: Machine, store: Store, verb: str) -> None:
         """cuda-keyring, installed since, has the same list."""
         host.owned = frozenset({CUDA_LIST})
+        host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
         facts = facts_now()
         back = (
             plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
@@ -212,6 +214,29 @@ class TestWholeRollback:
         assert f"{CUDA_LIST} stays: it belongs to the package nvidia-smi now" in back.remarks
         undo(host, store, back)
         assert host.files[CUDA_LIST] is not None
+
+    def test_file_of_a_package_that_leaves_too_is_removed(self, host: Machine, store: Store) -> None:
+        host.owned, host.owner = frozenset({CUDA_LIST}), "nvidia-driver-cuda:amd64"
+        back = plan_rollback(store, host, newest(store), facts_now())
+        assert CUDA_LIST in [one.subject for one in back.changes]
+
+    @pytest.mark.parametrize(
+        ("owner", "stays"),
+        [
+            ("nvidia-smi, nvidia-driver-cuda:amd64", True),
+            ("nvidia-driver-cuda, dkms", False),
+            ("diversion by nvidia-smi from", False),
+            ("local diversion from", False),
+            ("removed-before", False),
+        ],
+    )
+    def test_file_stays_for_installed_packages_that_stay(
+        self, host: Machine, store: Store, owner: str, *, stays: bool
+    ) -> None:
+        host.owned, host.owner = frozenset({CUDA_LIST}), owner
+        host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
+        back = plan_rollback(store, host, newest(store), facts_now())
+        assert (CUDA_LIST not in [one.subject for one in back.changes]) is stays
 
     def test_file_in_place_of_a_deleted_conffile_is_removed(self, host: Machine, store: Store) -> None:
         """The package still lists the path, but what is there is gpunode's."""
@@ -975,6 +1000,16 @@ class TestRemove:
         assert {one.subject for one in back.changes} == {*files, "nvidia-driver-cuda"}, (
             "without the driver all is as before"
         )
+
+    def test_package_that_only_loses_its_hold_is_not_called_changed(self, host: Machine, store: Store) -> None:
+        before, after = PackageState("2"), PackageState("2", held=True)
+        run = store.begin("setup", version="test")
+        marked = PackageChange(PackageId("nvidia-persistenced"), before, after)
+        run.record_done(run.record_intent("packages", "marks", marked))
+        run.commit("done")
+        back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": after}))
+        assert "nvidia-persistenced" in [one.subject for one in back.changes]
+        assert not [note for note in back.notes if "held, and changed" in note]
 
     def test_keyring_named_by_a_foreign_list_is_never_removed(self, store: Store) -> None:
         theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")

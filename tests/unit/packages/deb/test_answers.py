@@ -63,6 +63,11 @@ def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> Non
     assert said.endswith("sudo gpunode setup --upgrade")
 
 
+def test_hold_of_another_version_is_not_blamed_for_a_lost_one() -> None:
+    facts = machine(packages={"libnvidia-container1": PackageState("1.17.8-1", held=True)})
+    assert "unhold" not in hint("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
+
+
 def test_package_that_would_be_downgraded_is_named_with_its_version() -> None:
     facts = machine(packages={"libcuda1": "999-1"})
     stdout = "The following packages will be DOWNGRADED:\n  libcuda1\n0 upgraded\n"
@@ -70,3 +75,6 @@ def test_package_that_would_be_downgraded_is_named_with_its_version() -> None:
     said = hint(problem, facts)
     assert "libcuda1 999-1: newer" in said
     assert "sudo apt-get purge libcuda1\n" in said
+    assert "purge" not in hint(f"{stdout}E: Held packages were changed\n", facts), (
+        "a downgrade that is allowed is no fault"
+    )

@@ -175,3 +175,7 @@ def test_conffiles_belong_to_their_architecture() -> None:
 
 def test_obsolete_conffiles_are_listed() -> None:
     assert dpkg.obsolete(RELATED) == {"/etc/dkms/old.conf": "4567"}
+
+
+def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:
+    assert dpkg.list_journaled("Package: nvidia-alternative\nStatus: x\n\nPackage: nvid") == {"nvidia-alternative"}
