@@ -23,7 +23,6 @@ from gpunode.change import PackageChange, PackageState
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import (
     FAILURE_TEXTS,
-    SIGNALLED,
     FailureKind,
     classify_failure,
     explain_failure,
@@ -31,7 +30,7 @@ from gpunode.host.apt_failures import (
 )
 from gpunode.host.locks import ORIGIN_VARIABLE, busy_error, find_first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress, Progress
-from gpunode.host.process import FinishedCommand, Runner
+from gpunode.host.process import SIGNALLED, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
 from gpunode.packages.deb.output import (

@@ -6,6 +6,7 @@ import re
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
+from gpunode.host.process import SIGNALLED
 from gpunode.packages.deb.output import failed_fetches, messages, refusal
 
 FailureKind: TypeAlias = Literal[
@@ -30,8 +31,6 @@ FailureKind: TypeAlias = Literal[
     "other",
 ]
 
-# A command's exit status is this and N if signal N ended it.
-SIGNALLED = 128
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)

@@ -32,11 +32,10 @@ from gpunode.facts import machine
 from gpunode.facts.evidence import Capture, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
-from gpunode.host.apt_failures import SIGNALLED
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
-from gpunode.host.process import Consent, FinishedCommand, Runner
+from gpunode.host.process import SIGNALLED, Consent, FinishedCommand, Runner
 from gpunode.host.services import Services
 from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _TERM_PATIENCE_S = 5.0
 _KILL_PATIENCE_S = 5.0
+# A command's exit status is this and N if signal N ended it, as in a shell.
+SIGNALLED = 128
 # One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
 _READER_PATIENCE_S = 0.5
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
@@ -105,7 +107,7 @@ class OutputPump:
     def exit_status(self) -> int:
         """Return the exit status of the ended command, as a shell reports it."""
         code = int(self._process.wait())
-        return code if code >= 0 else 128 - code
+        return code if code >= 0 else SIGNALLED - code
 
     def _end_group(self) -> None:
         """End the whole process group: by SIGTERM, then by SIGKILL."""

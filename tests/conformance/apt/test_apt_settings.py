@@ -88,6 +88,6 @@ def test_settings_of_the_host_break_no_hold(setting: str, root: Path) -> None:
 
 
 def test_held_package_is_listed_by_its_name_alone(root: Path) -> None:
-    """What apt lists becomes a command."""
+    """Expect the bare name: gpunode builds a command from what apt lists."""
     done = run_apt(root, 'APT::Get::Show-Versions "true";', "held")
     assert "The following held packages will be changed:\n  held\n" in done.stdout
