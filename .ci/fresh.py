@@ -153,7 +153,7 @@ def try_readme(machine: Machine, users: list[str], results: Path | None) -> bool
     """
     apt, commands = readme()
     if machine.variant == "minbase":
-        tests = "make test TESTS=tests/unit PYTEST_ARGS='-n 1 -m \"not hypothesis and not long\"'"
+        tests = "make test TESTS=tests/unit PYTEST_ARGS='-m \"not hypothesis and not long\"'"
         commands = [tests if command == "make test" else command for command in commands]
     machine.make()
     passed = timed(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")

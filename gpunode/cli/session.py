@@ -21,7 +21,7 @@ from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.workflow.events import Notice
-from gpunode.workflow.recovery import possible_temporary_files, record_completed_changes
+from gpunode.workflow.recovery import possible_temporary_files, record_change_outcomes
 
 if TYPE_CHECKING:
     from gpunode.host.port import OnProgress, Progress
@@ -56,7 +56,7 @@ class Session:
         if interrupted is not None:
             self.store.remove_temporary_files()
             self.host.remove_temporary_files(possible_temporary_files(interrupted))
-        record_completed_changes(self.store, self.host)
+        record_change_outcomes(self.store, self.host)
         return interrupted
 
 

@@ -34,7 +34,7 @@ from gpunode.journal.objects import (
     make_folder,
     raise_as_change_failed,
 )
-from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Verb
 from gpunode.journal.run import REQUEST_FILE, Announce, Run
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
+_NOT_MADE = "its run was cut short before it"
 
 
 def _ignore_entry(_entries: Sequence[Entry], _entry: Entry) -> None:
@@ -285,16 +286,18 @@ class Store:
             changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
-    def record_changes_made(self, run: str, intents: Sequence[Intent]) -> None:
-        """Record that changes of a run that is over were made, as the node shows. Call it under ``lock``.
+    def record_change_outcomes(self, run: str, made: Sequence[Intent], not_made: Sequence[Intent]) -> None:
+        """Record which changes of a run that is over were made, as the node shows. Call it under ``lock``.
 
         They count as made when they were intended: what was owed for them may have been settled since.
 
         Raises:
             ChangeFailed: it could not be written.
         """
+        outcomes: list[Entry] = [Done(intent.seq, intent.at) for intent in made]
+        outcomes += (Failed(intent.seq, _NOT_MADE, intent.at) for intent in not_made)
         with raise_as_change_failed(f"what run {run} changed could not be recorded", self._path(run)):
-            self._append_entries(run, *(Done(intent.seq, intent.at) for intent in intents))
+            self._append_entries(run, *outcomes)
 
     def _append_entries(self, run: str, *entries: Entry) -> None:
         """Write ``entries`` to the end of a run that is over. Raises OSError."""

@@ -128,10 +128,10 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
         return Backlog(unread_reason=error.what)
 
 
-def record_completed_changes(store: Store, host: HostView) -> None:
-    """Record of changes whose run ended before it could whether the node shows that they were made.
+def record_change_outcomes(store: Store, host: HostView) -> None:
+    """Record of changes whose run ended before it could whether they were made, where the node shows it.
 
-    Done soon after the run, it tells what gpunode took away from what somebody brings back later. A change whose
+    Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
     subject a later run changed, too, and one of which the node shows neither, stay as they are.
 
     Raises:
@@ -141,8 +141,10 @@ def record_completed_changes(store: Store, host: HostView) -> None:
     for run, intents in store.open_intents().items():
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
-            if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
-                store.record_changes_made(run, made)
+            removals, not_made = _settle_package_intents(host, intents)
+            made = [*_find_made_files(host, intents), *removals]
+            if made or not_made:
+                store.record_change_outcomes(run, made, not_made)
 
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
@@ -161,17 +163,21 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
             yield intent
 
 
-def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
-    """Return the intents to remove a package that is not there, and did not lose just a part of its files."""
-    changes = ((intent, intent.change) for intent in intents)
-    removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
-    if not removals:
-        return ()
+def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
+    """Return the removals that were made, and the intents whose package is as it was before.
+
+    A package that lost just a part of its files was neither removed nor left alone.
+    """
+    changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
+    if not changes:
+        return [], []
     from gpunode.workflow import live_state
 
     database = live_state.read_package_database(host)
-    there, half = database.packages(), database.half_installed()
-    return [intent for intent, package in removals if package not in there and package.name not in half]
+    installed, half = database.packages(), database.half_installed()
+    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in half]
+    removed = [one for one, change, now in whole if change.after is None and now is None]
+    return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
 
 
 def still_pending(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:

@@ -306,20 +306,22 @@ def test_json_list_in_a_windows_encoding_is_read(encoding: str, tmp_path: Path) 
     assert texts(read_report(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
 
 
-def deny_even_root(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deny root access to ``of``, as it is denied to others."""
-    for name in ("stat", "lstat", "open", "scandir"):
-        real = getattr(os, name)
+def deny_even_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deny root access to ``folder``, as its mode denies it to others."""
+    folder.chmod(0)
+    scandir, look_up = os.scandir, Path.stat
 
-        def refuse(path: object, *rest: Any, real: Any = real, **more: Any) -> Any:
-            if isinstance(path, str | Path) and ((Path(path) == of and real is os_scandir) or of in Path(path).parents):
-                raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return real(path, *rest, **more)
+    def refuse_listing(path: Path) -> Any:
+        return scandir(refuse(path) if path == folder else path)
 
-        monkeypatch.setattr(os, name, refuse)
+    def refuse_look_up(path: Path, **options: Any) -> os.stat_result:
+        return look_up(refuse(path) if folder in path.parents else path, **options)
 
+    def refuse(path: Path) -> Path:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-os_scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", refuse_listing)
+    monkeypatch.setattr(Path, "stat", refuse_look_up)
 
 
 def test_unreadable_folder_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

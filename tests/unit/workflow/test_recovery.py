@@ -19,7 +19,7 @@ from gpunode.workflow.recovery import (
     find_missing_marks,
     possible_temporary_files,
     read_backlog,
-    record_completed_changes,
+    record_change_outcomes,
 )
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
@@ -130,15 +130,27 @@ class TestRecordOfInterruptedChanges:
 
     def test_packages_removed_by_a_killed_remove_are_not_owned_any_more(self, store: Store) -> None:
         """So a later remove does not take what somebody has installed or written since."""
-        record_completed_changes(store, self.node())
-        record_completed_changes(store, self.node("dkms", file=FileState(b"theirs")))
+        record_change_outcomes(store, self.node())
+        record_change_outcomes(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
         cut = store.interrupted_run()
         assert cut is not None
         assert cut.changes("unknown") == ()
 
+    def test_package_that_a_killed_undo_never_brought_back_is_its_installers(self, store: Store) -> None:
+        with_it = store.begin("setup", version="test")
+        away = PackageChange(PackageId("dkms"), PackageState("3"), None)
+        with_it.record_done(with_it.record_intent("packages", "x", away))
+        with_it.commit("done")
+        cut = store.begin("rollback", version="test")
+        cut.record_intent("packages", "rollback", PackageChange(PackageId("dkms"), None, PackageState("3")))
+        cut.close()
+        record_change_outcomes(store, self.node())
+        record_change_outcomes(store, self.node("dkms"))
+        assert store.footprint().packages == {}
+
     def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
-        record_completed_changes(store, self.node("dkms", file=self.OURS))
+        record_change_outcomes(store, self.node("dkms", file=self.OURS))
         assert set(store.footprint().packages) == {PackageId("dkms")}
         assert set(store.footprint().files) == {self.PATH}
 
@@ -146,7 +158,7 @@ class TestRecordOfInterruptedChanges:
         node = self.node()
         half = b"\nPackage: dkms\nStatus: deinstall reinstreq half-installed\nArchitecture: amd64\nVersion: 3\n"
         node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
-        record_completed_changes(store, node)
+        record_change_outcomes(store, node)
         assert set(store.footprint().packages) == {PackageId("dkms")}
 
     def test_removed_file_is_still_owned_until_its_folder_is_removed(self, tmp_path: Path) -> None:
@@ -160,10 +172,10 @@ class TestRecordOfInterruptedChanges:
         cut.record_intent("packages", "x", replace(ours, before=self.OURS, after=None))
         cut.close()
         folder.mkdir(parents=True)
-        record_completed_changes(store, host)
+        record_change_outcomes(store, host)
         assert set(store.footprint().files) == {ours.path}
         (folder / "theirs.conf").touch()
-        record_completed_changes(store, host)
+        record_change_outcomes(store, host)
         assert store.footprint().files == {}
 
     def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
@@ -172,7 +184,7 @@ class TestRecordOfInterruptedChanges:
             run.record_intent("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4")))
         )
         run.commit("done")
-        record_completed_changes(store, self.node())
+        record_change_outcomes(store, self.node())
         assert PackageId("dkms") in store.footprint().packages
 
 
