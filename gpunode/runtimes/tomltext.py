@@ -311,7 +311,8 @@ class _Editor:
             return
         lines = item.as_string().splitlines()
         if isinstance(item, Table | AoT):
-            lines = [line for line in lines if not _is_comment(line)]
+            # Statements of dotted keys stand behind the rest of their key.
+            lines = [line.lstrip() for line in lines if not _is_comment(line)]
         else:
             trivia = item.trivia
             end = f"{trivia.comment_ws}{trivia.comment}{trivia.trail}"

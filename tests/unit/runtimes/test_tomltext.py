@@ -48,8 +48,18 @@ def edit_text(text: str, path: str, value: Any) -> str:
         ("y = { a = 1, b = 2 } # c\nz = 3\n", "y/b", "y = { a = 1  } # c\nz = 3\n"),
         ("[a] # mine\nk = 1\n[a.b]\nx = 1\n", "a/k", "[a] # mine\n[a.b]\nx = 1\n"),
         ("a.b = 1\nc = 1\n", "a/b", "c = 1\n\n[a]\n"),
+        ("[a]\n  b.c.d = 1\n  b.e = 1\n", "a/b/c", "[a]\n  b.e = 1\n"),
     ],
-    ids=["a line", "a table", "the first line", "a dotted key", "within braces", "the last key", "the last dotted key"],
+    ids=[
+        "a line",
+        "a table",
+        "the first line",
+        "a dotted key",
+        "within braces",
+        "the last key",
+        "the last dotted key",
+        "an indented table of dotted keys",
+    ],
 )
 def test_removed_value_takes_only_its_lines(text: str, path: str, after: str) -> None:
     assert edit_text(text, path, GONE) == after
