@@ -341,7 +341,9 @@ def plan(
     driver: DriverOption = "",
     driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
-    check: Annotated[bool, typer.Option("--check", help="exit with 4 if setup would change anything")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 4 if setup would change anything, 10 if only a reboot is left")
+    ] = False,
     upgrade: UpgradeOption = False,
     lock: Annotated[
         str,

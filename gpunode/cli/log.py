@@ -47,7 +47,7 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
     """Return the runs on this node and this user's in clusters, as far as they are readable."""
     if run.startswith("k"):
-        return open_cluster_journal().find_runs(run[1:])
+        return open_cluster_journal().find_runs(run)
     clusters = () if run or root != "/" else open_cluster_journal().find_runs()
     try:
         return (*Store(validate_root(root)).find_runs(run), *clusters)
@@ -202,7 +202,7 @@ def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
 
 def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
     return (
-        run_label(run.begin.run, run.begin.verb),
+        run.label,
         format_local_time(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb_text(run),

@@ -29,7 +29,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import RunRecord, run_number
+from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.wording import count, join_names
@@ -126,7 +126,10 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord
     if not last.is_undone(with_packages=permissions.with_packages):
         return last
     found = explain_undone(
-        node.store, last, f"run {run_number(last.undone_by)} undid it", with_packages=permissions.with_packages
+        node.store,
+        last,
+        f"run {run_label(last.undone_by, last.verb)} undid it",
+        with_packages=permissions.with_packages,
     )
     if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
         return found
@@ -323,13 +326,13 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.run
     state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
-    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) {state}", hang=2)
+    yield line(MARKS["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = found.newest_not_undone
-    yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
+    yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if found.command:
         yield next_line(f"sudo {found.command}")
 

@@ -13,7 +13,7 @@ from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, V
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import NetChange
-from gpunode.journal.history import RunRecord, intents_to_undo, run_number
+from gpunode.journal.history import RunRecord, intents_to_undo, run_label
 from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -189,7 +189,7 @@ def rollback_failure(done: RollbackResult) -> GpunodeError | None:
 
 def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
-    by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
+    by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
     if run.forgotten:
         return "cannot be undone: its backups are forgotten"
     if run.is_fully_undone:
@@ -326,7 +326,7 @@ def refuse_needed_removals(
         for step, made in _remaining_additions(store, run, is_there):
             if missed := sorted(name for need in find_needed_steps(step) for name in removed.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.number}, needs {join_names(missed, _SHOWN)}")
+                lines.append(f"{made.subject}, of run {run.label}, needs {join_names(missed, _SHOWN)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -365,7 +365,7 @@ def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> 
 
 def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["gpunode", "rollback", run.number, *(["--packages"] if with_packages else [])]
+    words = ["gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]
     return shlex.join(words)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpunode.change import digest
-from gpunode.cli import CommandExit, log, undo
+from gpunode.cli import CommandExit, inputs, log, undo
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.envelope import to_json_types
 from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
@@ -158,6 +159,20 @@ def test_unknown_run_is_refused_with_the_existing_ones(root: Path) -> None:
     with pytest.raises(UsageError) as stopped:
         log.show_log("7", OutputOptions(json=True), str(root))
     assert "1, 2" in stopped.value.why
+
+
+def test_run_of_a_cluster_is_named_by_its_whole_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for _ in range(2):
+        inputs.open_cluster_journal().begin("k8s apply", version="test").commit("done")
+    assert run_cli(["log", "k2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["run"]["run"].startswith("000002-")
+    for word in ("k", "k3", "k02"):
+        assert run_cli(["log", word]) == 2
+        assert f"there is no run {word}" in (told := capsys.readouterr().err)
+        assert "recorded: k1, k2" in told
 
 
 def test_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
