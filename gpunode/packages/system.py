@@ -123,8 +123,11 @@ class PackageSystem:
         read: the facts that the answers to ``probes`` give.
         database: what the content of ``database_file`` says.
         list_journaled: the names of the packages that a file of the journal is about.
-        owners: the command that tells whose the files after it are, a line ``package: path`` each.
-        file_list: the file that is as old as the last installation of a package.
+        file_list: the file with the paths that a package has, as old as its last installation.
+        diversions: the file with the paths that packages do not have where their lists say.
+        find_owners: the packages that have paths, by path, from these lists by the package's name and the diversions.
+        file_checksums: the file with the MD5 sums of a package's files as it brought them, by path.
+        parse_checksums: these sums, by path.
         parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
         contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
@@ -190,8 +193,11 @@ class PackageSystem:
     read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
     list_journaled: Callable[[str], frozenset[str]]
-    owners: tuple[str, ...]
     file_list: Callable[[str], str]
+    diversions: str
+    find_owners: Callable[[Collection[str], Mapping[str, bytes], str], Mapping[str, tuple[str, ...]]]
+    file_checksums: Callable[[str], str]
+    parse_checksums: Callable[[str], Mapping[str, str]]
     parse_source_list: Callable[[str, str], tuple[PackageSource, ...] | None]
     contradict: Callable[[PackageSource, PackageSource, str], bool]
 

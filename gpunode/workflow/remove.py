@@ -57,9 +57,15 @@ def plan_removal(
 
     pending_triggers = still_pending(store.pending_triggers(), facts)
     request = UndoRequest(
-        "", footprint, resolve_edit, force=force, allow_disruption=allow_disruption, pending_triggers=pending_triggers
+        "",
+        footprint,
+        store.objects.path_of_content,
+        resolve_edit,
+        force=force,
+        allow_disruption=allow_disruption,
+        pending_triggers=pending_triggers,
     )
-    undone = plan_undo(request, host, facts, store.objects.path_of_content)
+    undone = plan_undo(request, host, facts)
     first = {package: span.change.before for package, span in footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
     # What cannot come back is of no use to a node without gpunode.

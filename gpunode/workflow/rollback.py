@@ -73,7 +73,9 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
+    request = UndoRequest(
+        run_id, footprint, store.objects.path_of_content, resolve_edit, force=force, allow_disruption=allow_disruption
+    )
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
@@ -84,7 +86,7 @@ def plan_rollback(
         pending_triggers=still_pending(store.pending_triggers(), facts),
         is_redo=not _undo_removes_changes(runs, run_id),
     )
-    undone = plan_undo(request, host, facts, store.objects.path_of_content)
+    undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
         if not step.change.is_there_after:

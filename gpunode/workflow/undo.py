@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -154,11 +153,6 @@ def with_dependency_installs(host: HostView, packages: Sequence[PackageChange]) 
     return (*packages, *dependencies)
 
 
-def conffile_md5(content: bytes) -> str:
-    """Return the MD5 sum by which a package database notes a configuration file."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 @dataclass(slots=True)
 class UndoExecutor:
     """Carries steps out in one journaled run; ``trigger_results`` gathers what was triggered."""
@@ -205,7 +199,7 @@ class UndoExecutor:
         """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
         for path, shipped in sorted(obsolete.items()):
             state = live_state.read_file_state(self.host, path)
-            if state is not None and conffile_md5(state.content) == shipped:
+            if state is not None and live_state.package_checksum(state.content) == shipped:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 

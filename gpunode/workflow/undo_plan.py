@@ -13,7 +13,6 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFIGURATION_STAGE,
     OVERWRITTEN,
-    PACKAGE_FILE_STEPS,
     FileChange,
     FileState,
     MigChange,
@@ -45,7 +44,6 @@ from gpunode.workflow.undo import (
     RestoredFile,
     UndoPlan,
     UndoStep,
-    conffile_md5,
     drop_source_conflicts,
     installed_packages,
     restore_file,
@@ -64,6 +62,7 @@ class UndoRequest:
 
     Attributes:
         undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
+        backup_of: where the backup with this content is.
         resolve_edit: called for a file that is in no state in which gpunode left it.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
@@ -73,6 +72,7 @@ class UndoRequest:
 
     undone_run: str
     footprint: Footprint
+    backup_of: Callable[[bytes], str]
     resolve_edit: ResolveEdit
     is_redo: bool = False
     force: bool = False
@@ -80,14 +80,13 @@ class UndoRequest:
     pending_triggers: tuple[Trigger, ...] = ()
 
 
-def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> UndoPlan:
+def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return what takes back the whole footprint.
 
     Args:
         request: what is to be taken back.
         host: the node.
         facts: of it.
-        backup_of: where the backup with this content is.
 
     Raises:
         Conflict: somebody edited what gpunode wrote.
@@ -96,7 +95,6 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     """
     footprint, there = request.footprint, installed_packages(facts)
     conffiles = tuple(_plan_conffile_restores(footprint, host, force=request.force))
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
@@ -104,6 +102,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         if request.undone_run or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
+    leaving = {change.id.name for change in packages if not change.is_there_after}
+    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     lost: tuple[str, ...] = ()
     if not request.undone_run:
         packages = (*packages, *_plan_mark_restores(footprint, there))
@@ -121,12 +121,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    steps, owned = _keep_files_of_packages(host, steps, packages)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving, *owned), facts, backup_of)
+    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving), facts, request.backup_of)
     steps = (*_plan_service_stops(steps, facts), *steps)
     if not request.allow_disruption:
         refuse_undoing([step.change for step in steps], request.pending_triggers, facts.unit(DOCKER), host)
@@ -176,12 +175,27 @@ def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[Und
 
 
 def _plan_file_restores(
-    request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
+    request: UndoRequest, host: Host, trails: Mapping[str, FileTrail], leaving: Collection[str] = ()
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
+    """Return what restores the files of ``trails``, notes, and what stays; packages ``leaving`` have no files.
+
+    A file is a package's as long as it is as the package brought it, whoever wrote it before. NVIDIA's cuda-keyring
+    brings the very list and keyring that gpunode writes.
+    """
     kept: list[KeptItem] = []
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    for path, trail in reversed(tuple(trails.items())):
-        now = live_state.read_file_state(host, path)
+    states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
+    present = {path: state for path, state in states.items() if state is not None}
+    packaged = live_state.find_packaged_files(host, present, leaving)
+    for path, now in states.items():
+        trail = trails[path]
+        former = trail.spans[0].change.before
+        if path in packaged and now != former:
+            backup = ""
+            if former is not None and not trail.forgotten:
+                backup = f"; what was there before gpunode is in {request.backup_of(former.content)}"
+            kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
+            continue
         if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
@@ -296,7 +310,7 @@ def _plan_conffile_restores(footprint: Footprint, host: Host, *, force: bool) ->
             now is None
             # A package has its own file there now.
             or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
-            or conffile_md5(now.content) == shipped.get(back.path)
+            or live_state.package_checksum(now.content) == shipped.get(back.path)
             or (trail and trail.spans[-1].may_have_left(now))
         )
         if not is_nobodys and not force:
@@ -404,36 +418,6 @@ def keep_what_packages_need(
         else:
             left.append(step)
     return tuple(left), tuple(kept)
-
-
-def _keep_files_of_packages(
-    host: Host, steps: Sequence[UndoStep], packages: Iterable[PackageChange]
-) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without the removal of files that a package has by now and that stays; and whose they are.
-
-    NVIDIA's cuda-keyring brings the very list and keyring that gpunode writes. A configuration file is a package's as
-    long as it has the content that the package ships: somebody may have deleted it before gpunode wrote one.
-    """
-    going = {change.id.name for change in packages if not change.is_there_after}
-    removed = {
-        step.file.path: step.file.before
-        for step in steps
-        if step.file and step.file.before and step.file.after is None and step.step_id not in PACKAGE_FILE_STEPS
-    }
-    owners = live_state.find_owners(host, removed)
-    if not owners:
-        return tuple(steps), ()
-    database = live_state.read_package_database(host)
-    shipped = database.shipped()
-    installed = {one.name for one, state in database.packages().items() if not state.config_files_only}
-    staying = {
-        path: " and ".join(left)
-        for path, names in owners.items()
-        if (left := [name for name in names if name in installed - going])
-        and shipped.get(path) in {None, conffile_md5(removed[path].content)}
-    }
-    kept = tuple(KeptItem(path, f"stays: it belongs to the package {names} now") for path, names in staying.items())
-    return tuple(step for step in steps if step.change.subject not in staying), kept
 
 
 def _is_restored(present: PackageState | None, wanted: PackageState | None) -> bool:

@@ -63,11 +63,9 @@ def _folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
 
 
 def _checksums(reader: EvidenceReader) -> Mapping[str, str]:
-    """Return the MD5 sums in dpkg's files of the toolkit's packages: ``SUM  PATH`` without the first slash, a line."""
+    """Return the MD5 sums in dpkg's files of the toolkit's packages."""
     found = known(derive_fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
-    lines = (line for one in found if one.data for line in one.data.decode("utf-8", "replace").splitlines())
-    rows = (line.partition("  ") for line in lines)
-    return {f"/{path}": checksum for checksum, _, path in rows}
+    return status.parse_checksums(b"".join(one.data for one in found if one.data).decode("utf-8", "replace"))
 
 
 def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
@@ -184,8 +182,11 @@ DEB: Final = PackageSystem(
     read=_read,
     database=status.Status,
     list_journaled=status.list_journaled,
-    owners=("dpkg-query", "--search"),
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
+    diversions=status.DIVERSIONS,
+    find_owners=status.find_owners,
+    file_checksums=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
+    parse_checksums=status.parse_checksums,
     parse_source_list=_parse_source_list,
     contradict=_contradict,
     kernel_of_headers=_kernel_of_headers,

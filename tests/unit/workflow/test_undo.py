@@ -27,7 +27,7 @@ from gpunode.change import (
     Trigger,
     triggers,
 )
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import GpuClient, Workloads
@@ -35,10 +35,12 @@ from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.packages.deb.status import DIVERSIONS
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.packages import PROFILE
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
+from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, rollback_failure
 from gpunode.workflow.undo import UndoPlan, find_leftovers
@@ -47,7 +49,7 @@ from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
-STATUS = "/var/lib/dpkg/status"
+STATUS, INFO = "/var/lib/dpkg/status", "/var/lib/dpkg/info"
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 UNIT = "nvidia-persistenced.service"
 RESTART, REFRESH, INITRAMFS = (
@@ -68,16 +70,16 @@ class Machine(Node):
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
         self.after_packages: dict[str, FileState | None] = {}
-        self.owned: frozenset[str] = frozenset()
-        self.owner = "nvidia-smi"
+        self.owned: dict[str, tuple[str, ...]] = {}
         self.globs: dict[str, Capture] = {}
 
     def run_probe(self, probe: Probe, /) -> Capture:
         if probe.glob in self.globs:
             return self.globs[probe.glob]
-        if probe.argv[:2] == ("dpkg-query", "--search"):
-            owners = "".join(f"{self.owner}: {path}\n" for path in probe.argv[2:] if path in self.owned)
-            return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
+        if probe.glob == f"{INFO}/*.list":
+            lists = ((name, "\n".join(["/.", *paths, ""]).encode()) for name, paths in self.owned.items())
+            found = encode_matches(GlobMatch(f"{INFO}/{name}.list", data=data) for name, data in lists)
+            return Capture(probe.glob, "ok", found)
         return super().run_probe(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
@@ -152,6 +154,20 @@ def newest(store: Store) -> str:
     return store.ids()[-1]
 
 
+def plan(verb: Verb, host: Machine, store: Store, run: str = "") -> UndoPlan:
+    """Return the plan of a removal, or of a whole rollback of ``run``, the newest by default."""
+    facts = facts_now()
+    return (
+        plan_removal(store, host, facts)
+        if verb == "remove"
+        else plan_rollback(store, host, run or newest(store), facts)
+    )
+
+
+def note_checksum(host: Machine, package: str, path: str, state: FileState) -> None:
+    host.files[f"{INFO}/{package}.md5sums"] = FileState(f"{package_checksum(state.content)}  {path[1:]}\n".encode())
+
+
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
     return rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
 
@@ -202,45 +218,91 @@ class TestWholeRollback:
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
-    def test_file_that_a_package_has_by_now_stays(self, host: Machine, store: Store, verb: str) -> None:
-        """cuda-keyring, installed since, has the same list."""
-        host.owned = frozenset({CUDA_LIST})
+    @pytest.mark.parametrize("content", [b"deb x\n", b"deb x # NVIDIA's\n", b"neither\n"])
+    def test_file_that_a_package_has_by_now_stays(
+        self, host: Machine, store: Store, verb: Verb, content: bytes
+    ) -> None:
+        """cuda-keyring, installed since, has the same list, or one of its own."""
+        packaged = FileState(content)
+        host.owned, host.files[CUDA_LIST] = {"nvidia-smi": (CUDA_LIST,)}, packaged
+        note_checksum(host, "nvidia-smi", CUDA_LIST, packaged)
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
-        facts = facts_now()
-        back = (
-            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
-        )
+        back = plan(verb, host, store)
         assert CUDA_LIST not in [one.subject for one in back.changes]
         assert f"{CUDA_LIST} stays: it belongs to the package nvidia-smi now" in back.remarks
         undo(host, store, back)
-        assert host.files[CUDA_LIST] is not None
+        assert host.files[CUDA_LIST] == packaged
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_former_file_is_named_not_written_over_a_packages(self, host: Machine, store: Store, verb: Verb) -> None:
+        former, packaged = FileState(b"the user's key"), FileState(b"key of the package")
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("sources", "x", FileChange(CUDA_KEYRING, former, FileState(b"our key"))))
+        run.commit("done")
+        host.owned, host.files[CUDA_KEYRING] = {"cuda-keyring": (CUDA_KEYRING,)}, packaged
+        note_checksum(host, "cuda-keyring", CUDA_KEYRING, packaged)
+        host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "cuda-keyring"))).encode())
+        back = plan(verb, host, store)
+        backup = store.objects.path_of_content(former.content)
+        assert (
+            f"{CUDA_KEYRING} stays: it belongs to the package cuda-keyring now; what was there before gpunode is in "
+            f"{backup}"
+        ) in back.remarks
+        undo(host, store, back)
+        assert (host.files[CUDA_KEYRING], Path(backup).read_bytes()) == (packaged, former.content)
+
+        host.files[CUDA_KEYRING] = FileState(b"our key")
+        undo(host, store, plan(verb, host, store, run.id))
+        assert host.files[CUDA_KEYRING] == former, "gpunode's own version of a package's file is taken back"
+
+    def test_plain_rollback_leaves_a_configuration_that_a_package_has_by_now(self, host: Machine, store: Store) -> None:
+        packaged = FileState(b"disabled_plugins = ['cri']\n")
+        host.owned, host.files[CONTAINERD] = {"containerd.io": (CONTAINERD,)}, packaged
+        note_checksum(host, "containerd.io", CONTAINERD, packaged)
+        host.files[STATUS] = FileState(paragraph("containerd.io").encode())
+        back = plan_rollback(store, host, newest(store))
+        assert back.steps == ()
+        assert f"{CONTAINERD} stays: it belongs to the package containerd.io now" in back.remarks[0]
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_undo_refuses_while_the_owners_of_files_are_unknown(self, host: Machine, store: Store, verb: Verb) -> None:
+        host.globs = {f"{INFO}/*.list": Capture("lists", "failed", error="Input/output error")}
+        with pytest.raises(Undetermined, match="cannot tell what belongs to which package"):
+            plan(verb, host, store)
+        host.globs = {f"{INFO}/*.list": Capture("lists", "ok", encode_matches(iter([GlobMatch(f"{INFO}/a.list")])))}
+        with pytest.raises(Undetermined) as stopped:
+            plan(verb, host, store)
+        assert f"ls -l {INFO}/a.list" in stopped.value.hint
 
     def test_file_of_a_package_that_leaves_too_is_removed(self, host: Machine, store: Store) -> None:
-        host.owned, host.owner = frozenset({CUDA_LIST}), "nvidia-driver-cuda:amd64"
+        host.owned = {"nvidia-driver-cuda:amd64": (CUDA_LIST,)}
         back = plan_rollback(store, host, newest(store), facts_now())
         assert CUDA_LIST in [one.subject for one in back.changes]
 
     @pytest.mark.parametrize(
-        ("owner", "stays"),
+        ("owners", "diverted_by", "stays"),
         [
-            ("nvidia-smi, nvidia-driver-cuda:amd64", True),
-            ("nvidia-driver-cuda, dkms", False),
-            ("diversion by nvidia-smi from", False),
-            ("local diversion from", False),
-            ("removed-before", False),
+            (("nvidia-smi", "nvidia-driver-cuda:amd64"), "", True),
+            (("nvidia-driver-cuda", "dkms"), "", False),
+            (("nvidia-smi",), "nvidia-smi", True),
+            (("nvidia-smi",), "dkms", False),
+            (("nvidia-smi",), ":", False),
+            (("removed-before",), "", False),
         ],
     )
     def test_file_stays_for_installed_packages_that_stay(
-        self, host: Machine, store: Store, owner: str, *, stays: bool
+        self, host: Machine, store: Store, owners: tuple[str, ...], diverted_by: str, *, stays: bool
     ) -> None:
-        host.owned, host.owner = frozenset({CUDA_LIST}), owner
+        host.owned = dict.fromkeys(owners, (CUDA_LIST,))
+        if diverted_by:
+            host.files[DIVERSIONS] = FileState(f"{CUDA_LIST}\n{CUDA_LIST}.moved\n{diverted_by}\n".encode())
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
         back = plan_rollback(store, host, newest(store), facts_now())
         assert (CUDA_LIST not in [one.subject for one in back.changes]) is stays
 
     def test_file_in_place_of_a_deleted_conffile_is_removed(self, host: Machine, store: Store) -> None:
         """The package still lists the path, but what is there is gpunode's."""
-        host.owned = frozenset({CUDA_LIST})
+        host.owned = {"nvidia-smi": (CUDA_LIST,)}
         text = "".join(map(paragraph, AFTER)) + paragraph("nvidia-smi", conffile=CUDA_LIST)
         host.files[STATUS] = FileState(text.encode())
         back = plan_rollback(store, host, newest(store), facts_now())
@@ -704,7 +766,7 @@ class TestWholeRollback:
         run.record_done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
-        host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
+        host.files[path], host.owned = packaged, {"nvidia-smi": (path,)} if is_packaged else {}
         host.after_packages = {path: None} if goes else {}
         if not is_packaged:
             with pytest.raises(Conflict, match="written anew since"):
@@ -716,7 +778,7 @@ class TestWholeRollback:
     def test_foreign_files_are_backed_up_before_a_driver_comes(self, host: Machine, store: Store) -> None:
         paths = {name: f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-debugdump")}
         host.files.update({path: FileState(path.encode(), 0o755) for path in paths.values()})
-        host.owned = frozenset({paths["nvidia-debugdump"]})
+        host.owned = {"nvidia-smi": (paths["nvidia-debugdump"],)}
         found = encode_matches(iter([GlobMatch(path) for path in paths.values()]))
         host.globs = {"/usr/bin/nvidia-*": Capture("glob", "ok", found)}
         run = store.begin("setup", version="test")
