@@ -31,6 +31,7 @@ from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
+from gpunode.packages import system
 from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.wording import count, join_names
 from gpunode.workflow.converge import survey
@@ -41,14 +42,13 @@ from gpunode.workflow.rollback import (
     explain_undone,
     find_newest_run,
     find_run,
-    incomplete_undo_error,
     mark_undone,
     plan_rollback,
     preview_rollback,
-    rollback_failure,
+    undo_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_leftovers, find_repair, run_repair
+from gpunode.workflow.undo import find_broken_packages, find_leftovers, find_repair, run_repair
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -112,6 +112,8 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
     mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
+    if plan.reboot_reason:
+        return plan
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
     return replace(explain_undone(store, run, why, with_packages=with_packages), notes=plan.remarks)
 
@@ -183,13 +185,12 @@ def _run_undo(
         for path in (change.path for change in plan.files):
             node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
         if not plan.steps and not plan.pending_triggers:
-            if plan.is_incomplete:
-                raise incomplete_undo_error(plan)
-            node.screen.show_result((), left.failure)
+            failure = left.failure or undo_failure(plan)
+            node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
             answer = Envelope(
                 verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
-            output.emit(answer.with_failure(left.failure))
+            output.emit(answer.with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
@@ -214,7 +215,7 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey(node), done.plan)
     done = replace(done, plan=replace(done.plan, kept=left.kept))
-    failure = left.failure or rollback_failure(done)
+    failure = left.failure or undo_failure(done.plan)
     node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
     run = RunRecord(node.store.read_with_contents(done.run))
     answer = Envelope(
@@ -269,9 +270,13 @@ def _plan_after_repair(
 
 
 def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPlan | NothingToUndo | None:
-    """Return the plan if it comes before a repair, or has nothing to do; None if a repair has to come first."""
+    """Return the plan if it comes before a repair, or needs none; None if a repair has to come first.
+
+    What gpunode did not leave unfinished is somebody else's to finish, where the plan changes no package.
+    """
     facts = _survey(node)
-    if not facts.unconfigured:
+    broken, may_be_ours = find_broken_packages(node.store, node.host)
+    if may_be_ours and not facts.unconfigured:
         return None
     try:
         plan = make_plan()
@@ -279,15 +284,19 @@ def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPl
         raise  # no repair changes that
     except GpunodeError:
         return None  # it may be the broken packages' fault; else it is raised again
-    if isinstance(plan, NothingToUndo):
+    changes = () if isinstance(plan, NothingToUndo) else plan.packages
+    if leaving := find_packages_leaving_first(facts, changes):
+        pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
+        first = "them" if leaving == facts.unconfigured else names
+        node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
         return plan
-    leaving = find_packages_leaving_first(facts, plan.packages)
-    if not leaving:
+    if changes or may_be_ours:
         return None
-    pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
-    first = "them" if leaving == facts.unconfigured else names
-    node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
-    return plan
+    note = (
+        f"half-installed or not configured: {', '.join(sorted(broken))}; no run of gpunode left that, and this {verb} "
+        f"does not need it: `sudo {system(facts).finish}` finishes it"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 _SHOWN = 6
@@ -309,8 +318,9 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         yield from (line(f"    {trigger}") for trigger in plan.pending_triggers)
     elif not plan.steps:
         if not is_lost:
-            what = "what is left is kept" if plan.remarks else "nothing that gpunode added is left on this node"
-            yield line(MARKS["nothing"], f"nothing to remove: {what}")
+            what = "what is left is kept" if plan.kept else "nothing that gpunode added is left on this node"
+            done = "restore" if plan.undone_run else "remove"
+            yield line(MARKS["nothing"], f"nothing to {done}: {what}")
     else:
         what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))

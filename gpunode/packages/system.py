@@ -80,6 +80,10 @@ class Database(Protocol):
         """The names of packages that have lost some of their files. Raises ValueError if that is unknown."""
         ...
 
+    def list_unfinished(self) -> frozenset[str]:
+        """The names of packages with which a transaction has not finished. Raises ValueError if that is unknown."""
+        ...
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """The configuration files that go with each of ``packages`` in a purge, by name."""
         ...
@@ -152,6 +156,7 @@ class PackageSystem:
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
+        finish: the command by which people have such changes finished.
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
@@ -217,6 +222,7 @@ class PackageSystem:
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange
+    finish: str
 
     find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]

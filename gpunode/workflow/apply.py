@@ -21,12 +21,14 @@ from gpunode.change import (
     Trigger,
     triggers,
 )
-from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
-from gpunode.host.port import Host, TriggerResult
-from gpunode.journal.history import pending_triggers, triggers_done_by
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
+from gpunode.host.port import Host, HostView, TriggerResult
+from gpunode.journal.history import RunRecord, pending_triggers, triggers_done_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
+from gpunode.journal.store import Store
 from gpunode.outcome import Planned
+from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
@@ -352,6 +354,58 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
         yield
     except GpunodeError as second:
         failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
+
+
+def record_completed_changes(store: Store, host: HostView) -> None:
+    """Record of changes whose run ended before it could whether the node shows that they were made.
+
+    Done soon after the run, it tells what gpunode took away from what somebody brings back later. A change whose
+    subject a later run changed, too, and one of which the node shows neither, stay as they are.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    for run, intents in store.open_intents().items():
+        # Where the disk has no room, or the node cannot be read, the next run tries again.
+        with suppress(ChangeFailed, Undetermined, ValueError):
+            if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
+                store.record_changes_made(run, made)
+
+
+def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
+    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
+    for intent in intents:
+        change = intent.change
+        if not isinstance(change, FileChange) or not change.is_final_state_known:
+            continue
+        if not change.is_there_before and not change.is_there_after:
+            continue  # only folders of a file go, which may be others' by now
+        now = live_state.read_file_state(host, change.path)
+        is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
+        if (now and now.with_digest()) == change.after and not is_left:
+            yield intent
+
+
+def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
+    """Return the intents to remove a package that is not there, and did not lose just a part of its files."""
+    changes = ((intent, intent.change) for intent in intents)
+    removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
+    if not removals:
+        return ()
+    database = live_state.read_package_database(host)
+    there, half = database.packages(), database.half_installed()
+    return [intent for intent, package in removals if package not in there and package.name not in half]
+
+
+def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
+    """Return the paths beside which the run may have left a temporary file.
+
+    A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
+    """
+    written = (change.path for change in FileChange.among(run.changes("done", "unknown")))
+    candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
+    return tuple(dict.fromkeys((*written, *candidates)))
 
 
 def _installed_version(state: PackageState | None) -> str:

@@ -25,7 +25,13 @@ from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
-from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_configuration_undo, plan_undo
+from gpunode.workflow.undo_plan import (
+    UndoRequest,
+    edit_conflict_error,
+    list_removals_since_boot,
+    plan_configuration_undo,
+    plan_undo,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ def plan_rollback(
     request = replace(
         request,
         pending_triggers=still_pending(store.pending_triggers(), facts),
+        removed_since_boot=list_removals_since_boot(store, facts),
         is_redo=not _undo_removes_changes(runs, run_id),
     )
     undone = plan_undo(request, host, facts)
@@ -168,23 +175,18 @@ def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, 
         store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=with_packages).commit("done")
 
 
-def incomplete_undo_error(plan: UndoPlan) -> VerifyFailed:
-    """Return the error for what cannot come back although everything else did."""
-    also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
-    return VerifyFailed(
-        "not everything was restored",
-        why="\n".join((*plan.remarks, *also)),
-        hint="install the missing packages in a version that an archive still has",
-    )
-
-
-def rollback_failure(done: RollbackResult) -> GpunodeError | None:
-    """Return what a rollback or removal that is through could not do; None if it did it all."""
-    if done.plan.is_incomplete:
-        return incomplete_undo_error(done.plan)
-    if done.plan.reboot_reason:
+def undo_failure(plan: UndoPlan) -> GpunodeError | None:
+    """Return what ``plan``, once it is carried out, could not do; None if it did it all."""
+    if plan.is_incomplete:
+        also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
+        return VerifyFailed(
+            "not everything was restored",
+            why="\n".join((*plan.remarks, *also)),
+            hint="install the missing packages in a version that an archive still has",
+        )
+    if plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=done.plan.reboot_reason, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="systemctl reboot"
         )
     return None
 

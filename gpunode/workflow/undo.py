@@ -338,6 +338,26 @@ def find_repair(facts: Facts) -> CommandChange | None:
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
 
 
+def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
+    """Return the packages with which a transaction has not finished, and whether it may have been one of gpunode's.
+
+    It may if a run changed one of them, or if the last run that changed any, or repaired them, did not end well: that
+    also leaves others' packages unfinished, such as the one that makes the initramfs.
+
+    Raises:
+        Undetermined: the package database cannot be read.
+        JournalDamaged: one of the journals is.
+    """
+    broken = live_state.read_package_database(host).list_unfinished() | live_state.list_journaled_packages(host)
+    last_is_cut, changed = False, set[str]()
+    for run in store.runs():
+        packages = {change.id.name for change in PackageChange.among(run.changes("done", "unknown"))}
+        if packages or run.verb == "repair":
+            last_is_cut = run.ending in {"incomplete", "failed", "interrupted"}
+        changed |= packages
+    return broken, last_is_cut or not changed.isdisjoint(broken)
+
+
 def run_repair(
     repair: CommandChange,
     host: Host,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
     CONFIGURATION_STAGE,
     OVERWRITTEN,
@@ -25,10 +25,11 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
@@ -68,6 +69,7 @@ class UndoRequest:
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
         pending_triggers: what earlier runs owe and none has settled.
+        removed_since_boot: the package changes of earlier runs that took a version away, under the running kernel.
     """
 
     undone_run: str
@@ -78,6 +80,7 @@ class UndoRequest:
     force: bool = False
     allow_disruption: bool = False
     pending_triggers: tuple[Trigger, ...] = ()
+    removed_since_boot: tuple[PackageChange, ...] = ()
 
 
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
@@ -134,7 +137,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
         is_incomplete=bool(unchanged or lost or gone),
-        reboot_reason=reboot_reason(facts, packages),
+        reboot_reason=reboot_reason(facts, packages, request.removed_since_boot),
         pending_triggers=request.pending_triggers,
         kept=kept,
         with_packages=True,
@@ -470,9 +473,38 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
     return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
 
 
-def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
-    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty."""
+def list_removals_since_boot(store: Store, facts: Facts) -> tuple[PackageChange, ...]:
+    """Return the package changes of runs under the running kernel that took an installed version away.
+
+    Raises:
+        JournalDamaged: one of the journals is.
+    """
+    boot = known(facts.boot_id, "")
+    runs = (run for run in store.runs() if boot and run.begin.boot_id == boot)
+    made = (change for run in runs for change in PackageChange.among(run.changes("done", "unknown")))
+    return tuple(change for change in made if change.removes_or_replaces)
+
+
+def reboot_reason(facts: Facts, packages: Iterable[PackageChange], earlier: Iterable[PackageChange] = ()) -> str:
+    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
+
+    Args:
+        facts: of the node.
+        packages: what changes now.
+        earlier: what runs since the boot took away; one of them may have failed before it could say so.
+    """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not any_removed_or_replaced(packages, driver_packages(change.id for change in packages)):
+    if loaded is None:
+        return ""
+    installed = known(facts.packages, {})
+    gone = [
+        change
+        for change in earlier
+        if change.before is not None
+        and upstream(change.before.version) == loaded.version
+        and (change.id not in installed or installed[change.id].version != change.before.version)
+    ]
+    changes = (*packages, *gone)
+    if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

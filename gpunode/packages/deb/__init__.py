@@ -108,6 +108,12 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
+def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: str) -> Mapping[str, tuple[str, ...]]:
+    from gpunode.packages.deb.owners import find_owners  # loaded on use: a plan changes no file
+
+    return find_owners(paths, lists, diversions)
+
+
 def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
 
@@ -184,7 +190,7 @@ DEB: Final = PackageSystem(
     list_journaled=status.list_journaled,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     diversions=status.DIVERSIONS,
-    find_owners=status.find_owners,
+    find_owners=_find_owners,
     file_checksums=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
     parse_checksums=status.parse_checksums,
     parse_source_list=_parse_source_list,
@@ -204,6 +210,7 @@ DEB: Final = PackageSystem(
     overriding=preferences.overriding,
     diverted=_note_diversions,
     repair=REPAIR_COMMAND,
+    finish="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
     hint=answers.hint,

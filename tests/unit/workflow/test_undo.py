@@ -42,7 +42,7 @@ from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, rollback_failure
+from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
@@ -145,18 +145,19 @@ def host(store: Store) -> Machine:
     return made
 
 
-def facts_now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False) -> Facts:
+def facts_now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False, active: bool = True) -> Facts:
     driver = LoadedDriver("580.178.04", open_module=False) if loaded else None
-    return machine(packages=packages, units={UNIT: unit()}, loaded_driver=Known(driver, "nvidia-version"))
+    units = {UNIT: unit(active=active, enabled=active)}
+    return machine(packages=packages, units=units, loaded_driver=Known(driver, "nvidia-version"))
 
 
 def newest(store: Store) -> str:
     return store.ids()[-1]
 
 
-def plan(verb: Verb, host: Machine, store: Store, run: str = "") -> UndoPlan:
+def plan(verb: Verb, host: Machine, store: Store, run: str = "", *, loaded: bool = False) -> UndoPlan:
     """Return the plan of a removal, or of a whole rollback of ``run``, the newest by default."""
-    facts = facts_now()
+    facts = facts_now(loaded=loaded)
     return (
         plan_removal(store, host, facts)
         if verb == "remove"
@@ -329,7 +330,7 @@ class TestWholeRollback:
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
         )
-        assert isinstance(rollback_failure(undo(host, store, back)), VerifyFailed)
+        assert isinstance(undo_failure(undo(host, store, back).plan), VerifyFailed)
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
@@ -349,7 +350,31 @@ class TestWholeRollback:
     def test_undo_with_a_loaded_module_requires_a_reboot(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now(loaded=True))
         assert "580.178.04" in back.reboot_reason
-        assert isinstance(rollback_failure(undo(host, store, back)), RebootRequired)
+        assert isinstance(undo_failure(undo(host, store, back).plan), RebootRequired)
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_undo_after_one_whose_initramfs_failed_makes_up_for_it(
+        self, host: Machine, store: Store, verb: Verb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store, "_boot_id", lambda: "b0a1")  # that of ``machine``
+        run = newest(store)
+        host.accepts = lambda trigger, _: trigger != INITRAMFS
+        with pytest.raises(ChangeFailed):
+            undo(host, store, plan(verb, host, store, run, loaded=True))
+        host.accepts = lambda *_: True
+        host.triggered.clear()
+
+        for has_failed in (True, False):
+            after = facts_now({"nvidia-driver": OLD} if verb == "rollback" else {}, loaded=True, active=False)
+            again = plan_removal(store, host, after) if verb == "remove" else plan_rollback(store, host, run, after)
+            assert (again.steps, INITRAMFS in again.pending_triggers) == ((), has_failed)
+            undo(host, store, again)
+            assert "580.178.04" in again.reboot_reason
+            assert isinstance(undo_failure(again), RebootRequired)
+            monkeypatch.setattr(store, "_boot_id", lambda: "the next boot")
+        assert host.triggered.count(INITRAMFS) == 1
+        later = replace(after, boot_id=Known("the next boot", "boot-id"))
+        assert plan_removal(store, host, later).reboot_reason == "", "somebody else's driver is loaded by now"
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
