@@ -72,6 +72,7 @@ class UndoPermissions:
         with_packages: undo packages, sources and units too, not the configuration alone.
         force: restore files that were edited since.
         allow_disruption: stop containers, and unload the driver under processes that use a GPU.
+        allow_loss: undo the rest where no archive has the former version of a package.
         lock_timeout_s: how long to wait for other programs at work on the node.
     """
 
@@ -79,6 +80,7 @@ class UndoPermissions:
     with_packages: bool = False
     force: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
@@ -107,8 +109,15 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
     store, with_packages = node.store, permissions.with_packages
     facts = _survey(node) if with_packages else None
-    force, allow_disruption = permissions.force, permissions.allow_disruption
-    plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
+    plan = plan_rollback(
+        store,
+        node.host,
+        run.run,
+        facts,
+        force=permissions.force,
+        allow_disruption=permissions.allow_disruption,
+        allow_loss=permissions.allow_loss,
+    )
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
     mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)

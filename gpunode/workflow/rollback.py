@@ -51,6 +51,7 @@ def plan_rollback(
     *,
     force: bool = False,
     allow_disruption: bool = False,
+    allow_loss: bool = False,
 ) -> UndoPlan:
     """Return what undoes the run, compared with the node as it is.
 
@@ -61,6 +62,7 @@ def plan_rollback(
         facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
         force: whether files come back that somebody edited since; the edit is backed up as any other version.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_loss: whether packages may stay away whose former version no archive has.
 
     Raises:
         Conflict: a later run touched something of it or needs it, or somebody edited a file since.
@@ -92,6 +94,7 @@ def plan_rollback(
         pending_triggers=still_pending(store.pending_triggers(), facts),
         removed_since_boot=list_removals_since_boot(store, facts),
         is_redo=not _undo_removes_changes(runs, run_id),
+        allow_loss=allow_loss,
     )
     undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
@@ -182,7 +185,7 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
         return VerifyFailed(
             "not everything was restored",
             why="\n".join((*plan.remarks, *also)),
-            hint="install the missing packages in a version that an archive still has",
+            hint="the notes say what can be done by hand",
         )
     if plan.reboot_reason:
         return RebootRequired(

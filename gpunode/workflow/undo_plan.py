@@ -68,6 +68,7 @@ class UndoRequest:
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_loss: whether packages may stay away whose former version no archive has.
         pending_triggers: what earlier runs owe and none has settled.
         removed_since_boot: the package changes of earlier runs that took a version away, under the running kernel.
     """
@@ -79,6 +80,7 @@ class UndoRequest:
     is_redo: bool = False
     force: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     pending_triggers: tuple[Trigger, ...] = ()
     removed_since_boot: tuple[PackageChange, ...] = ()
 
@@ -94,7 +96,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     Raises:
         Conflict: somebody edited what gpunode wrote.
         DrainRequired: containers would be stopped, or processes lose the driver.
-        Refused: the package manager would do something else.
+        Refused: the package manager would do something else, or a package's former version is lost.
     """
     footprint, there = request.footprint, installed_packages(facts)
     conffiles = tuple(_plan_conffile_restores(footprint, host, force=request.force))
@@ -113,6 +115,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
+        if lost and not request.allow_loss:
+            raise loss_error(lost)
         packages = with_dependency_installs(host, packages)
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
     gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
@@ -136,7 +140,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
-        is_incomplete=bool(unchanged or lost or gone),
+        is_incomplete=bool(unchanged or gone),
         reboot_reason=reboot_reason(facts, packages, request.removed_since_boot),
         pending_triggers=request.pending_triggers,
         kept=kept,
@@ -453,8 +457,18 @@ def drop_unavailable_versions(
 
 
 def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
-    others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.id} {change.states[1]} cannot be restored: no archive has it any more{others}"
+    others = f" (but {', '.join(offered)})" if offered else ""
+    return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
+
+
+def loss_error(lost: Sequence[str]) -> Refused:
+    """Return the refusal of an undo that cannot bring back what ``lost`` says, a sentence each."""
+    return Refused(
+        "packages cannot get their former versions back; nothing was changed",
+        why="\n".join(lost),
+        hint="refresh the package index, or add a source that has them; to undo the rest:\n"
+        "add --allow-loss to the same command",
+    )
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:

@@ -323,14 +323,29 @@ class TestWholeRollback:
         assert "dkms" not in [str(change.id) for change in back.packages]
         assert back.remarks == ("dkms stays: zfs-dkms needs it now",)
 
-    def test_version_gone_from_the_archives_makes_the_undo_incomplete(self, host: Machine, store: Store) -> None:
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize("is_upgrade", [True, False])
+    def test_version_gone_from_the_archives_needs_allow_loss(
+        self, host: Machine, store: Store, verb: Verb, *, is_upgrade: bool
+    ) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
-        back = plan_rollback(store, host, newest(store), facts_now())
-        assert "nvidia-driver" not in [str(change.id) for change in back.packages]
-        assert back.notes == (
-            f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
+        there = {**AFTER, "nvidia-driver": PackageState("595.1-1")} if is_upgrade else AFTER
+        if verb == "remove":
+            removed = plan_removal(store, host, facts_now(there))
+            assert "nvidia-driver" not in [str(change.id) for change in removed.packages]
+            assert any("nvidia-driver" in note for note in removed.notes), "it says so before it begins"
+            return
+        with pytest.raises(Refused, match="cannot get their former versions back") as refused:
+            plan_rollback(store, host, newest(store), facts_now(there))
+        lost = (
+            f"nvidia-driver {OLD.version} cannot be restored: no archive in the package index has it (but 535.261.03-1)"
         )
-        assert isinstance(undo_failure(undo(host, store, back).plan), VerifyFailed)
+        assert (refused.value.exit_code, refused.value.why) == (3, lost)
+        assert "--allow-loss" in refused.value.hint
+        back = plan_rollback(store, host, newest(store), facts_now(there), allow_loss=True)
+        assert "nvidia-driver" not in [str(change.id) for change in back.packages]
+        assert lost in back.notes
+        assert undo_failure(undo(host, store, back).plan) is None
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
@@ -601,8 +616,8 @@ class TestWholeRollback:
             if "needs-lost" in [str(change.id) for change in changes]
             else _obeys(changes)
         )
-        back = plan_rollback(store, host, run.id, facts_now())
-        assert (back.packages, back.is_incomplete) == ((), True)
+        back = plan_rollback(store, host, run.id, facts_now(), allow_loss=True)
+        assert back.packages == ()
         assert "the packages installed with it cannot be restored either: needs-lost" in back.notes
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
@@ -776,8 +791,7 @@ class TestWholeRollback:
         )
         run.commit("done")
         host.archives = {}
-        back = plan_rollback(store, host, run.id, facts_now({}))
-        assert back.is_incomplete
+        back = plan_rollback(store, host, run.id, facts_now({}), allow_loss=True)
         done = undo(host, store, back)
         assert host.files.get(path) is None
         assert RunRecord(store.read_with_contents(done.run)).changes("done") == ()
