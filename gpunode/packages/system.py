@@ -130,6 +130,7 @@ class PackageSystem:
         file_list: the file with the paths that a package has, as old as its last installation.
         diversions: the file with the paths that packages do not have where their lists say.
         find_owners: the packages that have paths, by path, from these lists by the package's name and the diversions.
+        set_aside_files: the globs of what the package manager puts beside configuration files that somebody edited.
         file_checksums: the file with the MD5 sums of a package's files as it brought them, by path.
         parse_checksums: these sums, by path.
         parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
@@ -201,6 +202,7 @@ class PackageSystem:
     file_list: Callable[[str], str]
     diversions: str
     find_owners: Callable[[Collection[str], Mapping[str, bytes], str], Mapping[str, tuple[str, ...]]]
+    set_aside_files: tuple[str, ...]
     file_checksums: Callable[[str], str]
     parse_checksums: Callable[[str], Mapping[str, str]]
     parse_source_list: Callable[[str, str], tuple[PackageSource, ...] | None]

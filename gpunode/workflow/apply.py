@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -12,6 +12,7 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES,
     OVERWRITTEN,
+    SET_ASIDE,
     Change,
     FileChange,
     FileState,
@@ -275,8 +276,36 @@ class Applier:
         )
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.record_intents(stage, step, tuple(same))
-        self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
+        former = live_state.read_set_aside_files(self.host)
+        try:
+            self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
+        except GpunodeError:
+            with suppress(GpunodeError, ValueError):  # the transaction's own failure is what the user must hear of
+                self._record_package_files(batch, former)
+            raise
+        self._record_package_files(batch, former)
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
+
+    def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState]) -> None:
+        """Record what the transaction put beside edited configuration files, and whose place packages took there.
+
+        ``former`` is what was there before. A file of somebody's that a new package ships, too, goes in a purge of it.
+        """
+        now = live_state.read_set_aside_files(self.host)
+        aside = [FileChange(path, former.get(path), state) for path, state in now.items() if former.get(path) != state]
+        new = [change.id for change in batch if change.is_there_after and change.before is None]
+        database = live_state.read_package_database(self.host)
+        shipped = database.shipped() if new else {}
+        paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
+        states = ((path, live_state.read_file_state(self.host, path)) for path in paths)
+        theirs = [
+            FileChange(path, state, None)
+            for path, state in states
+            if state is not None and live_state.package_checksum(state.content) != shipped[path]
+        ]
+        for step, found in ((SET_ASIDE, aside), (OVERWRITTEN, theirs)):
+            changes = map(self.host.complete_change, found)
+            self.run.record_done(*self.run.record_intents("packages", step, changes, "configuration of a package"))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]

@@ -202,7 +202,7 @@ def find_foreign_files(host: HostView) -> tuple[str, ...]:
 
 def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
     """Return those of ``paths`` that are no package's. Raises Undetermined if nobody can tell."""
-    owners = _find_owners(host, paths)
+    owners = find_owners(host, paths)
     return tuple(path for path in paths if path not in owners)
 
 
@@ -221,7 +221,7 @@ def find_packaged_files(
     Raises:
         Undetermined: nobody can tell.
     """
-    owners = _find_owners(host, files)
+    owners = find_owners(host, files)
     if not owners:
         return {}
     database = read_package_database(host)
@@ -238,6 +238,17 @@ def find_packaged_files(
     return found
 
 
+def read_set_aside_files(host: HostView) -> dict[str, FileState]:
+    """Return what the package manager has put beside configuration files that somebody had edited, by path."""
+    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
+    found = (one for glob in globs for one in decode_matches(host.run_probe(glob).data))
+    return {
+        one.path: FileState(one.data, one.ownership.mode, one.ownership.uid, one.ownership.gid)
+        for one in found
+        if one.data is not None and one.ownership is not None
+    }
+
+
 def package_checksum(content: bytes) -> str:
     """Return the MD5 sum by which a package database notes a file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -250,7 +261,7 @@ def _read_checksum(host: HostView, package: str, path: str) -> str:
     return checksums.get(path) or checksums.get(path.removeprefix("/usr"), "")
 
 
-def _find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the packages whose files are among ``paths``, by path, from the database's own files: so of an image, too.
 
     Raises:

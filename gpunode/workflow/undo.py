@@ -11,6 +11,7 @@ from gpunode.change import (
     CONFFILES,
     OBSOLETE,
     OVERWRITTEN,
+    SET_ASIDE,
     Change,
     CommandChange,
     FileChange,
@@ -191,7 +192,12 @@ class UndoExecutor:
         wanted = PackageChange.among(steps)
         changes = with_dependency_installs(self.host, wanted)
         former = live_state.read_package_database(self.host).obsolete()
+        aside = live_state.read_set_aside_files(self.host)
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
+        for path, state in live_state.read_set_aside_files(self.host).items():
+            if state != aside.get(path):
+                change = FileChange(path, state, aside.get(path))
+                self.applier.apply_change("packages", SET_ASIDE, change, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
 

@@ -99,7 +99,6 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         Refused: the package manager would do something else, or a package's former version is lost.
     """
     footprint, there = request.footprint, installed_packages(facts)
-    conffiles = tuple(_plan_conffile_restores(footprint, host, force=request.force))
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
@@ -118,6 +117,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         if lost and not request.allow_loss:
             raise loss_error(lost)
         packages = with_dependency_installs(host, packages)
+    restored = {step.file.path: step.file.after for step in files if step.file}
+    conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
     gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
     kept_keys: tuple[str, ...] = ()
@@ -300,26 +301,37 @@ def _takes_effect_on_reload(change: FileChange) -> bool:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def _plan_conffile_restores(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
-    """Yield what restores the configuration files of purged packages, and files that packages overwrote.
+def _plan_conffile_restores(
+    footprint: Footprint, host: Host, leaving: Collection[str], restored: Mapping[str, object], *, force: bool
+) -> Iterator[UndoStep]:
+    """Yield what restores the configuration files of purged packages, and files whose place packages took.
+
+    Args:
+        footprint: what is undone.
+        host: the node.
+        leaving: the names of the packages that are purged.
+        restored: what the undo makes of the files that gpunode changed.
+        force: whether files come back that somebody has written anew.
 
     Raises:
         Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
+    owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN])
     for span, back in backed_up:
-        now = live_state.read_file_state(host, back.path)
+        now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
+        is_as_shipped = now is not None and live_state.package_checksum(now.content) == shipped.get(back.path)
+        if names := owners.get(back.path):
+            # It comes back once the packages are gone, as it would be then; the user's own as it is now.
+            is_kept_as_it_is = trail is not None or (back.path in shipped and not is_as_shipped)
+            state = restored.get(back.path, now if is_kept_as_it_is else back.after)
+            if isinstance(state, FileState) and {name.partition(":")[0] for name in names} <= {*leaving}:
+                yield UndoStep(span.stage, span.step, replace(back, after=state))
+            continue
         if now == back.after:
             continue
-        trail = footprint.files.get(back.path)
-        is_nobodys = (
-            now is None
-            # A package has its own file there now.
-            or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
-            or live_state.package_checksum(now.content) == shipped.get(back.path)
-            or (trail and trail.spans[-1].may_have_left(now))
-        )
+        is_nobodys = now is None or is_as_shipped or (trail and trail.spans[-1].may_have_left(now))
         if not is_nobodys and not force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)

@@ -191,6 +191,9 @@ DEB: Final = PackageSystem(
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     diversions=status.DIVERSIONS,
     find_owners=_find_owners,
+    set_aside_files=tuple(
+        f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
+    ),
     file_checksums=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
     parse_checksums=status.parse_checksums,
     parse_source_list=_parse_source_list,

@@ -713,7 +713,7 @@ class TestWholeRollback:
             host.files[DAEMON_JSON] = there
             assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, facts_now({})).files}
         host.files[DAEMON_JSON] = FileState(b"theirs")
-        with pytest.raises(Conflict, match="written anew since"):
+        with pytest.raises(Conflict, match="was edited since"):
             plan_rollback(store, host, run.id, facts_now({}))
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
