@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
 from gpunode.cli.screen.events import RESTORED, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import (
@@ -51,8 +51,6 @@ from gpunode.workflow.rollback import rollback as apply_rollback
 from gpunode.workflow.undo import find_broken_packages, find_leftovers, find_repair, run_repair
 
 if TYPE_CHECKING:
-    from datetime import tzinfo
-
     from gpunode.change import PackageChange
     from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
@@ -309,12 +307,6 @@ def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPl
 
 
 _SHOWN = 6
-_RUN_MARKS = (
-    ("done", "done"),
-    ("skipped", "undone since"),
-    ("waits", "waits for a reboot"),
-    ("failed", "did not finish"),
-)
 
 
 def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
@@ -396,54 +388,12 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
         yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
 
 
-def runs_lines(
-    runs: Sequence[RunRecord], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
-) -> Iterator[Line]:
-    """Yield the recorded runs, the newest last: id, time, verb, result, changes.
-
-    Args:
-        runs: oldest first.
-        previews: by run id, whether it can be undone now.
-        folder: of records and backups.
-        file: list only runs that changed it; empty for all.
-        zone: of the times; this machine's when None.
-    """
-    if not runs:
-        about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
-        yield line(span(about, "dim"))
-        return
-    from datetime import datetime
-
-    width = max(len(run.run) for run in runs)
-    for run in runs:
-        mark, result = _run_result(run)
-        when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
-        what = f"  {when}  {run.begin.title}"
-        yield line(mark, span(pad_right(run.run, width), "bold"), what, span(result, "dim"), hang=width + 4)
-        changed = join_names(run.subjects, _SHOWN) or "nothing"
-        yield line(Span(" " * (width + 4)), span(f"changed {changed}", "dim"), hang=width + 4)
-        yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
-    yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
-    yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
-    yield line("undo a run: ", span("sudo gpunode rollback RUN", "command"))
-
-
-def _run_result(run: RunRecord) -> tuple[Span, str]:
-    if run.commit is None:
-        return MARKS["failed"], ", cut short"
-    if run.commit.result == "done":
-        return (MARKS["skipped"] if run.undone_by else MARKS["done"]), ""
-    mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
-    why = f": {run.commit.reason}" if run.commit.reason else ""
-    return mark, f", {run.commit.result}{why}"
-
-
 _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
 
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
-    from gpunode.cli.log import undo_record
+    from gpunode.cli.log import run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
@@ -452,9 +402,11 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()
-    screen.put(
-        *runs_lines(found, previews, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
-    )
+    if file and not found:
+        screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
+    else:
+        screen.put(*run_table_lines(found, previews=previews))
+    screen.put(*leftover_lines(file, left), *map(note_line, notes))
     rows = [undo_record(run, previews[run.run]) for run in found]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
 
