@@ -36,10 +36,12 @@ Action: TypeAlias = Literal[
 CONFIGURATION_STAGE = "runtime"
 # The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
-# overwrite.
+# overwrite, or that go with it since it ships a configuration file of that name.
 CONFFILES = "conffiles"
 OBSOLETE = "obsolete"
 OVERWRITTEN = "overwritten"
+# The step of what the package manager put beside configuration files that somebody had edited.
+SET_ASIDE = "set-aside"
 PACKAGE_FILE_STEPS: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
 
 

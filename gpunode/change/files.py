@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import CONFIGURATION_STAGE, PACKAGE_FILE_STEPS, Action, ChangeKind, Trigger
+from gpunode.change.base import CONFIGURATION_STAGE, PACKAGE_FILE_STEPS, SET_ASIDE, Action, ChangeKind, Trigger
 
 
 def digest(content: bytes) -> str:
@@ -182,6 +182,8 @@ class FileChange(ChangeKind):
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
         if step in PACKAGE_FILE_STEPS:
             return 3 if is_redo else 4
+        if step == SET_ASIDE:
+            return 1  # before packages change once more, which may put another one there
         return (
             {"sources": 0, CONFIGURATION_STAGE: 5}.get(stage, 1)
             if is_redo
@@ -191,7 +193,7 @@ class FileChange(ChangeKind):
         )
 
     def withdraws_support(self, stage: str, step: str) -> bool:
-        return self.after is None and stage != CONFIGURATION_STAGE and step not in PACKAGE_FILE_STEPS
+        return self.after is None and stage != CONFIGURATION_STAGE and step not in {*PACKAGE_FILE_STEPS, SET_ASIDE}
 
     def restrict_writes_to_root(self) -> FileChange:
         return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self

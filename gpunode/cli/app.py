@@ -341,7 +341,9 @@ def plan(
     driver: DriverOption = "",
     driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
-    check: Annotated[bool, typer.Option("--check", help="exit with 4 if setup would change anything")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 4 if setup would change anything, 10 if only a reboot is left")
+    ] = False,
     upgrade: UpgradeOption = False,
     lock: Annotated[
         str,
@@ -541,6 +543,9 @@ def rollback(
         bool, typer.Option("--force", help="also restore files that were edited since; the edits are backed up")
     ] = False,
     allow_disruption: DisruptionOption = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="undo the rest where no archive has a package's former version")
+    ] = False,
     yes: YesOption = False,
     lock_timeout: LockTimeoutOption = 600,
     root: ImageRootOption = "/",
@@ -566,7 +571,8 @@ def rollback(
         return
     from gpunode.cli import undo
 
-    undo.rollback(run, output, root, undo.UndoPermissions(yes, packages, force, allow_disruption, lock_timeout))
+    permissions = undo.UndoPermissions(yes, packages, force, allow_disruption, allow_loss, lock_timeout)
+    undo.rollback(run, output, root, permissions)
 
 
 @app.command()
@@ -588,7 +594,7 @@ def remove(
     from gpunode.cli import undo
 
     output = output_options(json, verbose)
-    undo.remove(output, root, undo.UndoPermissions(yes, True, force, allow_disruption, lock_timeout))
+    undo.remove(output, root, undo.UndoPermissions(yes, True, force, allow_disruption, lock_timeout_s=lock_timeout))
 
 
 @app.command()

@@ -239,14 +239,14 @@ def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
 
 def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
     """Undo a run that changed a cluster, such as ``k3``; without a named cluster, in the context of that run."""
-    if not run.startswith("k") or run == "k":
+    if not run.startswith("k"):
         raise UsageError(
             "--context and --kubeconfig are for runs that changed a cluster",
             why=f"such runs are called k1, k2 …, not {run or 'the newest'}",
             hint=gpunode("rollback", "--list"),
         )
     store = open_cluster_journal()
-    (found,) = first = store.find_runs(run[1:])
+    (found,) = first = store.find_runs(run)
     if target == ClusterRef():
         while first[0].begin.undoes and _cluster_of_run(first[0].begin.argv) == ClusterRef():
             first = store.find_runs(first[0].begin.undoes)

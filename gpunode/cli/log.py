@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
+from types import MappingProxyType
 from typing import Any
 
 from gpunode.cli.envelope import Envelope
@@ -18,7 +19,7 @@ from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
-from gpunode.wording import count, join_names
+from gpunode.wording import join_names
 
 
 def show_log(run: str, output: OutputOptions, root: str) -> None:
@@ -47,7 +48,7 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
     """Return the runs on this node and this user's in clusters, as far as they are readable."""
     if run.startswith("k"):
-        return open_cluster_journal().find_runs(run[1:])
+        return open_cluster_journal().find_runs(run)
     clusters = () if run or root != "/" else open_cluster_journal().find_runs()
     try:
         return (*Store(validate_root(root)).find_runs(run), *clusters)
@@ -106,14 +107,9 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "login": logins.get(begin.loginuid) if begin.loginuid is not None else None,
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
-        "counts": dict(sorted(_count_kinds(run).items())),
+        "counts": dict(sorted(Counter(change.kind_name for change in run.changes("done", "unknown")).items())),
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
     }
-
-
-def _count_kinds(run: RunRecord) -> Counter[str]:
-    """Return the number of its changes that were made, or may have been, by their kind."""
-    return Counter(change.kind_name for change in run.changes("done", "unknown"))
 
 
 def undo_record(run: RunRecord, rollback: str) -> Row:
@@ -180,20 +176,35 @@ def _trigger_row(required: RequiredTrigger) -> Row:
 _TABLE_HEAD = ("run", "when", "who", "what", "result")
 _MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL_WIDTH = 9
+_MAX_SUBJECTS = 6
+_NO_PREVIEWS: Mapping[str, str] = MappingProxyType({})
 
 
-def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> Iterator[Line]:
-    """Yield a table row for each run, the newest last, with what it changed below it."""
+def run_table_lines(
+    runs: Sequence[RunRecord], zone: tzinfo | None = None, previews: Mapping[str, str] = _NO_PREVIEWS
+) -> Iterator[Line]:
+    """Yield a table row for each run, the newest last, with what it changed below it.
+
+    Args:
+        runs: oldest first.
+        zone: of the times; this machine's when None.
+        previews: by run id, whether it can be undone now.
+    """
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
     rows = [_run_row(run, zone) for run in runs]
     widths = [max(map(cell_width, column)) for column in zip(_TABLE_HEAD, *rows, strict=True)]
-    yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=widths[0] + 4)
+    indent = widths[0] + 4
+    yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=indent)
     for run, row in zip(runs, rows, strict=True):
-        yield line(_run_mark(run), span(_join_columns(row, widths)), hang=widths[0] + 4)
-        yield line(" " * (widths[0] + 4), span(f"changed {_changes_text(run)}", "dim"), hang=widths[0] + 4)
-    yield line("details: ", span("sudo gpunode log RUN", "command"))
+        yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
+        changed = join_names(run.subjects, _MAX_SUBJECTS) or "nothing"
+        yield line(" " * indent, span(f"changed {changed}", "dim"), hang=indent)
+        if preview := previews.get(run.run):
+            yield line(" " * indent, preview, hang=indent)
+    undo = ("; undo a run: ", span("sudo gpunode rollback RUN", "command")) if previews else ()
+    yield line("details: ", span("sudo gpunode log RUN", "command"), *undo)
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
@@ -202,16 +213,12 @@ def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
 
 def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
     return (
-        run_label(run.begin.run, run.begin.verb),
+        run.label,
         format_local_time(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb_text(run),
         f"{run.ending}, undone by {run_label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
     )
-
-
-def _changes_text(run: RunRecord) -> str:
-    return join_names(count(many, noun) for noun, many in sorted(_count_kinds(run).items())) or "nothing"
 
 
 def _verb_text(run: RunRecord) -> str:

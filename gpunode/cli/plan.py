@@ -20,7 +20,7 @@ from gpunode.cli.inputs import (
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.plans import plan_lines
-from gpunode.errors import ChangesPending
+from gpunode.errors import ChangesPending, GpunodeError
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
@@ -70,11 +70,17 @@ def plan(
     for text in (*backlog.notes, *loss, *(() if node else _symlink_notices(view.host, plans))):
         screen.show_event(Notice(text))
     lock = write_lock(recipe, view.facts, plans, screen) if write_lock else {}
-    makes_them = str(setup_command(sys.argv[1:]))
-    failure = (
-        ChangesPending("changes are pending", hint=makes_them) if check and has_pending_work(plans, backlog) else None
-    )
+    failure = _pending_error(plans, backlog) if check and has_pending_work(plans, backlog) else None
     output.emit(_plan_envelope(plans, backlog, view.facts, lock, loss_note(lost)).with_failure(failure))
+
+
+def _pending_error(plans: Sequence[StagePlan], backlog: Backlog) -> GpunodeError:
+    """Return the error of a node that is not as the recipe wants it; where no setup changes that, what it waits for."""
+    if backlog or any(stage.ordered_changes for stage in plans):
+        return ChangesPending("changes are pending", hint=str(setup_command(sys.argv[1:])))
+    from gpunode.cli.setup import blocked_setup_error  # on use: a plan alone needs nothing of setup's
+
+    return blocked_setup_error([wait for stage in plans for wait in stage.waits])
 
 
 def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:

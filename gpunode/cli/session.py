@@ -20,8 +20,8 @@ from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
+from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
 from gpunode.workflow.events import Notice
-from gpunode.workflow.recovery import possible_temporary_files, record_change_outcomes
 
 if TYPE_CHECKING:
     from gpunode.host.port import OnProgress, Progress

@@ -42,7 +42,7 @@ from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
-from gpunode.outcome import WAIT_ERRORS, reboot_suffices
+from gpunode.outcome import WAIT_ERRORS, Blocked, reboot_suffices
 from gpunode.wording import count
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
@@ -139,7 +139,11 @@ def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: Setu
             )
         report = _verify_setup(recipe, done, node, flags.only, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
-        failure = blocked_setup_error(done, flags) if done.waits else report.failure(prefix)
+        failure = (
+            blocked_setup_error(done.waits, has_changed=done.changed, resumes=flags.reboot)
+            if done.waits
+            else report.failure(prefix)
+        )
         node.notify(node.log.problem)
         previewed = collect_notes(done.preview)
         unseen = [note for note in report.notes if not done.changed or note not in previewed]
@@ -220,13 +224,19 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
-def blocked_setup_error(done: SetupResult, flags: SetupFlags) -> GpunodeError:
-    """Return the error of a setup that waits for a reboot or a drain, with all reasons."""
-    first = min((wait.waits_for for wait in done.waits), key=list(WAIT_ERRORS).index)
+def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, resumes: bool = False) -> GpunodeError:
+    """Return the error of a setup that waits for a reboot or a drain, with all reasons.
+
+    Args:
+        waits: what it waits for; at least one.
+        has_changed: whether it has done what comes before.
+        resumes: whether it reboots the node and continues by itself.
+    """
+    first = min((wait.waits_for for wait in waits), key=list(WAIT_ERRORS).index)
     match first:
         case "reboot":
             needs = "a reboot is needed"
-            hint = "setup continues after the reboot" if flags.reboot else _REBOOT
+            hint = "setup continues after the reboot" if resumes else _REBOOT
         case "console":
             needs = "a reboot is needed, with somebody at the console"
             hint = _CONSOLE
@@ -235,8 +245,8 @@ def blocked_setup_error(done: SetupResult, flags: SetupFlags) -> GpunodeError:
             hint = "kubectl drain NODE --ignore-daemonsets, or stop what uses the GPUs; then run the same command again"
         case _:
             assert_never(first)
-    what = f"{needs}; everything before it is done" if done.changed else needs
-    return WAIT_ERRORS[first](what, why="\n".join(wait.reason for wait in done.waits), hint=hint)
+    what = f"{needs}; everything before it is done" if has_changed else needs
+    return WAIT_ERRORS[first](what, why="\n".join(wait.reason for wait in waits), hint=hint)
 
 
 def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
 from gpunode.cli.screen.events import RESTORED, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import (
@@ -29,8 +29,9 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import RunRecord, run_number
+from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
+from gpunode.packages import system
 from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.wording import count, join_names
 from gpunode.workflow.converge import survey
@@ -41,18 +42,15 @@ from gpunode.workflow.rollback import (
     explain_undone,
     find_newest_run,
     find_run,
-    incomplete_undo_error,
     mark_undone,
     plan_rollback,
     preview_rollback,
-    rollback_failure,
+    undo_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_leftovers, find_repair, run_repair
+from gpunode.workflow.undo import find_broken_packages, find_leftovers, find_repair, run_repair
 
 if TYPE_CHECKING:
-    from datetime import tzinfo
-
     from gpunode.change import PackageChange
     from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
@@ -72,6 +70,7 @@ class UndoPermissions:
         with_packages: undo packages, sources and units too, not the configuration alone.
         force: restore files that were edited since.
         allow_disruption: stop containers, and unload the driver under processes that use a GPU.
+        allow_loss: undo the rest where no archive has the former version of a package.
         lock_timeout_s: how long to wait for other programs at work on the node.
     """
 
@@ -79,6 +78,7 @@ class UndoPermissions:
     with_packages: bool = False
     force: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
@@ -107,11 +107,20 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
     store, with_packages = node.store, permissions.with_packages
     facts = _survey(node) if with_packages else None
-    force, allow_disruption = permissions.force, permissions.allow_disruption
-    plan = plan_rollback(store, node.host, run.run, facts, force=force, allow_disruption=allow_disruption)
+    plan = plan_rollback(
+        store,
+        node.host,
+        run.run,
+        facts,
+        force=permissions.force,
+        allow_disruption=permissions.allow_disruption,
+        allow_loss=permissions.allow_loss,
+    )
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
     mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
+    if plan.reboot_reason:
+        return plan
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
     return replace(explain_undone(store, run, why, with_packages=with_packages), notes=plan.remarks)
 
@@ -126,7 +135,10 @@ def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord
     if not last.is_undone(with_packages=permissions.with_packages):
         return last
     found = explain_undone(
-        node.store, last, f"run {run_number(last.undone_by)} undid it", with_packages=permissions.with_packages
+        node.store,
+        last,
+        f"run {run_label(last.undone_by, last.verb)} undid it",
+        with_packages=permissions.with_packages,
     )
     if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
         return found
@@ -180,13 +192,12 @@ def _run_undo(
         for path in (change.path for change in plan.files):
             node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
         if not plan.steps and not plan.pending_triggers:
-            if plan.is_incomplete:
-                raise incomplete_undo_error(plan)
-            node.screen.show_result((), left.failure)
+            failure = left.failure or undo_failure(plan)
+            node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
             answer = Envelope(
                 verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
             )
-            output.emit(answer.with_failure(left.failure))
+            output.emit(answer.with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
@@ -211,7 +222,7 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey(node), done.plan)
     done = replace(done, plan=replace(done.plan, kept=left.kept))
-    failure = left.failure or rollback_failure(done)
+    failure = left.failure or undo_failure(done.plan)
     node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
     run = RunRecord(node.store.read_with_contents(done.run))
     answer = Envelope(
@@ -266,9 +277,13 @@ def _plan_after_repair(
 
 
 def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPlan | NothingToUndo | None:
-    """Return the plan if it comes before a repair, or has nothing to do; None if a repair has to come first."""
+    """Return the plan if it comes before a repair, or needs none; None if a repair has to come first.
+
+    What gpunode did not leave unfinished is somebody else's to finish, where the plan changes no package.
+    """
     facts = _survey(node)
-    if not facts.unconfigured:
+    broken, may_be_ours = find_broken_packages(node.store, node.host)
+    if may_be_ours and not facts.unconfigured:
         return None
     try:
         plan = make_plan()
@@ -276,24 +291,22 @@ def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPl
         raise  # no repair changes that
     except GpunodeError:
         return None  # it may be the broken packages' fault; else it is raised again
-    if isinstance(plan, NothingToUndo):
+    changes = () if isinstance(plan, NothingToUndo) else plan.packages
+    if leaving := find_packages_leaving_first(facts, changes):
+        pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
+        first = "them" if leaving == facts.unconfigured else names
+        node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
         return plan
-    leaving = find_packages_leaving_first(facts, plan.packages)
-    if not leaving:
+    if changes or may_be_ours:
         return None
-    pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
-    first = "them" if leaving == facts.unconfigured else names
-    node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
-    return plan
+    note = (
+        f"half-installed or not configured: {', '.join(sorted(broken))}; no run of gpunode left that, and this {verb} "
+        f"does not need it: `sudo {system(facts).finish}` finishes it"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 _SHOWN = 6
-_RUN_MARKS = (
-    ("done", "done"),
-    ("skipped", "undone since"),
-    ("waits", "waits for a reboot"),
-    ("failed", "did not finish"),
-)
 
 
 def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
@@ -306,8 +319,9 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         yield from (line(f"    {trigger}") for trigger in plan.pending_triggers)
     elif not plan.steps:
         if not is_lost:
-            what = "what is left is kept" if plan.remarks else "nothing that gpunode added is left on this node"
-            yield line(MARKS["nothing"], f"nothing to remove: {what}")
+            what = "what is left is kept" if plan.kept else "nothing that gpunode added is left on this node"
+            done = "restore" if plan.undone_run else "remove"
+            yield line(MARKS["nothing"], f"nothing to {done}: {what}")
     else:
         what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
@@ -323,13 +337,13 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.run
     state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
-    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) {state}", hang=2)
+    yield line(MARKS["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = found.newest_not_undone
-    yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
+    yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if found.command:
         yield next_line(f"sudo {found.command}")
 
@@ -374,54 +388,12 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
         yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
 
 
-def runs_lines(
-    runs: Sequence[RunRecord], previews: Mapping[str, str], folder: str, file: str = "", zone: tzinfo | None = None
-) -> Iterator[Line]:
-    """Yield the recorded runs, the newest last: id, time, verb, result, changes.
-
-    Args:
-        runs: oldest first.
-        previews: by run id, whether it can be undone now.
-        folder: of records and backups.
-        file: list only runs that changed it; empty for all.
-        zone: of the times; this machine's when None.
-    """
-    if not runs:
-        about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
-        yield line(span(about, "dim"))
-        return
-    from datetime import datetime
-
-    width = max(len(run.run) for run in runs)
-    for run in runs:
-        mark, result = _run_result(run)
-        when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
-        what = f"  {when}  {run.begin.title}"
-        yield line(mark, span(pad_right(run.run, width), "bold"), what, span(result, "dim"), hang=width + 4)
-        changed = join_names(run.subjects, _SHOWN) or "nothing"
-        yield line(Span(" " * (width + 4)), span(f"changed {changed}", "dim"), hang=width + 4)
-        yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
-    yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
-    yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
-    yield line("undo a run: ", span("sudo gpunode rollback RUN", "command"))
-
-
-def _run_result(run: RunRecord) -> tuple[Span, str]:
-    if run.commit is None:
-        return MARKS["failed"], ", cut short"
-    if run.commit.result == "done":
-        return (MARKS["skipped"] if run.undone_by else MARKS["done"]), ""
-    mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
-    why = f": {run.commit.reason}" if run.commit.reason else ""
-    return mark, f", {run.commit.result}{why}"
-
-
 _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
 
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
-    from gpunode.cli.log import undo_record
+    from gpunode.cli.log import run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
@@ -430,9 +402,11 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()
-    screen.put(
-        *runs_lines(found, previews, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
-    )
+    if file and not found:
+        screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
+    else:
+        screen.put(*run_table_lines(found, previews=previews))
+    screen.put(*leftover_lines(file, left), *map(note_line, notes))
     rows = [undo_record(run, previews[run.run]) for run in found]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
 

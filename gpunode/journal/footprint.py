@@ -78,7 +78,8 @@ class Footprint:
     Attributes:
         packages: from the state of each before the first run to the state in which the last one left it.
         units: the same for units, and ``layouts`` by GPU; unchanged ones are left out.
-        conffiles: the backups of what a transaction deleted or overwrote beside packages; of one run alone.
+        conffiles: the backups of what a transaction deleted or overwrote beside packages; of a whole node, those of
+            files whose place packages took.
         commands: those that nothing takes back; of one run alone.
     """
 
@@ -132,7 +133,9 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
         # A package's own configuration files go and come with it.
         if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEPS
     ]
-    return _join_with_files(changes, _build_trails(changes))
+    backups = (span for run in runs if not run.is_fully_undone for span in _find_backups(run, frozenset({OVERWRITTEN})))
+    first = {span.change.path: span for span in reversed(tuple(backups))}
+    return replace(_join_with_files(changes, _build_trails(changes)), conffiles=tuple(first.values()))
 
 
 def footprint_of_run(run: RunRecord) -> Footprint:
@@ -151,17 +154,19 @@ def footprint_of_run(run: RunRecord) -> Footprint:
     found = _join_with_files(
         changes, {one.change.path: _make_trail((one,)) for one in _join_by_subject(changes, FileChange)}
     )
-    # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    backups = _changes_of_kind(
-        (_MadeChange(one.intent) for one in known if one.intent.step in _BACKUP_STEPS), FileChange
-    )
     return replace(
         found,
-        conffiles=tuple(
-            NetChange(one.intent.stage, one.intent.step, file) for one, file in backups if file.after is None
-        ),
+        conffiles=tuple(_find_backups(run, _BACKUP_STEPS)),
         commands=tuple(one for one in CommandChange.among(one.change for one in known) if one.undo is None),
     )
+
+
+def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[FileChange]]:
+    """Yield the backups that the run made under ``steps``."""
+    for one in run.change_records:
+        # Where a rollback restored one, its package goes again, and the purge takes the file along.
+        if isinstance(file := one.change, FileChange) and one.intent.step in steps and file.after is None:
+            yield NetChange(one.intent.stage, one.intent.step, file)
 
 
 def _join_with_files(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:

@@ -114,6 +114,13 @@ class RequiredTrigger:
     required_by: dict[tuple[int, int], Intent | TriggerPending] = field(default_factory=dict)
     settled: TriggerCompleted | None = None
 
+    def end_change(self, key: tuple[int, int], entry: Done | Failed) -> None:
+        """Date it from when the change ``key`` was made, if that requires it; one that failed requires it no more."""
+        if isinstance(entry, Failed):
+            self.required_by.pop(key, None)
+        elif key in self.required_by:
+            self.required_by[key] = replace(self.required_by[key], at=entry.at)
+
 
 def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     """Return the triggers in order of appearance; one that is needed again after it was settled is listed again.
@@ -124,52 +131,30 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     Args:
         entries: of one run, or of several in their order: a later run may complete what an earlier one left pending.
     """
-    ledger = _TriggerLedger()
+    seen: list[RequiredTrigger] = []
+    pending: dict[Trigger, RequiredTrigger] = {}
     run = 0  # each run counts its entries anew
     for entry in entries:
+        run += isinstance(entry, Begin)
         match entry:
-            case Begin():
-                run += 1
             case Intent() | TriggerPending():
-                ledger.add((run, entry.seq), entry)
+                key = (run, entry.seq)
+                for trigger in (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,)):
+                    if trigger not in pending:
+                        seen.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
+                    required_by = pending[trigger].required_by
+                    required_by[key] = replace(required_by.get(key, entry), at=entry.at)
             case Done() | Failed():
-                ledger.end((run, entry.seq), entry)
+                for each in pending.values():
+                    each.end_change((run, entry.seq), entry)
             case TriggerCompleted():
-                ledger.complete(entry)
-            case Commit() | Forget():
+                settled = [pending.pop(one) for one in triggers_done_by(entry.trigger) if one in pending]
+                seen += [] if settled else [RequiredTrigger(entry.trigger)]  # an earlier run required it
+                for each in settled or seen[-1:]:
+                    each.settled = entry
+            case Begin() | Commit() | Forget():
                 pass
-    return [each for each in ledger.seen if each.required_by or each.settled]
-
-
-@dataclass(slots=True)
-class _TriggerLedger:
-    """The triggers so far; ``pending`` are those that nothing has settled."""
-
-    seen: list[RequiredTrigger] = field(default_factory=list)
-    pending: dict[Trigger, RequiredTrigger] = field(default_factory=dict)
-
-    def add(self, key: tuple[int, int], entry: Intent | TriggerPending) -> None:
-        """Note that a change requires its triggers, or one more."""
-        for trigger in (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,)):
-            if trigger not in self.pending:
-                self.seen.append(self.pending.setdefault(trigger, RequiredTrigger(trigger)))
-            required_by = self.pending[trigger].required_by
-            required_by[key] = replace(required_by.get(key, entry), at=entry.at)
-
-    def end(self, key: tuple[int, int], entry: Done | Failed) -> None:
-        """Date what a change left pending from when it was made, or drop it if the change failed."""
-        for required_by in (each.required_by for each in self.pending.values() if key in each.required_by):
-            if isinstance(entry, Failed):
-                del required_by[key]
-            else:
-                required_by[key] = replace(required_by[key], at=entry.at)
-
-    def complete(self, entry: TriggerCompleted) -> None:
-        """Settle the pending triggers that ``entry`` settles, or record it as an earlier run's if there is none."""
-        paid = [self.pending.pop(one) for one in triggers_done_by(entry.trigger) if one in self.pending]
-        self.seen += [] if paid else [RequiredTrigger(entry.trigger, settled=entry)]
-        for each in paid:
-            each.settled = entry
+    return [each for each in seen if each.required_by or each.settled]
 
 
 def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
@@ -195,14 +180,13 @@ def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
     return tuple(pending_since(entries))
 
 
-def run_number(run: str) -> str:
-    """Return a run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
-    return run.partition("-")[0].lstrip("0")
-
-
 def run_label(run: str, verb: Verb) -> str:
-    """Return ``run_number``, after a ``k`` for a run in a cluster, since those are counted apart."""
-    return f"k{run_number(run)}" if verb.startswith("k8s ") else run_number(run)
+    """Return a run's id as a person types it: ``000003-20261121T081932Z`` is 3.
+
+    One in a cluster has a ``k`` before it, since those are counted apart.
+    """
+    number = run.partition("-")[0].lstrip("0")
+    return f"k{number}" if verb.startswith("k8s ") else number
 
 
 @dataclass(frozen=True)
@@ -234,9 +218,9 @@ class RunRecord:
         return self.begin.run
 
     @property
-    def number(self) -> str:
-        """The run's id as a person types it."""
-        return run_number(self.run)
+    def label(self) -> str:
+        """The run's id as a person types it: ``3``, or ``k3`` for one that changed a cluster."""
+        return run_label(self.run, self.verb)
 
     @property
     def verb(self) -> Verb:

@@ -154,7 +154,7 @@ class Store:
         return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
 
     def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
-        """Return ``runs``, or the one with that id or number; the newest one says whether it is running.
+        """Return ``runs``, or the one with that id or label; the newest one says whether it is running.
 
         Raises:
             UsageError: there is no such run.
@@ -163,9 +163,9 @@ class Store:
         runs = self.runs()
         if runs and runs[-1].commit is None and self.lock_holder():
             runs = (*runs[:-1], replace(runs[-1], is_running=True))
-        found = tuple(one for one in runs if not run or run in {one.run, one.number})
+        found = tuple(one for one in runs if not run or run in {one.run, one.label})
         if run and not found:
-            known = ", ".join(one.number for one in runs)
+            known = ", ".join(one.label for one in runs)
             raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
         return found
 

@@ -80,6 +80,10 @@ class Database(Protocol):
         """The names of packages that have lost some of their files. Raises ValueError if that is unknown."""
         ...
 
+    def list_unfinished(self) -> frozenset[str]:
+        """The names of packages with which a transaction has not finished. Raises ValueError if that is unknown."""
+        ...
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """The configuration files that go with each of ``packages`` in a purge, by name."""
         ...
@@ -123,8 +127,12 @@ class PackageSystem:
         read: the facts that the answers to ``probes`` give.
         database: what the content of ``database_file`` says.
         list_journaled: the names of the packages that a file of the journal is about.
-        owners: the command that tells whose the files after it are, a line ``package: path`` each.
-        file_list: the file that is as old as the last installation of a package.
+        file_list: the file with the paths that a package has, as old as its last installation.
+        diversions: the file with the paths that packages do not have where their lists say.
+        find_owners: the packages that have paths, by path, from these lists by the package's name and the diversions.
+        set_aside_files: the globs of what the package manager puts beside configuration files that somebody edited.
+        file_checksums: the file with the MD5 sums of a package's files as it brought them, by path.
+        parse_checksums: these sums, by path.
         parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
         contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
@@ -149,6 +157,7 @@ class PackageSystem:
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
+        finish: the command by which people have such changes finished.
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
@@ -190,8 +199,12 @@ class PackageSystem:
     read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
     list_journaled: Callable[[str], frozenset[str]]
-    owners: tuple[str, ...]
     file_list: Callable[[str], str]
+    diversions: str
+    find_owners: Callable[[Collection[str], Mapping[str, bytes], str], Mapping[str, tuple[str, ...]]]
+    set_aside_files: tuple[str, ...]
+    file_checksums: Callable[[str], str]
+    parse_checksums: Callable[[str], Mapping[str, str]]
     parse_source_list: Callable[[str, str], tuple[PackageSource, ...] | None]
     contradict: Callable[[PackageSource, PackageSource, str], bool]
 
@@ -211,6 +224,7 @@ class PackageSystem:
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange
+    finish: str
 
     find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -12,6 +12,7 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES,
     OVERWRITTEN,
+    SET_ASIDE,
     Change,
     FileChange,
     FileState,
@@ -21,12 +22,14 @@ from gpunode.change import (
     Trigger,
     triggers,
 )
-from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
-from gpunode.host.port import Host, TriggerResult
-from gpunode.journal.history import pending_triggers, triggers_done_by
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
+from gpunode.host.port import Host, HostView, TriggerResult
+from gpunode.journal.history import RunRecord, pending_triggers, triggers_done_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
+from gpunode.journal.store import Store
 from gpunode.outcome import Planned
+from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
@@ -273,8 +276,36 @@ class Applier:
         )
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.record_intents(stage, step, tuple(same))
-        self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
+        former = live_state.read_set_aside_files(self.host)
+        try:
+            self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
+        except GpunodeError:
+            with suppress(GpunodeError, ValueError):  # the transaction's own failure is what the user must hear of
+                self._record_package_files(batch, former)
+            raise
+        self._record_package_files(batch, former)
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
+
+    def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState]) -> None:
+        """Record what the transaction put beside edited configuration files, and whose place packages took there.
+
+        ``former`` is what was there before. A file of somebody's that a new package ships, too, goes in a purge of it.
+        """
+        now = live_state.read_set_aside_files(self.host)
+        aside = [FileChange(path, former.get(path), state) for path, state in now.items() if former.get(path) != state]
+        new = [change.id for change in batch if change.is_there_after and change.before is None]
+        database = live_state.read_package_database(self.host)
+        shipped = database.shipped() if new else {}
+        paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
+        states = ((path, live_state.read_file_state(self.host, path)) for path in paths)
+        theirs = [
+            FileChange(path, state, None)
+            for path, state in states
+            if state is not None and live_state.package_checksum(state.content) != shipped[path]
+        ]
+        for step, found in ((SET_ASIDE, aside), (OVERWRITTEN, theirs)):
+            changes = map(self.host.complete_change, found)
+            self.run.record_done(*self.run.record_intents("packages", step, changes, "configuration of a package"))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
@@ -352,6 +383,64 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
         yield
     except GpunodeError as second:
         failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
+
+
+def record_change_outcomes(store: Store, host: HostView) -> None:
+    """Record of changes whose run ended before it could whether they were made, where the node shows it.
+
+    Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
+    subject a later run changed, too, and one of which the node shows neither, stay as they are.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    for run, intents in store.open_intents().items():
+        # Where the disk has no room, or the node cannot be read, the next run tries again.
+        with suppress(ChangeFailed, Undetermined, ValueError):
+            removals, not_made = _settle_package_intents(host, intents)
+            made = [*_find_made_files(host, intents), *removals]
+            if made or not_made:
+                store.record_change_outcomes(run, made, not_made)
+
+
+def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
+    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
+    for intent in intents:
+        change = intent.change
+        if not isinstance(change, FileChange) or not change.is_final_state_known:
+            continue
+        if not change.is_there_before and not change.is_there_after:
+            continue  # only folders of a file go, which may be others' by now
+        now = live_state.read_file_state(host, change.path)
+        is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
+        if (now and now.with_digest()) == change.after and not is_left:
+            yield intent
+
+
+def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
+    """Return the removals that were made, and the intents whose package is as it was before.
+
+    A package that lost just a part of its files was neither removed nor left alone.
+    """
+    changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
+    if not changes:
+        return [], []
+    database = live_state.read_package_database(host)
+    installed, half = database.packages(), database.half_installed()
+    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in half]
+    removed = [one for one, change, now in whole if change.after is None and now is None]
+    return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
+
+
+def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
+    """Return the paths beside which the run may have left a temporary file.
+
+    A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
+    """
+    written = (change.path for change in FileChange.among(run.changes("done", "unknown")))
+    candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
+    return tuple(dict.fromkeys((*written, *candidates)))
 
 
 def _installed_version(state: PackageState | None) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from gpunode.change import Change, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.evidence import Probe, decode_matches
+from gpunode.facts.evidence import Capture, Probe, decode_matches
 from gpunode.facts.model import MigGpu
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -71,12 +72,16 @@ def read_package_database(host: HostView) -> Database:
         if capture.outcome == "ok":
             return system.database(capture.text)
         if capture.outcome != "absent":
-            raise Undetermined(
-                "cannot tell what belongs to which package",
-                why=f"{file}: {capture.error or capture.outcome}",
-                hint=f"look at it with `ls -l {file}`, then run the command again",
-            )
+            raise _unreadable_database_error(file, capture)
     return SYSTEMS[0].database("")
+
+
+def _unreadable_database_error(file: str, capture: Capture) -> Undetermined:
+    return Undetermined(
+        "cannot tell what belongs to which package",
+        why=f"{file}: {capture.error or capture.outcome}",
+        hint=f"look at it with `{command('ls', '-l', file)}`, then run the command again",
+    )
 
 
 def list_journaled_packages(host: HostView) -> frozenset[str]:
@@ -196,32 +201,86 @@ def find_foreign_files(host: HostView) -> tuple[str, ...]:
 
 
 def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
-    """Return those of ``paths`` that are no package's; none where nobody can tell."""
+    """Return those of ``paths`` that are no package's. Raises Undetermined if nobody can tell."""
     owners = find_owners(host, paths)
-    return () if owners is None else tuple(path for path in paths if path not in owners)
+    return tuple(path for path in paths if path not in owners)
 
 
-def find_owners(host: HostView, paths: Collection[str]) -> dict[str, tuple[str, ...]] | None:
-    """Return the names of the packages whose files are among ``paths``, by path; None where nobody can tell.
+def find_packaged_files(
+    host: HostView, files: Mapping[str, FileState], leaving: Collection[str] = ()
+) -> dict[str, str]:
+    """Return those of ``files`` that are as installed packages brought them, each with the names of these packages.
 
-    A package that was removed and not purged still has its configuration files.
+    A file of a package's that somebody wrote since is not among them; one of which the package tells no checksum is.
+
+    Args:
+        host: the node.
+        files: as they are now, by path.
+        leaving: the names of packages that do not count.
+
+    Raises:
+        Undetermined: nobody can tell.
     """
-    # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
-    both = dict.fromkeys(name for path in paths for name in (path, path.removeprefix("/usr")))
-    asked = Probe("file-owners", argv=(*SYSTEMS[0].owners, *both), content_kind="table")
-    # Its exit status is 1 where one of them is not found.
-    answer = host.run_probe(asked) if paths else None
-    if answer is None or answer.outcome not in ("ok", "failed") or answer.exit_status not in (0, 1):
-        return None
-    rows = (line.partition(": ") for line in answer.data.decode("utf-8", "replace").splitlines())
-    # "NAME, NAME:ARCHITECTURE: PATH"; beside these "diversion by NAME from: PATH".
-    owners = {
-        path: tuple(name.partition(":")[0] for name in names.split(", "))
-        for names, _, path in rows
-        if " from" not in names
+    owners = find_owners(host, files)
+    if not owners:
+        return {}
+    database = read_package_database(host)
+    shipped = database.shipped()
+    staying = {one.name for one, state in database.packages().items() if not state.config_files_only}.difference(
+        leaving
+    )
+    found: dict[str, str] = {}
+    for path, packages in owners.items():
+        names = [package for package in packages if package.partition(":")[0] in staying]
+        known_sums = {shipped.get(path) or _read_checksum(host, package, path) for package in names}
+        if known_sums & {"", package_checksum(files[path].content)}:
+            found[path] = " and ".join(dict.fromkeys(name.partition(":")[0] for name in names))
+    return found
+
+
+def read_set_aside_files(host: HostView) -> dict[str, FileState]:
+    """Return what the package manager has put beside configuration files that somebody had edited, by path."""
+    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
+    found = (one for glob in globs for one in decode_matches(host.run_probe(glob).data))
+    return {
+        one.path: FileState(one.data, one.ownership.mode, one.ownership.uid, one.ownership.gid)
+        for one in found
+        if one.data is not None and one.ownership is not None
     }
-    found = ((path, owners.get(path) or owners.get(path.removeprefix("/usr"))) for path in paths)
-    return {path: names for path, names in found if names}
+
+
+def package_checksum(content: bytes) -> str:
+    """Return the MD5 sum by which a package database notes a file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _read_checksum(host: HostView, package: str, path: str) -> str:
+    """Return the checksum of a file as its package brought it; empty where the package tells none."""
+    system = SYSTEMS[0]
+    checksums = system.parse_checksums(host.run_probe(Probe(package, path=system.file_checksums(package))).text)
+    return checksums.get(path) or checksums.get(path.removeprefix("/usr"), "")
+
+
+def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the packages whose files are among ``paths``, by path, from the database's own files: so of an image, too.
+
+    Raises:
+        Undetermined: a file of the database is there and cannot be read.
+    """
+    if not paths:
+        return {}
+    system = SYSTEMS[0]
+    place = system.file_list("*")
+    listed = host.run_probe(Probe("file-lists", glob=place, limit_bytes=_MAX_FILE_BYTES, content_kind="table"))
+    diverted = host.run_probe(Probe("diversions", path=system.diversions))
+    lists = {one.path: one.data for one in decode_matches(listed.data)}
+    unread = [path for path, data in lists.items() if data is None]
+    for file, capture in ((place, listed), (system.diversions, diverted)):
+        if capture.outcome not in {"ok", "absent"} or unread:
+            raise _unreadable_database_error(unread[0] if unread else file, capture)
+    prefix, suffix = place.split("*")
+    named = {path.removeprefix(prefix).removesuffix(suffix): data for path, data in lists.items() if data is not None}
+    return system.find_owners(paths, named, diverted.text)
 
 
 def _list_files(host: HostView, place: str) -> Iterator[str]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger
-from gpunode.errors import ChangeFailed, Undetermined, UsageError
+from gpunode.change import Change, PackageChange, PackageState, Trigger
+from gpunode.errors import UsageError
 from gpunode.facts.model import Facts, Known, known
-from gpunode.host.port import HostView
 from gpunode.journal.history import RunRecord
-from gpunode.journal.record import Intent, Verb
+from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES
 from gpunode.wording import count, join_names
 
 if TYPE_CHECKING:
@@ -128,58 +125,6 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
         return Backlog(unread_reason=error.what)
 
 
-def record_change_outcomes(store: Store, host: HostView) -> None:
-    """Record of changes whose run ended before it could whether they were made, where the node shows it.
-
-    Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
-    subject a later run changed, too, and one of which the node shows neither, stay as they are.
-
-    Raises:
-        UsageError: only root may read the journals.
-        JournalDamaged: one of the journals is.
-    """
-    for run, intents in store.open_intents().items():
-        # Where the disk has no room, or the node cannot be read, the next run tries again.
-        with suppress(ChangeFailed, Undetermined, ValueError):
-            removals, not_made = _settle_package_intents(host, intents)
-            made = [*_find_made_files(host, intents), *removals]
-            if made or not_made:
-                store.record_change_outcomes(run, made, not_made)
-
-
-def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
-    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
-    from gpunode.workflow import live_state  # on use, here and below: a plan looks at no state of a file
-
-    for intent in intents:
-        change = intent.change
-        if not isinstance(change, FileChange) or not change.is_final_state_known:
-            continue
-        if not change.is_there_before and not change.is_there_after:
-            continue  # only folders of a file go, which may be others' by now
-        now = live_state.read_file_state(host, change.path)
-        is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
-        if (now and now.with_digest()) == change.after and not is_left:
-            yield intent
-
-
-def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
-    """Return the removals that were made, and the intents whose package is as it was before.
-
-    A package that lost just a part of its files was neither removed nor left alone.
-    """
-    changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
-    if not changes:
-        return [], []
-    from gpunode.workflow import live_state
-
-    database = live_state.read_package_database(host)
-    installed, half = database.packages(), database.half_installed()
-    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in half]
-    removed = [one for one, change, now in whole if change.after is None and now is None]
-    return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
-
-
 def still_pending(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers without those of units started since, which have read what was written."""
     return tuple(
@@ -216,16 +161,6 @@ def _describe_progress(run: RunRecord) -> str:
 
 def _list_subjects(changes: Sequence[Change]) -> str:
     return join_names(dict.fromkeys(one.subject for one in changes), _MAX_NAMED)
-
-
-def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
-    """Return the paths beside which the run may have left a temporary file.
-
-    A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
-    """
-    written = (change.path for change in FileChange.among(run.changes("done", "unknown")))
-    candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
-    return tuple(dict.fromkeys((*written, *candidates)))
 
 
 def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:

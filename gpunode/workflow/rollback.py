@@ -13,7 +13,7 @@ from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, V
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import NetChange
-from gpunode.journal.history import RunRecord, intents_to_undo, run_number
+from gpunode.journal.history import RunRecord, intents_to_undo, run_label
 from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -25,7 +25,13 @@ from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
-from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_configuration_undo, plan_undo
+from gpunode.workflow.undo_plan import (
+    UndoRequest,
+    edit_conflict_error,
+    list_removals_since_boot,
+    plan_configuration_undo,
+    plan_undo,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ def plan_rollback(
     *,
     force: bool = False,
     allow_disruption: bool = False,
+    allow_loss: bool = False,
 ) -> UndoPlan:
     """Return what undoes the run, compared with the node as it is.
 
@@ -55,6 +62,7 @@ def plan_rollback(
         facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
         force: whether files come back that somebody edited since; the edit is backed up as any other version.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_loss: whether packages may stay away whose former version no archive has.
 
     Raises:
         Conflict: a later run touched something of it or needs it, or somebody edited a file since.
@@ -73,7 +81,9 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
+    request = UndoRequest(
+        run_id, footprint, store.objects.path_of_content, resolve_edit, force=force, allow_disruption=allow_disruption
+    )
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
@@ -82,9 +92,11 @@ def plan_rollback(
     request = replace(
         request,
         pending_triggers=still_pending(store.pending_triggers(), facts),
+        removed_since_boot=list_removals_since_boot(store, facts),
         is_redo=not _undo_removes_changes(runs, run_id),
+        allow_loss=allow_loss,
     )
-    undone = plan_undo(request, host, facts, store.objects.path_of_content)
+    undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
         if not step.change.is_there_after:
@@ -166,30 +178,25 @@ def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, 
         store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=with_packages).commit("done")
 
 
-def incomplete_undo_error(plan: UndoPlan) -> VerifyFailed:
-    """Return the error for what cannot come back although everything else did."""
-    also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
-    return VerifyFailed(
-        "not everything was restored",
-        why="\n".join((*plan.remarks, *also)),
-        hint="install the missing packages in a version that an archive still has",
-    )
-
-
-def rollback_failure(done: RollbackResult) -> GpunodeError | None:
-    """Return what a rollback or removal that is through could not do; None if it did it all."""
-    if done.plan.is_incomplete:
-        return incomplete_undo_error(done.plan)
-    if done.plan.reboot_reason:
+def undo_failure(plan: UndoPlan) -> GpunodeError | None:
+    """Return what ``plan``, once it is carried out, could not do; None if it did it all."""
+    if plan.is_incomplete:
+        also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
+        return VerifyFailed(
+            "not everything was restored",
+            why="\n".join((*plan.remarks, *also)),
+            hint="the notes say what can be done by hand",
+        )
+    if plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=done.plan.reboot_reason, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="systemctl reboot"
         )
     return None
 
 
 def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
-    by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
+    by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
     if run.forgotten:
         return "cannot be undone: its backups are forgotten"
     if run.is_fully_undone:
@@ -326,7 +333,7 @@ def refuse_needed_removals(
         for step, made in _remaining_additions(store, run, is_there):
             if missed := sorted(name for need in find_needed_steps(step) for name in removed.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.number}, needs {join_names(missed, _SHOWN)}")
+                lines.append(f"{made.subject}, of run {run.label}, needs {join_names(missed, _SHOWN)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -365,7 +372,7 @@ def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> 
 
 def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["gpunode", "rollback", run.number, *(["--packages"] if with_packages else [])]
+    words = ["gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]
     return shlex.join(words)

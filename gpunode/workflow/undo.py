@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,6 +11,7 @@ from gpunode.change import (
     CONFFILES,
     OBSOLETE,
     OVERWRITTEN,
+    SET_ASIDE,
     Change,
     CommandChange,
     FileChange,
@@ -154,11 +154,6 @@ def with_dependency_installs(host: HostView, packages: Sequence[PackageChange]) 
     return (*packages, *dependencies)
 
 
-def conffile_md5(content: bytes) -> str:
-    """Return the MD5 sum by which a package database notes a configuration file."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 @dataclass(slots=True)
 class UndoExecutor:
     """Carries steps out in one journaled run; ``trigger_results`` gathers what was triggered."""
@@ -197,7 +192,12 @@ class UndoExecutor:
         wanted = PackageChange.among(steps)
         changes = with_dependency_installs(self.host, wanted)
         former = live_state.read_package_database(self.host).obsolete()
+        aside = live_state.read_set_aside_files(self.host)
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
+        for path, state in live_state.read_set_aside_files(self.host).items():
+            if state != aside.get(path):
+                change = FileChange(path, state, aside.get(path))
+                self.applier.apply_change("packages", SET_ASIDE, change, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
 
@@ -205,7 +205,7 @@ class UndoExecutor:
         """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
         for path, shipped in sorted(obsolete.items()):
             state = live_state.read_file_state(self.host, path)
-            if state is not None and conffile_md5(state.content) == shipped:
+            if state is not None and live_state.package_checksum(state.content) == shipped:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
@@ -342,6 +342,26 @@ def find_repair(facts: Facts) -> CommandChange | None:
     called installed nor be removed.
     """
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
+
+
+def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
+    """Return the packages with which a transaction has not finished, and whether it may have been one of gpunode's.
+
+    It may if a run changed one of them, or if the last run that changed any, or repaired them, did not end well: that
+    also leaves others' packages unfinished, such as the one that makes the initramfs.
+
+    Raises:
+        Undetermined: the package database cannot be read.
+        JournalDamaged: one of the journals is.
+    """
+    broken = live_state.read_package_database(host).list_unfinished() | live_state.list_journaled_packages(host)
+    last_is_cut, changed = False, set[str]()
+    for run in store.runs():
+        packages = {change.id.name for change in PackageChange.among(run.changes("done", "unknown"))}
+        if packages or run.verb == "repair":
+            last_is_cut = run.ending in {"incomplete", "failed", "interrupted"}
+        changed |= packages
+    return broken, last_is_cut or not changed.isdisjoint(broken)
 
 
 def run_repair(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
     CONFIGURATION_STAGE,
     OVERWRITTEN,
-    PACKAGE_FILE_STEPS,
     FileChange,
     FileState,
     MigChange,
@@ -26,10 +25,11 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
@@ -45,7 +45,6 @@ from gpunode.workflow.undo import (
     RestoredFile,
     UndoPlan,
     UndoStep,
-    conffile_md5,
     drop_source_conflicts,
     installed_packages,
     restore_file,
@@ -64,39 +63,42 @@ class UndoRequest:
 
     Attributes:
         undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
+        backup_of: where the backup with this content is.
         resolve_edit: called for a file that is in no state in which gpunode left it.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_loss: whether packages may stay away whose former version no archive has.
         pending_triggers: what earlier runs owe and none has settled.
+        removed_since_boot: the package changes of earlier runs that took a version away, under the running kernel.
     """
 
     undone_run: str
     footprint: Footprint
+    backup_of: Callable[[bytes], str]
     resolve_edit: ResolveEdit
     is_redo: bool = False
     force: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     pending_triggers: tuple[Trigger, ...] = ()
+    removed_since_boot: tuple[PackageChange, ...] = ()
 
 
-def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> UndoPlan:
+def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return what takes back the whole footprint.
 
     Args:
         request: what is to be taken back.
         host: the node.
         facts: of it.
-        backup_of: where the backup with this content is.
 
     Raises:
         Conflict: somebody edited what gpunode wrote.
         DrainRequired: containers would be stopped, or processes lose the driver.
-        Refused: the package manager would do something else.
+        Refused: the package manager would do something else, or a package's former version is lost.
     """
     footprint, there = request.footprint, installed_packages(facts)
-    conffiles = tuple(_plan_conffile_restores(footprint, host, force=request.force))
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted = {
         package: span.change.before
@@ -104,13 +106,19 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         if request.undone_run or not span.change.is_there_before
     }
     packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
+    leaving = {change.id.name for change in packages if not change.is_there_after}
+    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     lost: tuple[str, ...] = ()
     if not request.undone_run:
         packages = (*packages, *_plan_mark_restores(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
+        if lost and not request.allow_loss:
+            raise loss_error(lost)
         packages = with_dependency_installs(host, packages)
+    restored = {step.file.path: step.file.after for step in files if step.file}
+    conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
     gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
     kept_keys: tuple[str, ...] = ()
@@ -121,12 +129,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    steps, owned = _keep_files_of_packages(host, steps, packages)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving, *owned), facts, backup_of)
+    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving), facts, request.backup_of)
     steps = (*_plan_service_stops(steps, facts), *steps)
     if not request.allow_disruption:
         refuse_undoing([step.change for step in steps], request.pending_triggers, facts.unit(DOCKER), host)
@@ -134,8 +141,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
-        is_incomplete=bool(unchanged or lost or gone),
-        reboot_reason=reboot_reason(facts, packages),
+        is_incomplete=bool(unchanged or gone),
+        reboot_reason=reboot_reason(facts, packages, request.removed_since_boot),
         pending_triggers=request.pending_triggers,
         kept=kept,
         with_packages=True,
@@ -176,12 +183,27 @@ def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[Und
 
 
 def _plan_file_restores(
-    request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
+    request: UndoRequest, host: Host, trails: Mapping[str, FileTrail], leaving: Collection[str] = ()
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
+    """Return what restores the files of ``trails``, notes, and what stays; packages ``leaving`` have no files.
+
+    A file is a package's as long as it is as the package brought it, whoever wrote it before. NVIDIA's cuda-keyring
+    brings the very list and keyring that gpunode writes.
+    """
     kept: list[KeptItem] = []
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    for path, trail in reversed(tuple(trails.items())):
-        now = live_state.read_file_state(host, path)
+    states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
+    present = {path: state for path, state in states.items() if state is not None}
+    packaged = live_state.find_packaged_files(host, present, leaving)
+    for path, now in states.items():
+        trail = trails[path]
+        former = trail.spans[0].change.before
+        if path in packaged and now != former:
+            backup = ""
+            if former is not None and not trail.forgotten:
+                backup = f"; what was there before gpunode is in {request.backup_of(former.content)}"
+            kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
+            continue
         if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
@@ -279,26 +301,37 @@ def _takes_effect_on_reload(change: FileChange) -> bool:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def _plan_conffile_restores(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
-    """Yield what restores the configuration files of purged packages, and files that packages overwrote.
+def _plan_conffile_restores(
+    footprint: Footprint, host: Host, leaving: Collection[str], restored: Mapping[str, object], *, force: bool
+) -> Iterator[UndoStep]:
+    """Yield what restores the configuration files of purged packages, and files whose place packages took.
+
+    Args:
+        footprint: what is undone.
+        host: the node.
+        leaving: the names of the packages that are purged.
+        restored: what the undo makes of the files that gpunode changed.
+        force: whether files come back that somebody has written anew.
 
     Raises:
         Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
+    owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN])
     for span, back in backed_up:
-        now = live_state.read_file_state(host, back.path)
+        now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
+        is_as_shipped = now is not None and live_state.package_checksum(now.content) == shipped.get(back.path)
+        if names := owners.get(back.path):
+            # It comes back once the packages are gone, as it would be then; the user's own as it is now.
+            is_kept_as_it_is = trail is not None or (back.path in shipped and not is_as_shipped)
+            state = restored.get(back.path, now if is_kept_as_it_is else back.after)
+            if isinstance(state, FileState) and {name.partition(":")[0] for name in names} <= {*leaving}:
+                yield UndoStep(span.stage, span.step, replace(back, after=state))
+            continue
         if now == back.after:
             continue
-        trail = footprint.files.get(back.path)
-        is_nobodys = (
-            now is None
-            # A package has its own file there now.
-            or (span.step == OVERWRITTEN and not live_state.find_unowned(host, [back.path]))
-            or conffile_md5(now.content) == shipped.get(back.path)
-            or (trail and trail.spans[-1].may_have_left(now))
-        )
+        is_nobodys = now is None or is_as_shipped or (trail and trail.spans[-1].may_have_left(now))
         if not is_nobodys and not force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)
@@ -406,36 +439,6 @@ def keep_what_packages_need(
     return tuple(left), tuple(kept)
 
 
-def _keep_files_of_packages(
-    host: Host, steps: Sequence[UndoStep], packages: Iterable[PackageChange]
-) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without the removal of files that a package has by now and that stays; and whose they are.
-
-    NVIDIA's cuda-keyring brings the very list and keyring that gpunode writes. A configuration file is a package's as
-    long as it has the content that the package ships: somebody may have deleted it before gpunode wrote one.
-    """
-    going = {change.id.name for change in packages if not change.is_there_after}
-    removed = {
-        step.file.path: step.file.before
-        for step in steps
-        if step.file and step.file.before and step.file.after is None and step.step_id not in PACKAGE_FILE_STEPS
-    }
-    owners = live_state.find_owners(host, removed)
-    if not owners:
-        return tuple(steps), ()
-    database = live_state.read_package_database(host)
-    shipped = database.shipped()
-    installed = {one.name for one, state in database.packages().items() if not state.config_files_only}
-    staying = {
-        path: " and ".join(left)
-        for path, names in owners.items()
-        if (left := [name for name in names if name in installed - going])
-        and shipped.get(path) in {None, conffile_md5(removed[path].content)}
-    }
-    kept = tuple(KeptItem(path, f"stays: it belongs to the package {names} now") for path, names in staying.items())
-    return tuple(step for step in steps if step.change.subject not in staying), kept
-
-
 def _is_restored(present: PackageState | None, wanted: PackageState | None) -> bool:
     """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
     if wanted is None or wanted.config_files_only:
@@ -466,8 +469,18 @@ def drop_unavailable_versions(
 
 
 def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
-    others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.id} {change.states[1]} cannot be restored: no archive has it any more{others}"
+    others = f" (but {', '.join(offered)})" if offered else ""
+    return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
+
+
+def loss_error(lost: Sequence[str]) -> Refused:
+    """Return the refusal of an undo that cannot bring back what ``lost`` says, a sentence each."""
+    return Refused(
+        "packages cannot get their former versions back; nothing was changed",
+        why="\n".join(lost),
+        hint="refresh the package index, or add a source that has them; to undo the rest:\n"
+        "add --allow-loss to the same command",
+    )
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
@@ -486,9 +499,38 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
     return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
 
 
-def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
-    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty."""
+def list_removals_since_boot(store: Store, facts: Facts) -> tuple[PackageChange, ...]:
+    """Return the package changes of runs under the running kernel that took an installed version away.
+
+    Raises:
+        JournalDamaged: one of the journals is.
+    """
+    boot = known(facts.boot_id, "")
+    runs = (run for run in store.runs() if boot and run.begin.boot_id == boot)
+    made = (change for run in runs for change in PackageChange.among(run.changes("done", "unknown")))
+    return tuple(change for change in made if change.removes_or_replaces)
+
+
+def reboot_reason(facts: Facts, packages: Iterable[PackageChange], earlier: Iterable[PackageChange] = ()) -> str:
+    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
+
+    Args:
+        facts: of the node.
+        packages: what changes now.
+        earlier: what runs since the boot took away; one of them may have failed before it could say so.
+    """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not any_removed_or_replaced(packages, driver_packages(change.id for change in packages)):
+    if loaded is None:
+        return ""
+    installed = known(facts.packages, {})
+    gone = [
+        change
+        for change in earlier
+        if change.before is not None
+        and upstream(change.before.version) == loaded.version
+        and (change.id not in installed or installed[change.id].version != change.before.version)
+    ]
+    changes = (*packages, *gone)
+    if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

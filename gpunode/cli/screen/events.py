@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.change import OBSOLETE, Change, PackageChange, Trigger, short_unit_name
+from gpunode.change import OBSOLETE, SET_ASIDE, Change, PackageChange, Trigger, short_unit_name
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, describe_trigger, format_seconds, trigger_labels
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
 
 
-_TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}
+_TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file", SET_ASIDE: "obsolete file"}
 _TITLE_WIDTH = max(map(len, _TITLES.values()))
 # Shorter durations are not shown.
 _NOTICEABLE_S = 0.05

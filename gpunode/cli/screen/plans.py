@@ -20,7 +20,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, describe_trigger
 from gpunode.facts.model import Facts
-from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal
+from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suffices
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
@@ -58,7 +58,10 @@ def plan_lines(
     if left:
         yield warning_line(str(left), "warn")
     yield from setup_summary_lines(plans, left.pending_triggers, image=facts.is_image, verbose=verbose)
-    yield next_line(setup_command(argv), setup_location(argv))
+    if left or any(stage.ordered_changes for stage in plans):
+        yield next_line(setup_command(argv), setup_location(argv))
+    elif reboot_suffices([wait for stage in plans for wait in stage.waits]):
+        yield next_line("sudo systemctl reboot")
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:

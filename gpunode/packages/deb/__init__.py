@@ -63,11 +63,9 @@ def _folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
 
 
 def _checksums(reader: EvidenceReader) -> Mapping[str, str]:
-    """Return the MD5 sums in dpkg's files of the toolkit's packages: ``SUM  PATH`` without the first slash, a line."""
+    """Return the MD5 sums in dpkg's files of the toolkit's packages."""
     found = known(derive_fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
-    lines = (line for one in found if one.data for line in one.data.decode("utf-8", "replace").splitlines())
-    rows = (line.partition("  ") for line in lines)
-    return {f"/{path}": checksum for checksum, _, path in rows}
+    return status.parse_checksums(b"".join(one.data for one in found if one.data).decode("utf-8", "replace"))
 
 
 def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
@@ -108,6 +106,12 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
 
     return repositories.plan(repository, facts)
+
+
+def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: str) -> Mapping[str, tuple[str, ...]]:
+    from gpunode.packages.deb.owners import find_owners  # loaded on use: a plan changes no file
+
+    return find_owners(paths, lists, diversions)
 
 
 def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
@@ -184,8 +188,14 @@ DEB: Final = PackageSystem(
     read=_read,
     database=status.Status,
     list_journaled=status.list_journaled,
-    owners=("dpkg-query", "--search"),
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
+    diversions=status.DIVERSIONS,
+    find_owners=_find_owners,
+    set_aside_files=tuple(
+        f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
+    ),
+    file_checksums=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
+    parse_checksums=status.parse_checksums,
     parse_source_list=_parse_source_list,
     contradict=_contradict,
     kernel_of_headers=_kernel_of_headers,
@@ -203,6 +213,7 @@ DEB: Final = PackageSystem(
     overriding=preferences.overriding,
     diverted=_note_diversions,
     repair=REPAIR_COMMAND,
+    finish="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
     hint=answers.hint,

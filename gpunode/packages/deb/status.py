@@ -113,8 +113,12 @@ def was_interrupted(found: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    unfinished = _TO_CONFIGURE | {HALF_INSTALLED}
-    return _has_journal(updates) or any(entry.status in unfinished for entry in found)
+    return _has_journal(updates) or bool(list_unfinished(found))
+
+
+def list_unfinished(found: Iterable[DpkgEntry]) -> frozenset[str]:
+    """The names of the packages that dpkg has not finished with, also for want of a trigger."""
+    return frozenset(entry.name for entry in found if entry.status in _TO_CONFIGURE | {HALF_INSTALLED})
 
 
 def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
@@ -239,6 +243,10 @@ class Status:
         """The packages that have lost some of their files."""
         return frozenset(half_installed(entries(self.text)))
 
+    def list_unfinished(self) -> frozenset[str]:
+        """The packages that dpkg has not finished with."""
+        return list_unfinished(entries(self.text))
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """The configuration files that a purge of each of these packages takes."""
         return conffiles(self.text, packages)
@@ -297,9 +305,18 @@ DIVERSIONS: Final = "/var/lib/dpkg/diversions"
 _BY_HAND = ":"
 
 
-def manual_diversions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each path that a person, and no package, has diverted, and its target: dpkg-divert(1), three lines each."""
+def parse_checksums(text: str) -> Mapping[str, str]:
+    """Return the MD5 sums of a package's files, by path: ``SUM  PATH`` without the first slash, a line each."""
+    rows = (line.partition("  ") for line in text.splitlines())
+    return {f"/{path}": checksum for checksum, _, path in rows}
+
+
+def parse_diversions(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each diverted path, its target, and the package that diverted it: dpkg-divert(1), three lines each."""
     lines = text.split("\n")
-    for path, target, package in zip(lines[0::3], lines[1::3], lines[2::3], strict=False):
-        if package == _BY_HAND:
-            yield path, target
+    yield from zip(lines[0::3], lines[1::3], lines[2::3], strict=False)
+
+
+def manual_diversions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each path that a person, and no package, has diverted, and its target."""
+    yield from ((path, target) for path, target, package in parse_diversions(text) if package == _BY_HAND)

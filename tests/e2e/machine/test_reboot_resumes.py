@@ -100,7 +100,7 @@ def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machin
     # As after an upgrade within the branch: the libraries are newer than the module.
     version = "/proc/driver/nvidia/version"
     node.write(version, node.read(version).replace("580.178.04", "580.65.06"))
-    assert ask(node, "plan", "--check", "/root/containerd.toml").exit_code == 4
+    assert ask(node, "plan", "--check", "/root/containerd.toml").exit_code == 10
     stale = setup(node, "containerd")
     assert stale.exit_code == 10
     assert "the kernel still runs driver 580.65.06" in stale.error

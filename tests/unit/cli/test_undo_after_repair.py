@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpunode.change import CommandChange, FileState, PackageChange, PackageState
 from gpunode.cli import undo
 from gpunode.errors import Conflict, DrainRequired, GpunodeError, JournalDamaged
 from gpunode.facts.model import Facts
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import NothingToUndo
+from tests.fakes.dpkg import STATUS, Packages
+from tests.fakes.memory_node import MemoryNode, command
 from tests.unit.steps.machines import machine
 
-EMPTY = SimpleNamespace(steps=(), pending_triggers=(), is_incomplete=False, remarks=())
-NODE: Any = SimpleNamespace(host=SimpleNamespace(root="/"), notify=lambda _: None)
+EMPTY = SimpleNamespace(steps=(), pending_triggers=(), is_incomplete=False, remarks=(), reboot_reason="")
+NODE: Any = SimpleNamespace(store=None, host=SimpleNamespace(root="/"), notify=lambda _: None)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     facts: Facts = replace(machine(), unconfigured=frozenset({PackageId("nvidia-kernel-dkms")}))
     monkeypatch.setattr(undo, "survey", lambda *_, **__: facts)
+    monkeypatch.setattr(undo, "find_broken_packages", lambda *_: (frozenset({"nvidia-kernel-dkms"}), False))
 
 
 def refusing(error: type[GpunodeError]) -> Any:
@@ -33,21 +39,62 @@ def refusing(error: type[GpunodeError]) -> Any:
     return make_plan
 
 
+@pytest.mark.usefixtures("unconfigured")
 @pytest.mark.parametrize("error", [Conflict, DrainRequired])
 def test_refusal_that_no_repair_changes_is_told_before_one(error: type[GpunodeError]) -> None:
     with pytest.raises(error):
         undo._plan_without_repair("rollback", refusing(error), NODE)
 
 
+@pytest.mark.usefixtures("unconfigured")
 def test_refusal_that_broken_packages_may_cause_has_them_repaired_first() -> None:
     assert undo._plan_without_repair("rollback", refusing(JournalDamaged), NODE) is None
 
 
-def test_nothing_to_undo_needs_no_repair() -> None:
-    nothing: Any = NothingToUndo.__new__(NothingToUndo)
-    assert undo._plan_without_repair("rollback", lambda: nothing, NODE) is nothing
+STATUS_ROW = "Status: install ok installed"
 
 
+@pytest.mark.parametrize(
+    ("broken", "cut", "is_mended"),
+    [
+        ("somebodys", False, False),
+        ("somebodys", True, True),
+        ("libcuda1", False, True),
+    ],
+)
+def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
+    broken: str, cut: bool, is_mended: bool, tmp_path: Path
+) -> None:
+    versions = {PackageId(name): PackageState("1") for name in (broken, "other")}
+    node = MemoryNode(tmp_path, Packages(versions, {}), {})
+    for is_last in (False, True):
+        made = [PackageChange(PackageId("libcuda1"), None, PackageState("1"))]
+        run = Store(tmp_path).begin("rollback" if is_last else "setup", version="test")
+        seqs = run.record_intents(
+            "packages", "driver", made if not is_last else [back for one in made if (back := one.inverse())]
+        )
+        if is_last and cut:
+            run.close()
+        else:
+            run.record_done(*seqs)
+            run.commit("done")
+    status = node.files[STATUS]
+    assert status is not None
+    before, _, after = status.content.decode().partition(f"Package: {broken}\n")
+    half = after.replace(STATUS_ROW, "Status: install ok half-configured", 1)
+    node.files[STATUS] = FileState(f"{before}Package: {broken}\n{half}".encode())
+    mended: list[object] = []
+    node.apply = lambda changes: mended.extend(changes)  # type: ignore[method-assign]
+
+    answer = command(node, "remove")
+
+    assert bool(CommandChange.among(mended)) is is_mended
+    note = f"half-installed or not configured: {broken}; no run of gpunode left that"
+    assert (note in answer.text and "`sudo dpkg --configure -a` finishes it" in answer.text) is not is_mended
+    assert (answer.exit_code, answer.envelope["changed"]) == (0, is_mended)
+
+
+@pytest.mark.usefixtures("unconfigured")
 def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked about an older run than the newest is told once why."""
     events: list[str] = []
@@ -66,7 +113,7 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
         monkeypatch.setattr(undo, "plan_rollback", lambda *_, **__: EMPTY)
 
     screen = SimpleNamespace(ask_for_consent=lambda *_, **__: None, put=lambda *_: None, show_event=None)
-    node = SimpleNamespace(**vars(NODE), store=None, screen=screen, signals=SimpleNamespace(raise_if_received=None))
+    node = SimpleNamespace(**vars(NODE), screen=screen, signals=SimpleNamespace(raise_if_received=None))
     node.clean_up_after_interruption = lambda: None
     monkeypatch.setattr(undo, "exclusive_session", lambda *_, **__: nullcontext(node))
     monkeypatch.setattr(undo, "require_root", lambda *_: None)

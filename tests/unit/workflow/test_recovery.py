@@ -14,12 +14,11 @@ from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
 from gpunode.workflow.recovery import (
     describe_interrupted_run,
     find_missing_marks,
-    possible_temporary_files,
     read_backlog,
-    record_change_outcomes,
 )
 from tests.ids import by_id
 from tests.unit.steps.machines import machine

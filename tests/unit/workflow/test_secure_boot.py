@@ -137,9 +137,9 @@ def test_setup_stops_when_dkms_replaces_the_certificate(tmp_path: Path) -> None:
 
 
 def test_console_wait_ends_with_exit_10(tmp_path: Path) -> None:
-    from gpunode.cli.setup import SetupFlags, blocked_setup_error
+    from gpunode.cli.setup import blocked_setup_error
 
-    failure = blocked_setup_error(Machine(Firmware(), tmp_path).setup(), SetupFlags())
+    failure = blocked_setup_error(Machine(Firmware(), tmp_path).setup().waits)
     assert isinstance(failure, RebootRequired)
     assert failure.exit_code == 10
     assert "Enroll MOK → Continue → Yes" in failure.hint

@@ -27,7 +27,7 @@ from gpunode.change import (
     Trigger,
     triggers,
 )
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import GpuClient, Workloads
@@ -35,19 +35,21 @@ from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.packages.deb.status import DIVERSIONS
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.packages import PROFILE
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
+from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, rollback_failure
+from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
-STATUS = "/var/lib/dpkg/status"
+STATUS, INFO = "/var/lib/dpkg/status", "/var/lib/dpkg/info"
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 UNIT = "nvidia-persistenced.service"
 RESTART, REFRESH, INITRAMFS = (
@@ -68,16 +70,16 @@ class Machine(Node):
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
         self.after_packages: dict[str, FileState | None] = {}
-        self.owned: frozenset[str] = frozenset()
-        self.owner = "nvidia-smi"
+        self.owned: dict[str, tuple[str, ...]] = {}
         self.globs: dict[str, Capture] = {}
 
     def run_probe(self, probe: Probe, /) -> Capture:
         if probe.glob in self.globs:
             return self.globs[probe.glob]
-        if probe.argv[:2] == ("dpkg-query", "--search"):
-            owners = "".join(f"{self.owner}: {path}\n" for path in probe.argv[2:] if path in self.owned)
-            return Capture("dpkg-query", "ok" if owners else "failed", owners.encode(), exit_status=not owners)
+        if probe.glob == f"{INFO}/*.list":
+            lists = ((name, "\n".join(["/.", *paths, ""]).encode()) for name, paths in self.owned.items())
+            found = encode_matches(GlobMatch(f"{INFO}/{name}.list", data=data) for name, data in lists)
+            return Capture(probe.glob, "ok", found)
         return super().run_probe(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
@@ -143,13 +145,28 @@ def host(store: Store) -> Machine:
     return made
 
 
-def facts_now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False) -> Facts:
+def facts_now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False, active: bool = True) -> Facts:
     driver = LoadedDriver("580.178.04", open_module=False) if loaded else None
-    return machine(packages=packages, units={UNIT: unit()}, loaded_driver=Known(driver, "nvidia-version"))
+    units = {UNIT: unit(active=active, enabled=active)}
+    return machine(packages=packages, units=units, loaded_driver=Known(driver, "nvidia-version"))
 
 
 def newest(store: Store) -> str:
     return store.ids()[-1]
+
+
+def plan(verb: Verb, host: Machine, store: Store, run: str = "", *, loaded: bool = False) -> UndoPlan:
+    """Return the plan of a removal, or of a whole rollback of ``run``, the newest by default."""
+    facts = facts_now(loaded=loaded)
+    return (
+        plan_removal(store, host, facts)
+        if verb == "remove"
+        else plan_rollback(store, host, run or newest(store), facts)
+    )
+
+
+def note_checksum(host: Machine, package: str, path: str, state: FileState) -> None:
+    host.files[f"{INFO}/{package}.md5sums"] = FileState(f"{package_checksum(state.content)}  {path[1:]}\n".encode())
 
 
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
@@ -202,45 +219,91 @@ class TestWholeRollback:
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
-    def test_file_that_a_package_has_by_now_stays(self, host: Machine, store: Store, verb: str) -> None:
-        """cuda-keyring, installed since, has the same list."""
-        host.owned = frozenset({CUDA_LIST})
+    @pytest.mark.parametrize("content", [b"deb x\n", b"deb x # NVIDIA's\n", b"neither\n"])
+    def test_file_that_a_package_has_by_now_stays(
+        self, host: Machine, store: Store, verb: Verb, content: bytes
+    ) -> None:
+        """cuda-keyring, installed since, has the same list, or one of its own."""
+        packaged = FileState(content)
+        host.owned, host.files[CUDA_LIST] = {"nvidia-smi": (CUDA_LIST,)}, packaged
+        note_checksum(host, "nvidia-smi", CUDA_LIST, packaged)
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
-        facts = facts_now()
-        back = (
-            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
-        )
+        back = plan(verb, host, store)
         assert CUDA_LIST not in [one.subject for one in back.changes]
         assert f"{CUDA_LIST} stays: it belongs to the package nvidia-smi now" in back.remarks
         undo(host, store, back)
-        assert host.files[CUDA_LIST] is not None
+        assert host.files[CUDA_LIST] == packaged
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_former_file_is_named_not_written_over_a_packages(self, host: Machine, store: Store, verb: Verb) -> None:
+        former, packaged = FileState(b"the user's key"), FileState(b"key of the package")
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("sources", "x", FileChange(CUDA_KEYRING, former, FileState(b"our key"))))
+        run.commit("done")
+        host.owned, host.files[CUDA_KEYRING] = {"cuda-keyring": (CUDA_KEYRING,)}, packaged
+        note_checksum(host, "cuda-keyring", CUDA_KEYRING, packaged)
+        host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "cuda-keyring"))).encode())
+        back = plan(verb, host, store)
+        backup = store.objects.path_of_content(former.content)
+        assert (
+            f"{CUDA_KEYRING} stays: it belongs to the package cuda-keyring now; what was there before gpunode is in "
+            f"{backup}"
+        ) in back.remarks
+        undo(host, store, back)
+        assert (host.files[CUDA_KEYRING], Path(backup).read_bytes()) == (packaged, former.content)
+
+        host.files[CUDA_KEYRING] = FileState(b"our key")
+        undo(host, store, plan(verb, host, store, run.id))
+        assert host.files[CUDA_KEYRING] == former, "gpunode's own version of a package's file is taken back"
+
+    def test_plain_rollback_leaves_a_configuration_that_a_package_has_by_now(self, host: Machine, store: Store) -> None:
+        packaged = FileState(b"disabled_plugins = ['cri']\n")
+        host.owned, host.files[CONTAINERD] = {"containerd.io": (CONTAINERD,)}, packaged
+        note_checksum(host, "containerd.io", CONTAINERD, packaged)
+        host.files[STATUS] = FileState(paragraph("containerd.io").encode())
+        back = plan_rollback(store, host, newest(store))
+        assert back.steps == ()
+        assert f"{CONTAINERD} stays: it belongs to the package containerd.io now" in back.remarks[0]
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_undo_refuses_while_the_owners_of_files_are_unknown(self, host: Machine, store: Store, verb: Verb) -> None:
+        host.globs = {f"{INFO}/*.list": Capture("lists", "failed", error="Input/output error")}
+        with pytest.raises(Undetermined, match="cannot tell what belongs to which package"):
+            plan(verb, host, store)
+        host.globs = {f"{INFO}/*.list": Capture("lists", "ok", encode_matches(iter([GlobMatch(f"{INFO}/a.list")])))}
+        with pytest.raises(Undetermined) as stopped:
+            plan(verb, host, store)
+        assert f"ls -l {INFO}/a.list" in stopped.value.hint
 
     def test_file_of_a_package_that_leaves_too_is_removed(self, host: Machine, store: Store) -> None:
-        host.owned, host.owner = frozenset({CUDA_LIST}), "nvidia-driver-cuda:amd64"
+        host.owned = {"nvidia-driver-cuda:amd64": (CUDA_LIST,)}
         back = plan_rollback(store, host, newest(store), facts_now())
         assert CUDA_LIST in [one.subject for one in back.changes]
 
     @pytest.mark.parametrize(
-        ("owner", "stays"),
+        ("owners", "diverted_by", "stays"),
         [
-            ("nvidia-smi, nvidia-driver-cuda:amd64", True),
-            ("nvidia-driver-cuda, dkms", False),
-            ("diversion by nvidia-smi from", False),
-            ("local diversion from", False),
-            ("removed-before", False),
+            (("nvidia-smi", "nvidia-driver-cuda:amd64"), "", True),
+            (("nvidia-driver-cuda", "dkms"), "", False),
+            (("nvidia-smi",), "nvidia-smi", True),
+            (("nvidia-smi",), "dkms", False),
+            (("nvidia-smi",), ":", False),
+            (("removed-before",), "", False),
         ],
     )
     def test_file_stays_for_installed_packages_that_stay(
-        self, host: Machine, store: Store, owner: str, *, stays: bool
+        self, host: Machine, store: Store, owners: tuple[str, ...], diverted_by: str, *, stays: bool
     ) -> None:
-        host.owned, host.owner = frozenset({CUDA_LIST}), owner
+        host.owned = dict.fromkeys(owners, (CUDA_LIST,))
+        if diverted_by:
+            host.files[DIVERSIONS] = FileState(f"{CUDA_LIST}\n{CUDA_LIST}.moved\n{diverted_by}\n".encode())
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
         back = plan_rollback(store, host, newest(store), facts_now())
         assert (CUDA_LIST not in [one.subject for one in back.changes]) is stays
 
     def test_file_in_place_of_a_deleted_conffile_is_removed(self, host: Machine, store: Store) -> None:
         """The package still lists the path, but what is there is gpunode's."""
-        host.owned = frozenset({CUDA_LIST})
+        host.owned = {"nvidia-smi": (CUDA_LIST,)}
         text = "".join(map(paragraph, AFTER)) + paragraph("nvidia-smi", conffile=CUDA_LIST)
         host.files[STATUS] = FileState(text.encode())
         back = plan_rollback(store, host, newest(store), facts_now())
@@ -260,14 +323,29 @@ class TestWholeRollback:
         assert "dkms" not in [str(change.id) for change in back.packages]
         assert back.remarks == ("dkms stays: zfs-dkms needs it now",)
 
-    def test_version_gone_from_the_archives_makes_the_undo_incomplete(self, host: Machine, store: Store) -> None:
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize("is_upgrade", [True, False])
+    def test_version_gone_from_the_archives_needs_allow_loss(
+        self, host: Machine, store: Store, verb: Verb, *, is_upgrade: bool
+    ) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
-        back = plan_rollback(store, host, newest(store), facts_now())
-        assert "nvidia-driver" not in [str(change.id) for change in back.packages]
-        assert back.notes == (
-            f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
+        there = {**AFTER, "nvidia-driver": PackageState("595.1-1")} if is_upgrade else AFTER
+        if verb == "remove":
+            removed = plan_removal(store, host, facts_now(there))
+            assert "nvidia-driver" not in [str(change.id) for change in removed.packages]
+            assert any("nvidia-driver" in note for note in removed.notes), "it says so before it begins"
+            return
+        with pytest.raises(Refused, match="cannot get their former versions back") as refused:
+            plan_rollback(store, host, newest(store), facts_now(there))
+        lost = (
+            f"nvidia-driver {OLD.version} cannot be restored: no archive in the package index has it (but 535.261.03-1)"
         )
-        assert isinstance(rollback_failure(undo(host, store, back)), VerifyFailed)
+        assert (refused.value.exit_code, refused.value.why) == (3, lost)
+        assert "--allow-loss" in refused.value.hint
+        back = plan_rollback(store, host, newest(store), facts_now(there), allow_loss=True)
+        assert "nvidia-driver" not in [str(change.id) for change in back.packages]
+        assert lost in back.notes
+        assert undo_failure(undo(host, store, back).plan) is None
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
@@ -287,7 +365,31 @@ class TestWholeRollback:
     def test_undo_with_a_loaded_module_requires_a_reboot(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now(loaded=True))
         assert "580.178.04" in back.reboot_reason
-        assert isinstance(rollback_failure(undo(host, store, back)), RebootRequired)
+        assert isinstance(undo_failure(undo(host, store, back).plan), RebootRequired)
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_undo_after_one_whose_initramfs_failed_makes_up_for_it(
+        self, host: Machine, store: Store, verb: Verb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store, "_boot_id", lambda: "b0a1")  # that of ``machine``
+        run = newest(store)
+        host.accepts = lambda trigger, _: trigger != INITRAMFS
+        with pytest.raises(ChangeFailed):
+            undo(host, store, plan(verb, host, store, run, loaded=True))
+        host.accepts = lambda *_: True
+        host.triggered.clear()
+
+        for has_failed in (True, False):
+            after = facts_now({"nvidia-driver": OLD} if verb == "rollback" else {}, loaded=True, active=False)
+            again = plan_removal(store, host, after) if verb == "remove" else plan_rollback(store, host, run, after)
+            assert (again.steps, INITRAMFS in again.pending_triggers) == ((), has_failed)
+            undo(host, store, again)
+            assert "580.178.04" in again.reboot_reason
+            assert isinstance(undo_failure(again), RebootRequired)
+            monkeypatch.setattr(store, "_boot_id", lambda: "the next boot")
+        assert host.triggered.count(INITRAMFS) == 1
+        later = replace(after, boot_id=Known("the next boot", "boot-id"))
+        assert plan_removal(store, host, later).reboot_reason == "", "somebody else's driver is loaded by now"
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
@@ -514,8 +616,8 @@ class TestWholeRollback:
             if "needs-lost" in [str(change.id) for change in changes]
             else _obeys(changes)
         )
-        back = plan_rollback(store, host, run.id, facts_now())
-        assert (back.packages, back.is_incomplete) == ((), True)
+        back = plan_rollback(store, host, run.id, facts_now(), allow_loss=True)
+        assert back.packages == ()
         assert "the packages installed with it cannot be restored either: needs-lost" in back.notes
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
@@ -611,7 +713,7 @@ class TestWholeRollback:
             host.files[DAEMON_JSON] = there
             assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, facts_now({})).files}
         host.files[DAEMON_JSON] = FileState(b"theirs")
-        with pytest.raises(Conflict, match="written anew since"):
+        with pytest.raises(Conflict, match="was edited since"):
             plan_rollback(store, host, run.id, facts_now({}))
         assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
@@ -689,8 +791,7 @@ class TestWholeRollback:
         )
         run.commit("done")
         host.archives = {}
-        back = plan_rollback(store, host, run.id, facts_now({}))
-        assert back.is_incomplete
+        back = plan_rollback(store, host, run.id, facts_now({}), allow_loss=True)
         done = undo(host, store, back)
         assert host.files.get(path) is None
         assert RunRecord(store.read_with_contents(done.run)).changes("done") == ()
@@ -704,7 +805,7 @@ class TestWholeRollback:
         run.record_done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
-        host.files[path], host.owned = packaged, frozenset({path} if is_packaged else ())
+        host.files[path], host.owned = packaged, {"nvidia-smi": (path,)} if is_packaged else {}
         host.after_packages = {path: None} if goes else {}
         if not is_packaged:
             with pytest.raises(Conflict, match="written anew since"):
@@ -716,7 +817,7 @@ class TestWholeRollback:
     def test_foreign_files_are_backed_up_before_a_driver_comes(self, host: Machine, store: Store) -> None:
         paths = {name: f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-debugdump")}
         host.files.update({path: FileState(path.encode(), 0o755) for path in paths.values()})
-        host.owned = frozenset({paths["nvidia-debugdump"]})
+        host.owned = {"nvidia-smi": (paths["nvidia-debugdump"],)}
         found = encode_matches(iter([GlobMatch(path) for path in paths.values()]))
         host.globs = {"/usr/bin/nvidia-*": Capture("glob", "ok", found)}
         run = store.begin("setup", version="test")
