@@ -120,7 +120,7 @@ def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     kernel = path.split("/")[3]
     if match := _PREBUILT.search(path):
         return ModuleFile(kernel, path, match[1])
-    dkms = "/updates/dkms/" in path
+    dkms = posixpath.dirname(path).endswith("/updates/dkms")
     return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
 
 
