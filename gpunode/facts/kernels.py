@@ -45,7 +45,8 @@ def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatc
 def _is_tree_present(build: GlobMatch, trees: set[str]) -> bool:
     if build.link is None:
         return True
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(build.path), build.link))
+    # /lib is a link to /usr/lib, where Debian 13 has its relative links begin.
+    target = posixpath.normpath(posixpath.join("/usr", posixpath.dirname(build.path).lstrip("/"), build.link))
     return target in trees if target.startswith("/usr/src/") else True
 
 

@@ -13,7 +13,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
 from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import answers, configuration, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, filters, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
@@ -171,13 +171,14 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
+    files=(preferences.MAIN, configuration.MAIN, filters.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
+        "dpkg-cfg-d": filters.FOLDER,
     },
-    line_folders=("/etc/apt/",),
+    line_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
     pin_file=preferences.PIN_FILE,
     cuda_pin_file=preferences.CUDA_PIN_FILE,
@@ -195,6 +196,7 @@ DEB: Final = PackageSystem(
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
+    refuse_left_out=filters.refuse_left_out,
     relaxed=_note_relaxed_options,
     pin=preferences.pin,
     render_cuda_pin=preferences.render_cuda_pin,
