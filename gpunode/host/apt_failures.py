@@ -38,6 +38,9 @@ FailureKind: TypeAlias = Literal[
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
+# The packages of kernels have DKMS build every module that there is.
+_KERNEL_PACKAGES = ("linux-headers-", "linux-image-")
+_OTHER_MODULE = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<version>\w[\w.+~-]*)/build/make\.log\Z")
 # dkms 3.2 (Debian 13); that of Debian 12 passes over it.
 _SOURCE_GONE = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
 
@@ -197,6 +200,15 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     named = f"package {package}" if package else "a package"
     if log := find_build_log(output):
         error = find_build_error(make_log)
+        if (other := _OTHER_MODULE.search(log)) and package.startswith(_KERNEL_PACKAGES):
+            remove = command("dkms", "remove", "-m", other["module"], "-v", other["version"], "--all")
+            return ChangeFailed(
+                f"could not {action}: {named} stays unfinished, because DKMS cannot build {other['module']} "
+                f"{other['version']}, another module of this node",
+                why=error or quote_failure(output),
+                hint=f"read the build log, then mend that module, or remove it or its package:\n  less {log}\n"
+                f"  {remove}\n{_REPAIR}",
+            )
         return ChangeFailed(
             f"could not {action}: the kernel module of {named} does not build",
             why=error or quote_failure(output),

@@ -29,6 +29,7 @@ KINDS: dict[str, FailureKind] = {
     "disk-full-lists": "disk",
     "disk-full-unpack": "disk",
     "dkms-fails": "dkms",
+    "dkms-other-fails": "dkms",
     "dpkg-interrupted": "interrupted",
     "hook-after-fails": "hook",
     "hook-before-fails": "hook",
@@ -225,6 +226,19 @@ def test_failed_dkms_build_names_its_log(version: str) -> None:
     assert error.why == "nv.c:12:5: error: implicit declaration of 'f'"
     assert "/var/lib/dkms/nv/1/make.log" in error.hint
     assert "baddkms" in error.what
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_module_that_does_not_build_is_named(version: str) -> None:
+    """The kernel's package builds it; another branch of the driver would not help."""
+    said = sample(version, "dkms-other-fails")
+    log = "zfs.c:1:10: fatal error: linux/gone.h: No such file or directory"
+    error = explain_failure("change the packages", said.stdout, said.stderr, make_log=log)
+    assert "package linux-headers-6" in error.what
+    assert "DKMS cannot build zfs 2.3" in error.what
+    assert error.why == log
+    assert "dkms remove -m zfs -v 2.3 --all" in error.hint
+    assert "branch" not in error.hint
 
 
 def test_module_whose_source_is_gone_is_named_with_its_tree() -> None:
