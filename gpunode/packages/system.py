@@ -140,7 +140,7 @@ class PackageSystem:
         refuse_without: the refusal where the release's own archive is enabled without some of the named components.
         refuse_left_out: the refusal where the node's settings keep paths out of what is unpacked; patterns of paths
             with what each is for.
-        relaxed: a note for every setting by which the node checks packages less than by default.
+        note_trust: a note for every setting by which the node checks packages less than by default, or cannot.
         pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then those
             that are never mixed with the distribution's.
@@ -206,7 +206,7 @@ class PackageSystem:
     plan_repository: Callable[[Repository, Facts], Outcome]
     refuse_without: Callable[[Facts, Sequence[str]], Refusal | None]
     refuse_left_out: Callable[[Facts, Mapping[str, str]], Refusal | None]
-    relaxed: Callable[[Facts], Iterator[str]]
+    note_trust: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]

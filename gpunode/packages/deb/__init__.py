@@ -122,8 +122,11 @@ def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> 
     return repositories.contradict(one, other, architecture)
 
 
-def _note_relaxed_options(facts: Facts) -> Iterator[str]:
-    """A note for every option by which the node's own apt checks less than it does by default."""
+def _note_trust(facts: Facts) -> Iterator[str]:
+    """A note for every option by which the node's own apt checks less than by default, and for keys it cannot read."""
+    for folder in facts.folder_modes:
+        if closed := sources.explain_closed_folder(folder, facts):
+            yield f"{closed}: chmod 0755 {folder}"
     for path in sorted(filter(configuration.is_read, facts.files)):
         state = known(facts.file(path), None)
         for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
@@ -197,7 +200,7 @@ DEB: Final = PackageSystem(
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
     refuse_left_out=filters.refuse_left_out,
-    relaxed=_note_relaxed_options,
+    note_trust=_note_trust,
     pin=preferences.pin,
     render_cuda_pin=preferences.render_cuda_pin,
     pinned_version=preferences.pinned_version,
