@@ -52,7 +52,8 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
             "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
         )
         build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1"), COMPATIBILITY], folder)
-        other = replace(driver.make_driver("470.256.02", chroots.folder / "drift-native"), revision="0ubuntu1")
+        made_there = driver.make_driver("470.256.02", chroots.folder / f"drift-native-{codename}")
+        other = replace(made_there, revision="0ubuntu1")
         build_all([driver.module_package(other, OTHER_MODULE, licence="NVIDIA", needs=("dkms",))], folder)
         _offer_headers(made, chroots.repositories.keys.stranger)
         yield made
