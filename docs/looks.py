@@ -77,7 +77,7 @@ _SUBJECTS = (
         "Packages",
         "half done, held, mixed or replaced packages, by whom and when; archives and their keys; who holds the lock",
         "dpkg-* apt-* apt-extended-states file:/etc/apt/* file:/var/lib/dpkg/info/* "
-        "file:/var/lib/dpkg/diversions "
+        "file:/etc/dpkg/* file:/var/lib/dpkg/diversions "
         "file:/usr/share/keyrings/* file:/var/log/apt/* file:/var/log/dpkg* locks rpms rpm-* "
         "zypper-log pacman-log file:/var/log/dnf* file:/var/log/zypp/* file:/var/log/pacman.log file:*/versionlock.*"
         " file:/etc/zypp/locks file:/etc/pacman.conf file:/var/run/reboot-required.pkgs "

@@ -45,7 +45,8 @@ def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatc
 def _is_tree_present(build: GlobMatch, trees: set[str]) -> bool:
     if build.link is None:
         return True
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(build.path), build.link))
+    # /lib is a link to /usr/lib, where Debian 13 has its relative links begin.
+    target = posixpath.normpath(posixpath.join("/usr", posixpath.dirname(build.path).lstrip("/"), build.link))
     return target in trees if target.startswith("/usr/src/") else True
 
 
@@ -120,7 +121,7 @@ def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     kernel = path.split("/")[3]
     if match := _PREBUILT.search(path):
         return ModuleFile(kernel, path, match[1])
-    dkms = "/updates/dkms/" in path
+    dkms = posixpath.dirname(path).endswith("/updates/dkms")
     return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
 
 

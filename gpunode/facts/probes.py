@@ -85,13 +85,15 @@ FOLDERS: Final = {
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
-# Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
+# Where distributions, DKMS, NVIDIA's installer and people put a built nvidia.ko, below /lib/modules/<kernel>/.
 _MODULE_PLACES: Final = {
-    "modules-dkms": "updates/dkms/nvidia*.ko*",
+    "modules-dkms": "updates/*/nvidia*.ko*",  # DKMS' is updates/dkms
     "modules-prebuilt": "kernel/nvidia-*/nvidia*.ko*",  # Ubuntu's linux-modules-nvidia-*
     "modules-video": "kernel/drivers/video/nvidia*.ko*",  # NVIDIA's .run installer without DKMS
     "modules-updates": "updates/nvidia*.ko*",
+    "modules-updates-below": "updates/*/*/nvidia*.ko*",
     "modules-extra": "extra/nvidia*.ko*",
+    "modules-extra-below": "extra/*/nvidia*.ko*",
 }
 MODULE_KEYS: Final = tuple(_MODULE_PLACES)
 # The libraries by which programs reach a GPU, where packages and NVIDIA's .run installer put them, and where ld.so

@@ -5,11 +5,9 @@ Nothing here lowers what the host asks of a package: no unauthenticated install,
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -476,8 +474,8 @@ class Apt:
 
     @contextmanager
     def _temporary_folder(self) -> Iterator[Path]:
-        """Yield a private temporary folder that apt sees, too."""
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_temporary_parent(self._root)) as folder:
+        """Yield a private temporary folder that apt sees, too, and whose parents its download user can enter."""
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self._paths.lists.parent) as folder:
             yield Path(folder)
 
     @contextmanager
@@ -510,18 +508,10 @@ class Apt:
 
 def remove_temporary_folders(root: Path) -> None:
     """Remove the temporary folders that a killed run of this module left."""
-    owners = {os.geteuid(), _find_user_id(root / "etc/passwd", "_apt")}
-    for place in (_temporary_parent(root), root / _LISTS_PARENT):
-        for path in place.glob(f"{_PREFIX}*"):
-            with suppress(OSError):
-                status = path.lstat()
-                # /tmp is everybody's: what another user has put there under such a name is not ours to remove.
-                if _NAME.fullmatch(path.name) and stat.S_ISDIR(status.st_mode) and status.st_uid in owners:
-                    shutil.rmtree(path)
-
-
-def _temporary_parent(root: Path) -> Path:
-    return Path(tempfile.gettempdir()) if root == Path("/") else root / "tmp"
+    for path in (root / _LISTS_PARENT).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if _NAME.fullmatch(path.name):
+                shutil.rmtree(path)
 
 
 def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
+from gpunode.command import command
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
 from gpunode.host.process import SIGNALLED
 from gpunode.packages.deb.output import failed_fetches, messages, refusal
@@ -15,6 +16,9 @@ FailureKind: TypeAlias = Literal[
     "dkms",
     "script",
     "lock",
+    "hook",
+    "temporary",
+    "clock",
     "signature",
     "release-changed",
     "release-date",
@@ -34,6 +38,11 @@ FailureKind: TypeAlias = Literal[
 _DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
+# The packages of kernels have DKMS build every module that there is.
+_KERNEL_PACKAGES = ("linux-headers-", "linux-image-")
+_OTHER_MODULE = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<version>\w[\w.+~-]*)/build/make\.log\Z")
+# dkms 3.2 (Debian 13); that of Debian 12 passes over it.
+_SOURCE_GONE = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
 
 # The first that is found in apt's own messages wins: one failure makes apt print several, the cause before its effects.
 _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
@@ -43,7 +52,15 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
         "lock",
         ("Could not get lock", r"Unable to (acquire the dpkg frontend lock|lock (the administration )?directory)"),
     ),
+    # Commands of DPkg::Pre-Invoke, Pre-Install-Pkgs, Post-Invoke and APT::Update's own: apt.conf(5).
+    ("hook", ("Problem executing scripts", "Failure running script")),
     ("network", ("does the network require authentication",)),
+    # Of the next two apt says that the repository is not signed, and of the last also that a certificate is wrong.
+    (
+        "temporary",
+        ("Couldn't create temporary file", "Unable to mkstemp", r"Splitting up \S+ into data and signature failed"),
+    ),
+    ("clock", (r"Release file for .* is not valid yet", "Not live until", "not yet valid certificate")),
     (
         "signature",
         (
@@ -53,7 +70,7 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
         ),
     ),
     ("release-changed", (r"changed its '[^']+' value from",)),
-    ("release-date", (r"Release file for .* is (not valid yet|expired)",)),
+    ("release-date", (r"Release file for .* is expired",)),
     (
         "mid-sync",
         (
@@ -183,10 +200,26 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     named = f"package {package}" if package else "a package"
     if log := find_build_log(output):
         error = find_build_error(make_log)
+        if (other := _OTHER_MODULE.search(log)) and package.startswith(_KERNEL_PACKAGES):
+            remove = command("dkms", "remove", "-m", other["module"], "-v", other["version"], "--all")
+            return ChangeFailed(
+                f"could not {action}: {named} stays unfinished, because DKMS cannot build {other['module']} "
+                f"{other['version']}, another module of this node",
+                why=error or quote_failure(output),
+                hint=f"read the build log, then mend that module, or remove it or its package:\n  less {log}\n"
+                f"  {remove}\n{_REPAIR}",
+            )
         return ChangeFailed(
             f"could not {action}: the kernel module of {named} does not build",
             why=error or quote_failure(output),
             hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
+        )
+    if broken := _SOURCE_GONE.search(output):
+        forget = command("rm", "-r", f"/var/lib/dkms/{broken[1]}")
+        return ChangeFailed(
+            f"could not {action}: DKMS does not let {named} go, because the source of its module has been deleted",
+            why=quote_failure(output),
+            hint=f"remove what DKMS keeps of that module:\n  {forget}\n{_REPAIR}",
         )
     return ChangeFailed(
         f"could not {action}: {named} could not be set up or removed",
@@ -203,6 +236,9 @@ FAILURE_TEXTS: dict[FailureKind, str] = {
     "dkms": "a kernel module does not build",
     "script": "a package could not be set up or removed",
     "lock": "another program is using apt or dpkg",
+    "hook": "a command that apt's configuration has it run failed",
+    "temporary": "apt could not write a temporary file",
+    "clock": "this node's clock is behind the dates of a repository",
     "signature": "a repository's signature cannot be verified",
     "release-changed": "a repository's description of itself has changed",
     "release-date": "a repository's index is out of date, or this node's clock is wrong",
@@ -233,9 +269,18 @@ _HINT: dict[FailureKind, str] = {
     "dkms": _REPAIR,
     "script": _REPAIR,
     "lock": "wait until it has finished, then run the same command again",
+    "hook": (
+        "mend or remove that command, then run the same command again, which goes on from here:\n"
+        "  grep -rn Invoke /etc/apt/apt.conf /etc/apt/apt.conf.d\n  grep -rn Pre-Install-Pkgs /etc/apt/apt.conf.d"
+    ),
+    "temporary": (
+        "its folder, /tmp unless TMPDIR names another, needs room, and mode 1777; then run the same command again:\n"
+        "  df -h /tmp\n  ls -ld /tmp"
+    ),
+    "clock": "set the clock, then run the same command again:\n  timedatectl",
     "signature": (
-        "check the key that the list file names in Signed-By against the one that the repository publishes; "
-        "gpunode never turns verification off"
+        "compare this node's clock with the true time (timedatectl); then check the key that the list file names in "
+        "Signed-By against the one that the repository publishes; gpunode never turns verification off"
     ),
     "release-changed": (
         "read what changed, and accept it if it is intended:\n  apt-get update --allow-releaseinfo-change\n"
@@ -251,8 +296,9 @@ _HINT: dict[FailureKind, str] = {
     ),
     "missing": "check the address in the list file or the recipe's [repositories]",
     "certificate": (
-        "if a proxy opens encrypted connections, give apt its CA (docs/how-to/behind-a-mirror-or-proxy.md), then run "
-        "the same command again; Acquire::https::Verify-Peer does not turn the check off for what gpunode adds:\n"
+        "a clock that is wrong makes every certificate invalid (timedatectl); if a proxy opens encrypted connections, "
+        "give apt its CA (docs/how-to/behind-a-mirror-or-proxy.md); then run the same command again; "
+        "Acquire::https::Verify-Peer does not turn the check off for what gpunode adds:\n"
         "  apt-config dump | grep -i -e cainfo -e verify"
     ),
     "refused": _UNREACHABLE,

@@ -188,9 +188,9 @@ class LocalHost:
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
         from gpunode.host.mok import read_chosen_password  # a node with nothing to do never gets here
-        from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
+        from gpunode.host.room import refuse_removal_without_room, refuse_unusable_boot
 
-        refuse_full_boot(changes, self.root)
+        refuse_unusable_boot(changes, self.root)
         refuse_removal_without_room(changes, self.root)
         self._mok_password = read_chosen_password(changes, self.mok_password_file)
         for change in changes:

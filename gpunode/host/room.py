@@ -26,10 +26,10 @@ def _free_bytes(folder: Path) -> int:
     return status.f_bfree * status.f_frsize
 
 
-def refuse_full_boot(
+def refuse_unusable_boot(
     changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
 ) -> None:
-    """Refuse changes that trigger a new initramfs if /boot has no room for one.
+    """Refuse changes that trigger a new initramfs if /boot is not mounted, is read-only, or has no room for one.
 
     A new image is written beside the old one and renamed, so the largest one must fit once more (initramfs-tools
     0.142, generate_initramfs).
@@ -46,6 +46,20 @@ def refuse_full_boot(
         return
     boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image("*").lstrip("/")
     with suppress(OSError):  # whoever rebuilds it finds out what is wrong there
+        # An image's partitions may be mounted elsewhere.
+        if root == "/" and not boot.is_mount() and _has_own_boot(Path("/etc/fstab")):
+            raise Refused(
+                "/boot has a file system of its own, which is not mounted",
+                why="/etc/fstab has it, and a new initramfs would be written below it, where no boot finds it; "
+                "nothing was changed",
+                hint="mount /boot\nthen run the same command again",
+            )
+        if os.statvfs(boot).f_flag & os.ST_RDONLY:
+            raise Refused(
+                "/boot is mounted read-only",
+                why="a new initramfs is written there; nothing was changed",
+                hint="mount -o remount,rw /boot\nthen run the same command again",
+            )
         needed = max((image.stat().st_size for image in Path(root).glob(images)), default=0)
         free = free_bytes(boot)
         if free < needed:
@@ -55,6 +69,14 @@ def refuse_full_boot(
                 "nothing was changed",
                 hint="remove kernels that this node no longer needs, or enlarge /boot; then run the same command again",
             )
+
+
+def _has_own_boot(fstab: Path) -> bool:
+    """Return whether fstab(5) lists a file system for /boot."""
+    with suppress(OSError):
+        rows = (line.split() for line in fstab.read_text("utf-8", "replace").splitlines() if line.lstrip()[:1] != "#")
+        return any(len(row) > 1 and row[1].rstrip("/") == "/boot" for row in rows)
+    return False
 
 
 def refuse_removal_without_room(

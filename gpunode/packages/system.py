@@ -146,7 +146,9 @@ class PackageSystem:
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
         refuse_without: the refusal where the release's own archive is enabled without some of the named components.
-        relaxed: a note for every setting by which the node checks packages less than by default.
+        refuse_left_out: the refusal where the node's settings keep paths out of what is unpacked; patterns of paths
+            with what each is for.
+        note_trust: a note for every setting by which the node checks packages less than by default, or cannot.
         pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then those
             that are never mixed with the distribution's.
@@ -216,7 +218,8 @@ class PackageSystem:
 
     plan_repository: Callable[[Repository, Facts], Outcome]
     refuse_without: Callable[[Facts, Sequence[str]], Refusal | None]
-    relaxed: Callable[[Facts], Iterator[str]]
+    refuse_left_out: Callable[[Facts, Mapping[str, str]], Refusal | None]
+    note_trust: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]

@@ -36,7 +36,7 @@ from gpunode.steps.installed_driver import (
     prefix,
     version_matches,
 )
-from gpunode.steps.kernel import is_loaded
+from gpunode.steps.kernel import SOURCE_FILES, is_loaded
 from gpunode.steps.packages import locked_driver_packages, packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
@@ -272,6 +272,12 @@ _SKIPPED_KEY = (
 )
 
 
+_FIRMWARE_FILES = dict.fromkeys(
+    ("/lib/firmware/nvidia/*", "/usr/lib/firmware/nvidia/*"),
+    "the open modules load the GPU's firmware from there",
+)
+
+
 def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only when asked."""
     driver = wanted_driver(recipe, facts)
@@ -303,6 +309,8 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         installed = f"driver {packages[names[0]].version} is installed"
         reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
+    if wanted and (refused := system(facts).refuse_left_out(facts, _unpacked_files(driver))):
+        return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
@@ -326,6 +334,12 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         else _describe_choice(chosen, recipe)
     )
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
+
+
+def _unpacked_files(driver: WantedDriver) -> Mapping[str, str]:
+    """Return the files without which the driver does not work, by pattern, and what each is for."""
+    source = {} if driver.modules else SOURCE_FILES
+    return {**source, **(_FIRMWARE_FILES if driver.chosen.flavour == "open" else {})}
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, FileChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
-from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, Unknown, known, need
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
 from gpunode.facts.project import PLAN
@@ -39,6 +40,9 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     found = [family.headers(kernel) for kernel in kernels.wanted]
     meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
     return (*found, PackageId(meta)) if meta else tuple(found)
+
+
+_HEADER_FILES: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
@@ -69,6 +73,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     if meta:
         wanted.append(meta)
     missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
+    lost = [one for one in dict.fromkeys(wanted) if one not in {*missing, meta}]
+    if refused := _refuse_without_files(missing, lost, facts):
+        return refused
     listed = " and ".join(kernels.wanted)
     marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
     held = meta is not None and meta not in missing and packages[meta].held
@@ -81,6 +88,23 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     reason = f"the driver's module is built for {listed}"
     return Planned(
         (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
+    )
+
+
+def _refuse_without_files(missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts) -> Refusal | None:
+    """Return the refusal of headers whose files somebody has deleted, or which would come without them."""
+    if (missing or lost) and (refused := system(facts).refuse_left_out(facts, _HEADER_FILES)):
+        return refused
+    if not lost:
+        return None
+    packages = known(facts.packages, {})
+    # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which lies there, too.
+    stems = tuple(one.name.rpartition("-")[0] for one in lost)
+    whole = {one: state for one, state in sorted(packages.items()) if one.name.startswith(stems)}
+    return Refusal(
+        what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are not there",
+        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src",
+        hint=f"sudo {system(facts).reinstall(whole)}\nthen run the same command again",
     )
 
 
@@ -277,6 +301,10 @@ NOUVEAU = Step(
 )
 
 
+SOURCE_FILES: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
+_LOST_SOURCE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
+
+
 def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan a module of the chosen version on disk for every kernel that must have one.
 
@@ -297,12 +325,32 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     missing = kernels_without_module(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
+    reinstall = _command_for_lost_source(driver, facts)
     if not missing:
         is_planned = facts.module_files.probe == PLAN
         by = "the driver's package builds it" if is_planned else "built"
-        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", deferred=is_planned)
+        lost = f"{_LOST_SOURCE}, so later kernels come without a driver: `sudo {reinstall}` brings it back"
+        return Planned(
+            (), f"{by} for {' and '.join(kernels.wanted)}", (lost,) if reinstall else (), deferred=is_planned
+        )
+    if reinstall:
+        return system(facts).refuse_left_out(facts, SOURCE_FILES) or Refusal(
+            what=f"there is no kernel module for {' and '.join(missing)}, and nothing to build it from",
+            why=_LOST_SOURCE,
+            hint=f"sudo {reinstall}\nthen run the same command again",
+        )
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _command_for_lost_source(driver: WantedDriver, facts: Facts) -> str:
+    """Return the command that brings back the source of the installed modules; empty where it is there, or unknown."""
+    package = PackageId(driver.family.dkms_package(driver.chosen))
+    state, found = known(facts.packages, {}).get(package), facts.leftovers
+    if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN:
+        return ""
+    is_there = any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
+    return "" if is_there else system(facts).reinstall({package: state})
 
 
 def _refuse_rejected_modules(facts: Facts) -> Refusal | None:

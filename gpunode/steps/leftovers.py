@@ -27,7 +27,7 @@ _COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 # Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
 _DKMS_SOURCE: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
 _DKMS_TREE: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
-_MODULE_FOLDERS: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/nvidia[^/]*")
+_MODULE_FOLDERS: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/")
 # By release from 9.0 on: the package with the compiler.
 _COMPILER_PACKAGES: Final = ("cuda-nvcc-", "cuda-compiler-", "cuda-core-")
 # In ld.so's configuration: the linker's stand-ins, CUDA's compatibility package, a driver's own folder of old packages.
@@ -282,7 +282,7 @@ def _packaged_versions(facts: Facts) -> frozenset[str]:
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
     """Return the modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
-    return tuple(file for file in known(facts.module_files, ()) if _MODULE_FOLDERS.fullmatch(file.path))
+    return tuple(file for file in known(facts.module_files, ()) if _MODULE_FOLDERS.match(file.path) and not file.dkms)
 
 
 def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
@@ -312,8 +312,8 @@ def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
 
 def _move_away(folder: str) -> Iterator[str]:
     """Yield the commands that move the driver's modules out of ``folder`` (/lib/modules/KERNEL/updates)."""
-    _, _, _, kernel, place = folder.split("/")
-    target = f"/root/modules-{kernel}-{place}"
+    _, _, _, kernel, place = folder.split("/", 4)
+    target = f"/root/modules-{kernel}-{place.replace('/', '-')}"
     yield command("sudo", "mkdir", "-p", target)
     yield command(
         "sudo", "find", folder, "-maxdepth", "1", "-name", "nvidia*.ko*", "-exec", "mv", "-t", target, "{}", "+"

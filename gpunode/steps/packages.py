@@ -35,13 +35,16 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
 
     A driver's module that did not build is not built once more where its package leaves for the wanted driver.
     """
+    notes = tuple(system(facts).note_trust(facts))
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
-        return Planned((), "no package change was interrupted")
+        return Planned((), "no package change was interrupted", notes)
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
         names = ", ".join(map(str, sorted(leaving)))
-        return Planned((), f"{names} leaves or is replaced in this run, and is not configured, or built, before that")
+        return Planned(
+            (), f"{names} leaves or is replaced in this run, and is not configured, or built, before that", notes
+        )
     repair = system(facts).repair
-    return Planned((repair,), repair.purpose)
+    return Planned((repair,), repair.purpose, notes)
 
 
 def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> frozenset[PackageId]:
@@ -112,12 +115,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
     key = SigningKey(row.key_url, row.fingerprints)
     alias = partial(describe_other_cuda_folder, row)
     repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
-    outcome = system(facts).plan_repository(repository, facts)
-    return (
-        replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
-        if isinstance(outcome, Planned)
-        else outcome
-    )
+    return system(facts).plan_repository(repository, facts)
 
 
 def _hint_without_toolkit(facts: Facts) -> str:

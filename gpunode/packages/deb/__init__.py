@@ -13,7 +13,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
 from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import answers, configuration, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, filters, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
@@ -126,8 +126,11 @@ def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> 
     return repositories.contradict(one, other, architecture)
 
 
-def _note_relaxed_options(facts: Facts) -> Iterator[str]:
-    """A note for every option by which the node's own apt checks less than it does by default."""
+def _note_trust(facts: Facts) -> Iterator[str]:
+    """A note for every option by which the node's own apt checks less than by default, and for keys it cannot read."""
+    for folder in facts.folder_modes:
+        if closed := sources.explain_closed_folder(folder, facts):
+            yield f"{closed}: chmod 0755 {folder}"
     for path in sorted(filter(configuration.is_read, facts.files)):
         state = known(facts.file(path), None)
         for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
@@ -175,13 +178,14 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
+    files=(preferences.MAIN, configuration.MAIN, filters.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
+        "dpkg-cfg-d": filters.FOLDER,
     },
-    line_folders=("/etc/apt/",),
+    line_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
     pin_file=preferences.PIN_FILE,
     cuda_pin_file=preferences.CUDA_PIN_FILE,
@@ -205,7 +209,8 @@ DEB: Final = PackageSystem(
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
-    relaxed=_note_relaxed_options,
+    refuse_left_out=filters.refuse_left_out,
+    note_trust=_note_trust,
     pin=preferences.pin,
     render_cuda_pin=preferences.render_cuda_pin,
     pinned_version=preferences.pinned_version,

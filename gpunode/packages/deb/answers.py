@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from gpunode.catalog.gpudirect import missing_source_hint
 from gpunode.command import command, sudo_gpunode
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, PackageSource, known
+from gpunode.facts.model import Facts, Kernels, PackageSource, known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import preferences
@@ -48,7 +48,7 @@ def hint(refusal: str, facts: Facts) -> str:
     return (
         _held_packages(refusal)
         or _newer_packages(refusal, facts)
-        or _missing_headers(refusal)
+        or _missing_headers(refusal, facts)
         or _missing_version(refusal)
         or _lost_version(refusal, facts)
         or missing_source_hint(refusal)
@@ -97,10 +97,19 @@ def _foreign_preferences(problem: str, facts: Facts) -> str:
     )
 
 
-def _missing_headers(problem: str) -> str:
-    """Return what to do when the archive lacks the headers of an installed kernel, which may be older or newer."""
+def _missing_headers(problem: str, facts: Facts) -> str:
+    """Return what to do when the archive lacks the headers of an installed kernel, which may be older or newer.
+
+    An archive has those of its newest kernel alone, mostly: an upgraded node only has to be rebooted.
+    """
     if (found := _HEADERS.search(problem)) is None:
         return ""
+    kernels = known(facts.kernels, Kernels(None, ()))
+    if kernels.running and found[0].endswith(f"-{kernels.running}") and kernels.wanted[-1] != kernels.running:
+        return (
+            f"no source has {found[0]} any more, of the kernel that runs; {kernels.wanted[-1]} is installed and boots "
+            "next: reboot, then run the command again"
+        )
     return (
         f"no source has {found[0]}: add the source that this kernel came from, or install a kernel that the sources "
         "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "

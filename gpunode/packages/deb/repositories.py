@@ -11,6 +11,7 @@ from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.packages.deb.sources import explain_closed_folder
 from gpunode.packages.system import Repository
 
 # apt reads keyrings as the user _apt.
@@ -79,21 +80,18 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         *_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
-    closed = _explain_closed_folder(repository, facts)
-    if changes and closed:
+    folder = repository.keyring.rpartition("/")[0]
+    if changes and (closed := explain_closed_folder(folder, facts)):
         return Refusal(
             what=f"apt could not read the index of {repository.uri}",
             why=closed,
-            hint=f"sudo chmod 0755 {_keyring_folder(repository)}\nthen run the same command again",
+            hint=f"sudo chmod 0755 {folder}\nthen run the same command again",
         )
     keys = [f"…{one[-16:]}" for one in sorted(repository.key.fingerprints)]
     signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
-    notes = (
-        *exposure_notes(facts, (repository.keyring, _choose_list_file(repository, staying))),
-        *([f"{closed}: chmod 0755 {_keyring_folder(repository)}"] if closed else []),
-    )
+    notes = tuple(exposure_notes(facts, (repository.keyring, _choose_list_file(repository, staying))))
     if not changes and mended:
         return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
     if not changes:
@@ -154,21 +152,6 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
         for path, state in states
         if state is not None and not _has_sound_mode(state)
     ]
-
-
-def _keyring_folder(repository: Repository) -> str:
-    return repository.keyring.rpartition("/")[0]
-
-
-def _explain_closed_folder(repository: Repository, facts: Facts) -> str:
-    """Return that apt's own user cannot enter the folder of the keyring; empty where it can."""
-    folder = _keyring_folder(repository)
-    mode = facts.folder_modes.get(folder, 0o755)
-    if mode & 0o001:
-        return ""
-    return (
-        f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key in it"
-    )
 
 
 def _has_sound_mode(state: FileState) -> bool:

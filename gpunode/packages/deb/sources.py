@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gpunode.facts.model import EMBEDDED, PackageSource
+from gpunode.facts.model import EMBEDDED, Facts, PackageSource
 from gpunode.facts.patterns import Pattern
 
 _TYPES = ("deb", "deb-src")
@@ -25,6 +25,16 @@ def is_source_list(path: str) -> bool:
     folder, _, name = path.rpartition("/")
     return path == "/etc/apt/sources.list" or (
         folder == "/etc/apt/sources.list.d" and _FILE_NAME.fullmatch(name) is not None
+    )
+
+
+def explain_closed_folder(folder: str, facts: Facts) -> str:
+    """Return that apt's own user cannot enter a folder of keyrings; empty where it can."""
+    mode = facts.folder_modes.get(folder, 0o755)
+    if mode & 0o001:
+        return ""
+    return (
+        f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key in it"
     )
 
 

@@ -29,7 +29,10 @@ KINDS: dict[str, FailureKind] = {
     "disk-full-lists": "disk",
     "disk-full-unpack": "disk",
     "dkms-fails": "dkms",
+    "dkms-other-fails": "dkms",
     "dpkg-interrupted": "interrupted",
+    "hook-after-fails": "hook",
+    "hook-before-fails": "hook",
     "install-404": "stale-index",
     "install-hash-mismatch": "mid-sync",
     "lock-archives": "lock",
@@ -49,7 +52,9 @@ KINDS: dict[str, FailureKind] = {
     "simulate-unmet-missing": "unmet",
     "update-503": "network",
     "update-503-warns": "network",
+    "update-clock-behind": "clock",
     "update-hash-mismatch": "mid-sync",
+    "update-hook-fails": "hook",
     "update-keyring-missing": "signature",
     "update-label-changed": "release-changed",
     "update-login-page": "network",
@@ -59,6 +64,8 @@ KINDS: dict[str, FailureKind] = {
     "update-no-release": "missing",
     "update-refused": "refused",
     "update-tls-handshake": "network",
+    "update-tmp-closed": "temporary",
+    "update-tmp-full": "temporary",
     "update-unexpected-size": "mid-sync",
     "update-unresolved": "network",
     "update-unsigned": "signature",
@@ -68,7 +75,10 @@ KINDS: dict[str, FailureKind] = {
 ONLY: dict[tuple[str, str], FailureKind] = {
     ("apt-2.6.2", "update-certificate"): "certificate",
     ("apt-2.6.2", "update-expired-key"): "signature",
+    ("apt-2.6.2", "update-certificate-early"): "clock",
+    ("apt-3.0.4", "update-certificate-early"): "certificate",
     ("apt-3.0.4", "update-sha1-key"): "signature",
+    ("apt-3.0.4", "dkms-source-gone"): "script",
 }
 
 
@@ -93,7 +103,9 @@ FAILURES += [(version, name, kind) for (version, name), kind in ONLY.items()]
 def test_every_sample_is_used_by_a_test() -> None:
     fine = {
         "update-good",
+        "dkms-source-gone",
         "update-certificate",
+        "update-certificate-early",
         "update-expired-key",
         "update-sha1-key",
         "simulate-install-purge",
@@ -214,6 +226,27 @@ def test_failed_dkms_build_names_its_log(version: str) -> None:
     assert error.why == "nv.c:12:5: error: implicit declaration of 'f'"
     assert "/var/lib/dkms/nv/1/make.log" in error.hint
     assert "baddkms" in error.what
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_module_that_does_not_build_is_named(version: str) -> None:
+    """The kernel's package builds it; another branch of the driver would not help."""
+    said = sample(version, "dkms-other-fails")
+    log = "zfs.c:1:10: fatal error: linux/gone.h: No such file or directory"
+    error = explain_failure("change the packages", said.stdout, said.stderr, make_log=log)
+    assert "package linux-headers-6" in error.what
+    assert "DKMS cannot build zfs 2.3" in error.what
+    assert error.why == log
+    assert "dkms remove -m zfs -v 2.3 --all" in error.hint
+    assert "branch" not in error.hint
+
+
+def test_module_whose_source_is_gone_is_named_with_its_tree() -> None:
+    said = sample("apt-3.0.4", "dkms-source-gone")
+    error = explain_failure("change the packages", said.stdout, said.stderr)
+    assert "nvidia-kernel-open-dkms" in error.what
+    assert "source of its module has been deleted" in error.what
+    assert "rm -r /var/lib/dkms/nvidia/595.91.07" in [line.strip() for line in error.hint.splitlines()]
 
 
 def test_package_that_fails_to_unpack_is_named() -> None:

@@ -8,7 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.drifts import DRIFTS, NEW_KERNEL, Drift
-from tests.e2e.chroot.scenario import COMMENTED, CONFIG, NONINTERACTIVE, RECIPE, Lab, as_machine, ask, setup_ok
+from tests.e2e.chroot.scenario import (
+    COMMENTED,
+    CONFIG,
+    DIRECTORIES,
+    NONINTERACTIVE,
+    RECIPE,
+    Lab,
+    as_machine,
+    ask,
+    setup_ok,
+)
 from tests.e2e.lab import driver
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
@@ -24,12 +34,13 @@ COMPATIBILITY = Package("cuda-compat-13-1", "590.44.01-1", files={"/usr/local/cu
 MORE = '[toolkit]\nversion = "1.19.1"\n[runtime]\nset_as_default = true\n'
 
 
-@pytest.fixture(scope="module")
-def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    with chroots.node(bases["bookworm"].runtime, [GTX_1080]) as made:
+@pytest.fixture(scope="module", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
+def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
+    codename = str(request.param)
+    with chroots.node(bases[codename].runtime, [GTX_1080]) as made:
         as_machine(made)
         made.write(CONFIG, COMMENTED)
-        chroots.recipe(made, "debian12", more=MORE)
+        chroots.recipe(made, DIRECTORIES[codename], more=MORE)
         setup_ok(made)
         assert ask(made, "plan", RECIPE, "--lock", LOCK).exit_code == 0
         setup_ok(made, "--lock", LOCK)
@@ -41,7 +52,8 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
             "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
         )
         build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1"), COMPATIBILITY], folder)
-        other = replace(driver.make_driver("470.256.02", chroots.folder / "drift-native"), revision="0ubuntu1")
+        made_there = driver.make_driver("470.256.02", chroots.folder / f"drift-native-{codename}")
+        other = replace(made_there, revision="0ubuntu1")
         build_all([driver.module_package(other, OTHER_MODULE, licence="NVIDIA", needs=("dkms",))], folder)
         _offer_headers(made, chroots.repositories.keys.stranger)
         yield made
@@ -66,7 +78,8 @@ def _offer_headers(node: Chroot, key: Key) -> None:
 )
 def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     marked = automatic(node)
-    node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
+    shell = drift.shell.replace("debian12", DIRECTORIES[node.base.codename])
+    node.run("sh", "-c", shell, env=NONINTERACTIVE)
 
     found = ask(node, "plan", RECIPE, "--check", "--lock", LOCK)
 

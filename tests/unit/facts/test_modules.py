@@ -60,9 +60,12 @@ def test_dangling_link_to_headers_does_not_count() -> None:
         GlobMatch("/lib/modules/6.1.0-18-amd64/build", link="/usr/src/linux-headers-6.1.0-18-amd64"),
         GlobMatch("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
         GlobMatch("/lib/modules/6.9-own/build", link="/home/me/linux"),
+        # Debian 13, where /lib is a link to /usr/lib.
+        GlobMatch("/lib/modules/6.12.1-amd64/build", link="../../../src/linux-headers-6.12.1-amd64"),
+        GlobMatch("/lib/modules/6.12.2-amd64/build", link="../../../src/linux-headers-6.12.2-amd64"),
     ]
-    sources = found_files("/usr/src/linux-headers-6.1.0-25-amd64")
-    assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
+    sources = found_files("/usr/src/linux-headers-6.1.0-25-amd64", "/usr/src/linux-headers-6.12.2-amd64")
+    assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own", "6.12.2-amd64"}
 
 
 def test_module_files_have_builder_and_version() -> None:

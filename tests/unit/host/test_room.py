@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
-from gpunode.host.room import refuse_full_boot, refuse_removal_without_room
+from gpunode.host.room import _has_own_boot, refuse_removal_without_room, refuse_unusable_boot
 
 BLACKLIST = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
 UNINSTALL = CommandChange(UNINSTALL_RUN_DRIVER, "x")
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> str:
 
 def test_full_boot_is_refused_with_both_sizes(root: str) -> None:
     with pytest.raises(Refused) as stopped:
-        refuse_full_boot([OTHER, BLACKLIST], root, lambda _: 900 << 10)
+        refuse_unusable_boot([OTHER, BLACKLIST], root, lambda _: 900 << 10)
     assert "0.9 MiB are free" in stopped.value.what
     assert "3 MiB" in stopped.value.why
     assert "nothing was changed" in stopped.value.why
@@ -33,13 +33,27 @@ def test_full_boot_is_refused_with_both_sizes(root: str) -> None:
 
 @pytest.mark.parametrize(("changes", "free"), [((BLACKLIST,), 3 << 20), ((OTHER,), 0), ((), 0)])
 def test_sufficient_boot_space_is_accepted(root: str, changes: tuple[FileChange, ...], free: int) -> None:
-    refuse_full_boot(changes, root, lambda _: free)
+    refuse_unusable_boot(changes, root, lambda _: free)
 
 
 def test_initramfs_space_is_not_checked_without_one(tmp_path: Path) -> None:
-    refuse_full_boot([BLACKLIST], str(tmp_path), lambda _: 0)
+    refuse_unusable_boot([BLACKLIST], str(tmp_path), lambda _: 0)
     (tmp_path / "boot").mkdir()
-    refuse_full_boot([BLACKLIST], str(tmp_path))
+    refuse_unusable_boot([BLACKLIST], str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fstab", "is_own"),
+    [
+        ("UUID=1 / ext4 defaults 0 1\nUUID=2 /boot ext4 defaults 0 2\n", True),
+        ("UUID=2\t/boot/\text4", True),
+        ("# UUID=2 /boot ext4\nUUID=3 /boot/efi vfat umask=0077 0 1\n\nbroken\n", False),
+    ],
+)
+def test_boot_partition_is_known_from_fstab(tmp_path: Path, fstab: str, is_own: bool) -> None:
+    assert not _has_own_boot(tmp_path / "fstab")
+    (tmp_path / "fstab").write_text(fstab)
+    assert _has_own_boot(tmp_path / "fstab") == is_own
 
 
 @pytest.mark.parametrize(("mib", "is_refused"), [(2047, True), (2048, False)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.facts.evidence import GlobMatch
+from gpunode.facts.kernels import find_module_files
 from gpunode.facts.model import Facts, Kernels, ModuleFile
 from gpunode.outcome import Refusal
 from gpunode.steps.driver import CONFLICTS
@@ -35,6 +37,17 @@ def test_module_that_comes_first_is_refused_with_its_commands() -> None:
         f"sudo find /lib/modules/{KERNEL}/updates -maxdepth 1 -name 'nvidia*.ko*' "
         f"-exec mv -t /root/modules-{KERNEL}-updates '{{}}' +"
     )
+
+
+@pytest.mark.parametrize("place", ["updates/old", "updates/old/470", "updates/dkms/470"])
+def test_module_in_a_folder_below_comes_as_early(place: str) -> None:
+    """Seen with depmod 30 and 34: of two modules below updates the order of the file system decides."""
+    links = [GlobMatch("/var/lib/dkms/nvidia/kernel-k-x86_64", f"595.91.07/{KERNEL}/x86_64")]
+    paths = [f"/lib/modules/{KERNEL}/{folder}/nvidia.ko" for folder in ("updates/dkms", place)]
+    no = refusal(CONFLICTS.plan(recipe(), machine(module_files=find_module_files(map(GlobMatch, paths), links))))
+    assert paths[1] in no.what
+    assert paths[0] not in no.what
+    assert f"sudo mkdir -p /root/modules-{KERNEL}-{place.replace('/', '-')}" in no.hint
 
 
 def test_module_that_comes_later_is_noted() -> None:

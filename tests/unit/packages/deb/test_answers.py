@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.change import PackageState
+from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import hint, versions_not_found
 from gpunode.packages.deb.output import refusal
@@ -33,6 +34,20 @@ def test_other_refusals_name_no_missing_version(said: str) -> None:
 )
 def test_refusal_has_a_fitting_hint(said: str, says: str) -> None:
     assert says in hint(said, machine())
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [
+        (("6.1.0-9-amd64", "6.1.0-10-amd64"), "6.1.0-10-amd64 is installed and boots next: reboot"),
+        (("6.1.0-9-amd64",), "install a kernel that the sources have"),
+    ],
+)
+def test_upgraded_node_that_still_runs_the_former_kernel_is_to_be_rebooted(
+    installed: tuple[str, ...], says: str
+) -> None:
+    facts = machine(kernels=Kernels("6.1.0-9-amd64", installed))
+    assert says in hint("E: Unable to locate package linux-headers-6.1.0-9-amd64", facts)
 
 
 def test_hold_of_a_package_that_is_not_there_is_named_with_its_command() -> None:

@@ -1,0 +1,68 @@
+"""dpkg's filters, dpkg.cfg(5) and dpkg(1): the paths of packages that it does not unpack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gpunode.command import command
+from gpunode.facts.model import Facts, known
+from gpunode.facts.patterns import Pattern
+from gpunode.outcome import Refusal
+
+FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
+MAIN: Final = "/etc/dpkg/dpkg.cfg"
+_NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
+# lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
+_FILTER: Final = Pattern(r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)")
+
+
+@dataclass(frozen=True, slots=True)
+class _PathFilter:
+    place: str
+    glob: str
+    excludes: bool
+
+
+def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+    """Return the refusal of a node whose dpkg unpacks none of the files that something needs.
+
+    Args:
+        facts: the node's.
+        uses: by a pattern of paths as dpkg takes it, what the files are for.
+    """
+    rules = tuple(_read_filters(facts))
+    found = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
+    if not found:
+        return None
+    lines = dict.fromkeys(f"{rule.place} has path-exclude={rule.glob}" for rule in found.values())
+    reasons = dict.fromkeys(uses[paths] for paths in found)
+    return Refusal(
+        what=f"dpkg leaves {', '.join(found)} out of every package on this node",
+        why=f"{', '.join(lines)}; {', '.join(reasons)}",
+        hint="\n".join(
+            (
+                "remove that from dpkg's configuration, or add exceptions where dpkg reads them last:",
+                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {MAIN}" for paths in found),
+                "then run the same command again",
+            )
+        ),
+    )
+
+
+def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter | None:
+    """Return the filter that keeps ``paths`` out; the last one that fits decides (src/main/filters.c)."""
+    last = next((rule for rule in reversed(rules) if fnmatchcase(paths, rule.glob)), None)
+    return last if last and last.excludes else None
+
+
+def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
+    """Yield the filters in dpkg's order: its folder by name, then its main file."""
+    folder = sorted(path for path in facts.files if path.startswith(f"{FOLDER}/"))
+    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), MAIN):
+        state = known(facts.file(path), None)
+        for number, line in enumerate(state.content.decode("utf-8", "replace").splitlines() if state else (), 1):
+            if match := _FILTER.fullmatch(line.rstrip()):
+                yield _PathFilter(f"{path}:{number}", match["glob"], match["does"] == "ex")
