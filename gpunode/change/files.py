@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
@@ -13,7 +12,9 @@ from gpunode.change.base import CONFIGURATION_STAGE, PACKAGE_FILE_STEPS, SET_ASI
 
 def digest(content: bytes) -> str:
     """Return the name of the backup object that holds ``content``: its sha256."""
-    return hashlib.sha256(content).hexdigest()
+    from hashlib import sha256  # loaded on use: doctor makes no backup
+
+    return sha256(content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,12 +307,14 @@ def open_cluster_journal() -> Store:
     return Store("/", announce=create_announcer("/"), folder=state / "gpunode")
 
 
-def list_unknown_facts(facts: Facts) -> list[dict[str, object]]:
-    """Return the facts that could not be determined, with the reasons."""
+def list_unknown_facts(facts: Facts, backlog: Backlog | None = None) -> list[dict[str, object]]:
+    """Return the facts that could not be determined, and a backlog that could not be read, with the reasons."""
     rows = ((name, getattr(facts, name)) for name in Facts.__slots__)
     single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
     keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
-    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
+    unread = Unknown(backlog.unread_reason, "journal") if backlog and backlog.unread_reason else None
+    found = (*single, *keyed, *([("pending_triggers", unread)] if unread else []))
+    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in found]
 
 
 def load_backlog(node: str, root: str, facts: Facts) -> Backlog:
@@ -324,15 +326,6 @@ def load_backlog(node: str, root: str, facts: Facts) -> Backlog:
     from gpunode.journal.store import Store
 
     return read_backlog(Store(validate_root(root)), facts)
-
-
-def list_unread_backlog(backlog: Backlog) -> list[dict[str, object]]:
-    """Return an entry for ``list_unknown_facts`` if the backlog could not be read."""
-    return (
-        [{"fact": "pending_triggers", "reason": backlog.unread_reason, "probe": "journal"}]
-        if backlog.unread_reason
-        else []
-    )
 
 
 def validate_steps(only: Sequence[str]) -> None:

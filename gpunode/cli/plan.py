@@ -12,7 +12,6 @@ from gpunode.cli.inputs import (
     RecipeOptions,
     explain_default_recipe,
     list_unknown_facts,
-    list_unread_backlog,
     load_backlog,
     validate_steps,
     view_node,
@@ -135,7 +134,7 @@ def _plan_envelope(
         changes=[*(change for stage in plans for change in stage.ordered_changes), *backlog.marks],
         steps=step_ids_by_change(plans),
         notes=[*collect_notes(plans), *backlog.notes, *filter(None, [loss])],
-        unknown=[*list_unknown_facts(facts), *list_unread_backlog(backlog)],
+        unknown=list_unknown_facts(facts, backlog),
         result={
             "steps": steps,
             "blocked": [wait.reason for stage in plans for wait in stage.waits],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.catalog.fabric import IMEX_UNIT
 from gpunode.change import short_unit_name
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import list_unknown_facts, list_unread_backlog, load_backlog, view_node
+from gpunode.cli.inputs import list_unknown_facts, load_backlog, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
@@ -33,7 +33,7 @@ def status(output: OutputOptions, node: str) -> None:
     found = look(view.facts, view.host, backlog)
     output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
     notes = (*found.notes, *backlog.notes)
-    answer = Envelope("status", notes=notes, unknown=[*list_unknown_facts(view.facts), *list_unread_backlog(backlog)])
+    answer = Envelope("status", notes=notes, unknown=list_unknown_facts(view.facts, backlog))
     output.emit(replace(answer, result={"status": found}))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, list_unread_backlog, load_backlog
+from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, load_backlog
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.checks import check_lines, state_note_lines, verdict_line
 from gpunode.cli.screen.text import BLANK, Line
@@ -38,9 +38,7 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
         screen.put(*report_lines(recipe, report), *map(note_line, backlog.notes))
     result = {"checks": report.checks, "gpus": report.gpus}
     notes = (*report.notes, *backlog.notes)
-    answer = Envelope(
-        "verify", notes=notes, unknown=[*list_unknown_facts(facts), *list_unread_backlog(backlog)], result=result
-    )
+    answer = Envelope("verify", notes=notes, unknown=list_unknown_facts(facts, backlog), result=result)
     output.emit(answer.with_failure(report.failure()))
 
 

@@ -103,7 +103,13 @@ def command_run(pattern: str, *, empty: bool = False) -> Sign:
 def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
     words = "that was run, and printed nothing" if is_empty else "that was run"
     items = () if is_examined(snapshot) else (item for item in snapshot.items if item.where == "host")
-    found = (item for item in items if pattern.search(item.written) and not (is_empty and item.text.strip()))
+    found = (
+        item
+        for item in items
+        if pattern.may_match(item.written.lower())
+        and pattern.search(item.written)
+        and not (is_empty and item.text.strip())
+    )
     return (cite_fact(item.written, words, item.key) for item in found)
 
 

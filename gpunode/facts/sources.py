@@ -602,8 +602,9 @@ def _source_of_known(words: tuple[str, ...], line: str) -> Source | None:
         return _file_source(path) if path else None
     if name in _GREPS:
         return _source_of_grep(words)
+    lowered = line.lower()
     for row in _ROWS:
-        if row.command and (match := row.command.match(line)):
+        if row.command and row.command.may_match(lowered) and (match := row.command.match(line)):
             return replace(_make_source(row, match), words=words, only=_journal_grep_pattern(words))
     return Source("application", words=words) if _OWN_PROGRAM.match(" ".join(words)) else None
 

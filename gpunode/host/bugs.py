@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,10 +56,12 @@ def save_rule_tracebacks(tracebacks: Sequence[str]) -> str:
     """
     if not tracebacks:
         return ""
+    from hashlib import sha256
+
     text = "\n".join(dict.fromkeys(tracebacks))
     try:
         return save_traceback(
-            text, f"bug-of-rules-{hashlib.sha256(f'{_describe_versions()}{text}'.encode()).hexdigest()[:12]}.txt"
+            text, f"bug-of-rules-{sha256(f'{_describe_versions()}{text}'.encode()).hexdigest()[:12]}.txt"
         )
     except OSError:
         return ""

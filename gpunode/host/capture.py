@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ from gpunode.facts.evidence import NOT_CAPTURED, Capture, ContentKind, Evidence,
 from gpunode.facts.model import Distro
 
 if TYPE_CHECKING:
+    import tarfile
+
     from gpunode.change import PackageChange
     from gpunode.packages.simulation import Simulation
 
@@ -36,7 +37,6 @@ MAX_MEMBERS: Final = 4096
 MAX_PACKED: Final = 64 << 20
 MAX_INDEX: Final = 8 << 20
 _GZIP: Final = b"\x1f\x8b"
-_UNPACKING: Final = (tarfile.TarError, zlib.error)
 _NAME_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE: Final = "take the capture again with `gpunode capture FILE`"
 
@@ -152,6 +152,8 @@ def _member_name(key: str, taken: set[str]) -> str:
 
 
 def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
+    import tarfile
+
     # No times and no names of this node: two captures of the same state are the same bytes.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed,
@@ -196,11 +198,14 @@ def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
 @contextmanager
 def _explain_read_errors(place: Place) -> Iterator[None]:
     """Turn errors about a capture into messages that name it."""
+    from tarfile import TarError
+
+    unpacking_errors = (TarError, zlib.error)
     try:
         yield
     except OSError as error:
         raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_NAME_READABLE) from error
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *unpacking_errors) as error:
         # Of a name that is looked for in vain, Python says the name alone.
         why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
         raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE}") from error
@@ -261,6 +266,8 @@ class _LimitedStream:
 
 
 def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
+    import tarfile  # loaded on use: most reports are texts
+
     # Headers, padding and the end of the archive come on top of what the members hold.
     most, limit_message = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
+from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
@@ -271,8 +272,8 @@ def check_written(runner: Runner, expectation: RuntimeExpectation) -> None:
         raise ChangeFailed(
             f"containerd does not read its new configuration ({expectation.path}) as intended",
             why=said,
-            hint="`containerd config dump` shows what it reads; an imported file that gpunode does not know overrides "
-            "it: name that file in your report",
+            hint=f"`{command(*argv)}` shows what it reads: a broken link or a folder among the files that it imports "
+            "stops it, and a later file overrides an earlier one",
         )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import EvidenceReader
-from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
+
+if TYPE_CHECKING:
+    from gpunode.outcome import Outcome, Refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,6 +255,8 @@ def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:
     version = ".".join(map(str, desired.version)) if desired.version else ""
     if is_drop_in(root, desired):
         return f"as a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
+    if root.schema == 1:
+        return f"in place: {root.path} has configuration schema 1, which supports no drop-ins"
     before = f"in containerd {version}" if version else "this containerd's version is unknown, and before 2.1"
     return f"in place: {before} a drop-in would replace the whole CRI table"
 

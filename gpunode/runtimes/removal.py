@@ -75,7 +75,9 @@ def _describe_removal(
     if not edits:
         return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
     if not is_recorded:
-        how = f"{handler} is removed by its name: gpunode has no record of {', '.join(edit.path for edit in edits)}"
+        how = (
+            f"{handler} is removed by its name: gpunode has no record of it in {', '.join(edit.path for edit in edits)}"
+        )
         unknown = "the former default is not on record; it is now runc, unless a file names another"
         return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
     if not is_left:

@@ -15,10 +15,11 @@ from typing import Any
 
 from gpunode import merging
 from gpunode.errors import Refused
+from gpunode.runtimes.containerd_files import CRI_PLUGINS
 from gpunode.runtimes.documents import edit_file, is_json, parse_document, reads_as
 from gpunode.runtimes.model import Edit
 from gpunode.runtimes.text import same
-from gpunode.runtimes.tomlread import Document, Path
+from gpunode.runtimes.tomlread import Document, Path, at, put
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
         return None if is_json(path) else _revert_lines(edit, now)
     if same(was, made):
         return _revert_lines(edit, now)
+    name, new_name = _find_cri_plugin(made), _find_cri_plugin(found)
+    is_migrated = bool(name and new_name) and name != new_name
+    if is_migrated:
+        was, made = (_migrate(document, name, new_name) for document in (was, made))
     keys = _KeyReversal(entries)
     reverted = keys.revert_table(was, made, found, ())
     if "plugins" in reverted and found.get("version", 1) != 1:
@@ -67,13 +72,30 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
             "version": found["version"],
             **reverted,
         }  # the schema of containerd's tables that were written since
-    removed = tuple(sorted({*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}))
+    added = {*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}
+    removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
     if edit.before is None and not reverted and (is_json(path) or _adds_no_line(now, edit.after)):
         return Reversal(b"", tuple(keys.changed), removed)
     content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
     if content is None or not reads_as(content, path, reverted):
         content = edit_file(now, path, found, reverted)
     return None if content is None else Reversal(content, tuple(keys.changed), removed)
+
+
+def _find_cri_plugin(document: Document) -> str:
+    """Return containerd's name for the CRI plugin that has the handlers; empty where none has."""
+    return next((one for one in CRI_PLUGINS.values() if at(document, ("plugins", one, "containerd"))), "")
+
+
+def _migrate(document: Document, name: str, new_name: str) -> Document:
+    """Return what ``containerd config migrate`` makes of the handlers with a program, and of the plugin's other keys.
+
+    The others, as runc, stay in the migrated file: containerd has them anyway, and somebody may have set more there.
+    """
+    plugin, path = at(document, ("plugins", name)) or {}, ("containerd", "runtimes")
+    handlers = {one: entry for one, entry in (at(plugin, path) or {}).items() if program_of(entry)}
+    unversioned = put(put(document, ("version",), None), ("plugins", name), None)
+    return put(unversioned, ("plugins", new_name), put(plugin, path, handlers))
 
 
 def _revert_lines(edit: Edit, now: bytes) -> Reversal | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,14 +16,17 @@ from gpunode.change import (
     digest,
 )
 from gpunode.command import command
-from gpunode.errors import GpunodeError, Refused, VerifyFailed
+from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, runtime
+from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.installations import choose_row_if_possible
+from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record, still_pending
@@ -150,6 +154,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
         *_find_remaining_files(recorded, store, host),
         *_find_remaining_packages(recorded, facts),
         *_find_units_left_enabled(recorded, facts),
+        *_find_copied_handlers(undone, facts),
     )
     modules = () if undone.reboot_reason else _find_remaining_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
@@ -172,11 +177,11 @@ def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
 
 
 def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
-    for path, contents in recorded.written.items():
+    for path, origins in recorded.written.items():
         state = live_state.read_file_state(host, path)
         name = digest(state.content) if state is not None else ""
-        if name in contents:
-            former = contents[name] or recorded.sha256_before[path]
+        if name in origins:
+            former = origins[name] or recorded.sha256_before[path]
             what_next = _describe_backup(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):
@@ -214,6 +219,23 @@ def _find_units_left_enabled(recorded: RecordedAdditions, facts: Facts) -> Itera
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
             disable = command("sudo", "systemctl", "disable", unit)
             yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
+
+
+def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
+    """Yield the handlers that were taken out of one file and that another still registers, with NVIDIA's program."""
+    from gpunode.runtimes.reversal import changed_handlers  # `log` and `rollback --list` load this module, too
+
+    taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
+    for row in (choose_row_if_possible(one, facts) for one in (RUNTIMES if taken else ())):
+        try:
+            left = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig()).handlers
+        except (Refused, Undetermined):
+            continue  # whoever edits such a file next says what is wrong with it
+        for name in sorted(taken & left.keys()):
+            if posixpath.basename(left[name]).startswith(TOOLKIT_PROGRAM_NAME):
+                by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+                where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
+                yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 
 def _find_remaining_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:

@@ -254,7 +254,7 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     if not row.unit:
         return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")
-    if binary is None:
+    if binary is None or found.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
         return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
     if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"

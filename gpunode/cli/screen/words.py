@@ -16,42 +16,33 @@ def format_seconds(value: float) -> str:
 
 def describe_trigger(trigger: Trigger) -> str:
     """Return what a trigger will do."""
-    unit = short_unit_name(trigger.target)
-    match trigger.kind:
-        case "index-refresh":
-            return f"read the package index of {_repository_name(trigger)}"
-        case "daemon-reload":
-            return "reload systemd's units"
-        case "initramfs":
-            return "rebuild the initramfs"
-        case "cdi":
-            return "write the CDI specification"
-        case "start":
-            return f"start {unit} again"
-        case "reload":
-            return f"reload {unit} (no downtime)"
-        case "restart":
-            return f"restart {unit}"
+    return _trigger_words(trigger)[0]
 
 
 def trigger_labels(trigger: Trigger) -> tuple[str, str]:
     """Return the subject of an executed trigger, and what was done."""
+    return _trigger_words(trigger)[1:]
+
+
+def _trigger_words(trigger: Trigger) -> tuple[str, str, str]:
+    """Return what a trigger will do, its subject, and what was done."""
     unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
-            return "package index", f"{_repository_name(trigger)} read"
+            name = _repository_name(trigger)
+            return f"read the package index of {name}", "package index", f"{name} read"
         case "daemon-reload":
-            return "systemd", "units read again"
+            return "reload systemd's units", "systemd", "units read again"
         case "initramfs":
-            return "initramfs", "rebuilt"
+            return "rebuild the initramfs", "initramfs", "rebuilt"
         case "cdi":
-            return "CDI specification", "written"
+            return "write the CDI specification", "CDI specification", "written"
         case "start":
-            return unit, "started again"
+            return f"start {unit} again", unit, "started again"
         case "reload":
-            return unit, "reloaded, no downtime"
+            return f"reload {unit} (no downtime)", unit, "reloaded, no downtime"
         case "restart":
-            return unit, "restarted"
+            return f"restart {unit}", unit, "restarted"
 
 
 def _repository_name(trigger: Trigger) -> str:

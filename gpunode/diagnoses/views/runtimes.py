@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
@@ -15,9 +16,6 @@ from gpunode.facts import patterns
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.runtimes import docker
-from gpunode.runtimes.containerd_files import CONFIG
-from gpunode.runtimes.model import DOCKER_CONFIG
 
 # The ids of gpunode's own rows of runtimes.
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
@@ -49,6 +47,8 @@ def container_engine(snapshot: Snapshot) -> Engine:
 
 
 DOCKER_UNIT: Final = "docker.service"
+_DOCKER_CONFIG: Final = CONTAINER_RUNTIMES["docker"].config
+_CONTAINERD_CONFIG: Final = CONTAINER_RUNTIMES["containerd"].config
 # What stands in a paste for what was left out, and the numbers of lines.
 _PASTED_EXCERPT: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
 
@@ -59,9 +59,11 @@ def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
         is_part = item.source.only or item.source.is_part or _PASTED_EXCERPT.search(item.text)
         if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
             continue
-        path = item.subject if "/" in item.subject else DOCKER_CONFIG
+        path = item.subject if "/" in item.subject else _DOCKER_CONFIG
         if item.subject not in item.written and _begins_with_json(item.text):
             continue
+        from gpunode.runtimes import docker  # loaded on use: most reports hold no such file
+
         try:
             docker.parse_daemon_json(item.text.encode("utf-8", "surrogatepass"), path)
         except Refused as refused:
@@ -137,7 +139,7 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
 
 _CONFIG_CONTENT: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
 _MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
-    "containerd": CONFIG,
+    "containerd": _CONTAINERD_CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
     "microk8s": "/var/snap/microk8s/current/args/containerd.toml",
@@ -152,7 +154,7 @@ def containerd_config_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
 
 
 def _config_files(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
-    path = _MAIN_CONFIG_FILES.get(containerd_product(snapshot), CONFIG)
+    path = _MAIN_CONFIG_FILES.get(containerd_product(snapshot), _CONTAINERD_CONFIG)
     shown = (item for item in snapshot.items_of("file", "listing") if item.where == "host" and item.outcome == "ok")
     items = {item.subject: item for item in shown if item.text.strip()}
     if (root := items.get(path)) is None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
-from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, filters, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem, Repository
+
+if TYPE_CHECKING:
+    from gpunode.outcome import Outcome, Refusal
 
 _MIB: Final = 1 << 20
 _KEYRING_FOLDER: Final = "apt-keyring-folder"

@@ -629,6 +629,12 @@ LEGACY = b"""[plugins.cri.containerd]
 """
 
 
+@pytest.mark.parametrize("version", [None, (1, 6), (2, 1)])
+def test_file_of_schema_1_is_edited_in_place_because_of_its_schema(version: tuple[int, ...] | None) -> None:
+    how = runtime("containerd").configure({containerd.CONFIG: V1}, DesiredConfig(version=version)).how
+    assert how.startswith("in place: /etc/containerd/config.toml has configuration schema 1")
+
+
 def test_containerd_2_reads_schema_1_under_its_new_plugin_name() -> None:
     out = configure(V1, DesiredConfig(version=(2, 1, 9), exact=True))
     found = read(out)

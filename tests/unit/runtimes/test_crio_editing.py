@@ -299,7 +299,7 @@ def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
     now = configure({PACKAGED: TEN}, DEFAULT)
     edited = unconfigure("crio", now, DesiredConfig(), ())
     assert dict(apply_edits(now, edited)) == {PACKAGED: TEN}
-    assert f"gpunode has no record of {DROP_IN}" in edited.how
+    assert f"gpunode has no record of it in {DROP_IN}" in edited.how
     assert unconfigure("crio", {PACKAGED: TEN}, DesiredConfig(), ()).edits == ()
 
 

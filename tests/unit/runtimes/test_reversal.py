@@ -113,6 +113,52 @@ def test_list_keeps_additions_and_regains_removed_items() -> None:
     assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
 
 
+# What `containerd config migrate` of 2.1.9 makes of a file with these entries, the rest of its defaults left out.
+MIGRATED = """\
+version = 3
+
+[plugins]
+  [plugins.'io.containerd.cri.v1.runtime']
+    enable_cdi = true
+
+    [plugins.'io.containerd.cri.v1.runtime'.containerd]
+      default_runtime_name = 'nvidia'
+
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes]
+        [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+          runtime_type = 'io.containerd.runc.v2'
+          pod_annotations = []
+
+          [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+            BinaryName = '/usr/bin/nvidia-container-runtime'
+
+        [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+          runtime_type = 'io.containerd.runc.v2'
+
+          [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+            SystemdCgroup = true
+
+  [plugins.'io.containerd.grpc.v1.cri']
+    disable_tcp_service = true
+"""
+
+
+@pytest.mark.parametrize("before", [b'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\n', b"", None])
+def test_handler_goes_from_a_file_migrated_to_another_schema(before: bytes | None) -> None:
+    after = configure_containerd(before, DesiredConfig(default=True, cdi=True))
+    reversal = revert_edit(Edit(TOML, before, after), MIGRATED.encode())
+    assert reversal is not None
+    assert not reversal.changed
+    assert not reversal.removed, "what the migration wrote out is nobody's"
+    left = parse(reversal.content.decode())
+    runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}
+    cri = {"containerd": {"runtimes": {"runc": runc}}}
+    assert left == {
+        "version": 3,
+        "plugins": {"io.containerd.cri.v1.runtime": cri, "io.containerd.grpc.v1.cri": {"disable_tcp_service": True}},
+    }
+
+
 def test_foreign_table_in_our_file_keeps_the_schema_version() -> None:
     after = configure_containerd(None, DesiredConfig(default=True))
     now = after + b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'\n"

@@ -10,8 +10,8 @@ from gpunode.change import Change, FileChange, FileState, ServiceChange, Service
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.workflow.remove import find_remainder, plan_removal
-from tests.unit.steps.machines import DAEMON_JSON, machine, unit
-from tests.unit.workflow.editing import DOCKER, Machine, configured, unconfigured
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, unit
+from tests.unit.workflow.editing import DOCKER, DROP_IN, PLAIN, Machine, configured, unconfigured
 
 DOCKER_UNIT = "docker.service"
 STOPPED, RUNNING = ServiceState(enabled=True, active=False), ServiceState(enabled=True, active=True)
@@ -70,6 +70,24 @@ def test_file_made_from_the_users_is_named_with_its_backup(store: Store, *, is_f
     how = find_kept(store, BOTH)[DAEMON_JSON]
     assert f"backup is in {store.objects.path_of_content(MINE.content)}" in how
     assert "rm " not in how
+
+
+def test_handler_copied_to_another_file_is_named_with_its_remedy(store: Store) -> None:
+    """`containerd config migrate` writes what drop-ins say into the file itself, and then ignores those."""
+    host = Machine({CONTAINERD: PLAIN})
+    configured(host, store)
+    _, head, entry = host.contents[DROP_IN].partition(
+        b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]'
+    )
+    host.files[CONTAINERD] = FileState(host.contents[CONTAINERD] + head + entry)
+    plan = plan_removal(store, host, machine(files=host.contents))
+    host.apply(plan.changes)
+
+    left = find_remainder(store, host, machine(files=host.contents), plan)
+
+    (kept,) = left.kept
+    assert kept.subject == "the runtime nvidia of containerd"
+    assert "`sudo gpunode ctk runtime unconfigure --runtime=containerd`" in kept.reason
 
 
 def test_edit_that_only_needed_a_restart_belongs_to_the_user(store: Store) -> None:

@@ -264,6 +264,7 @@ def test_pending_changes_fail_and_a_pending_reboot_is_not_run() -> None:
         (None, False, "skipped"),
         (ObservedConfig({"runc": ""}), False, "failed"),
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}), False, "passed"),
+        (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, cri_disabled=True), False, "failed"),
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="runc"), True, "failed"),
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="nvidia"), True, "passed"),
     ],
