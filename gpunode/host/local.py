@@ -44,6 +44,7 @@ from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
+    from gpunode.host.mok import ChosenPassword
     from gpunode.host.port import PackageManager
 
 
@@ -78,7 +79,7 @@ class LocalHost:
         self._lock_timeout_s = lock_timeout_s
         self.mok_password_file = ""
         """The file with the one-time password of a key's enrolment; empty to make one and show it on the terminal."""
-        self._mok_password = ""
+        self._mok_password: ChosenPassword | None = None
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -304,8 +305,9 @@ class LocalHost:
         from gpunode.host import mok
 
         if mok.is_import(change):
-            mok.queue_enrolment(self.runner, change, password=self._mok_password)
-            mok.remove_password_file(self.mok_password_file)
+            chosen = self._mok_password or mok.ChosenPassword()
+            mok.queue_enrolment(self.runner, change, password=chosen.text)
+            chosen.remove_file()
             return
 
         def hear(line: str) -> None:

@@ -11,6 +11,7 @@ import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +29,39 @@ _LIMIT_BYTES: Final = 256
 _TYPEABLE: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenPassword:
+    """A one-time password that somebody chose; empty where one is to be made.
+
+    Attributes:
+        file: the path of the file that it was read from; empty for a pipe.
+        inode: the file's device and inode.
+    """
+
+    text: str = ""
+    file: str = ""
+    inode: tuple[int, int] = (0, 0)
+
+    def remove_file(self) -> None:
+        """Remove the file, once the password is used; whatever has taken its place since stays."""
+        with suppress(OSError):
+            place, name = os.path.split(self.file)
+            # Whoever owns the folder may put a link to another file there, or move the folder itself.
+            folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                now = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if (now.st_dev, now.st_ino) == self.inode:
+                    os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+
+
 def is_import(change: Change) -> bool:
     """Return whether a change queues an enrolment."""
     return change.runs_command("mokutil", "--import")
 
 
-def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
+def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> ChosenPassword:
     """Return the chosen password of an enrolment among ``changes``; empty where there is none, or one is to be made.
 
     Read before anything changes, and once: what a pipe holds is gone then.
@@ -42,7 +70,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
         Refused: if nobody would see a new password, or the file has none that may be used.
     """
     if not any(map(is_import, changes)):
-        return ""
+        return ChosenPassword()
     if file:
         return _read_password(file)
     try:
@@ -56,10 +84,10 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
             "or choose the password yourself: add --mok-password-file FILE\n"
             "or leave the driver out: add --driver none",
         ) from None
-    return ""
+    return ChosenPassword()
 
 
-def _read_password(path: str) -> str:
+def _read_password(path: str) -> ChosenPassword:
     """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin.
 
     Raises:
@@ -86,8 +114,10 @@ def _read_password(path: str) -> str:
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "rb") as file:
         password = file.read(_LIMIT_BYTES).decode("ascii", "replace").strip()
+        opened = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     if _TYPEABLE.fullmatch(password):
-        return password
+        is_stream = stat.S_ISFIFO(status.st_mode) or path.startswith(("/dev/", "/proc/"))
+        return ChosenPassword(password, "" if is_stream else opened, (status.st_dev, status.st_ino))
     raise Refused(
         f"the password in {path} cannot be used; nothing was changed",
         why="it needs 8 to 16 letters and digits of ASCII: MokManager reads the keyboard as a US one",
@@ -99,14 +129,6 @@ _HINT_FILE: Final = (
     "write it with the mode 0600 as root; setup removes the file once the password is used. Or pass it by a pipe: "
     "--mok-password-file /dev/stdin"
 )
-
-
-def remove_password_file(path: str) -> None:
-    """Remove the file that a used password came from; a pipe, and /dev/stdin, stay."""
-    with suppress(OSError):
-        target = Path(path).resolve(strict=True)
-        if target.is_file():
-            target.unlink()
 
 
 def make_password() -> str:
