@@ -12,8 +12,8 @@ from gpunode.errors import ChangeFailed, JournalDamaged
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_own_file
 
-# As much as is ever read of a file that is to be replaced.
-MAX_BACKUP_BYTES = 64 << 20
+# As much as is ever read of a file that is to be replaced; some of a driver's libraries have more than 64 MiB.
+MAX_BACKUP_BYTES = 1 << 30
 
 
 class BackupStore:

@@ -25,6 +25,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.history import RunRecord, pending_triggers, triggers_done_by
+from gpunode.journal.objects import MAX_BACKUP_BYTES
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
@@ -319,7 +320,7 @@ class Applier:
         if not driver_packages(change.id for change in batch if change.before is None):
             return
         for path in live_state.find_foreign_files(self.host):
-            if (state := live_state.read_file_state(self.host, path, limit_bytes=1 << 30)) is not None:
+            if (state := live_state.read_file_state(self.host, path, limit_bytes=MAX_BACKUP_BYTES)) is not None:
                 yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_touched_packages(self, batch: Sequence[PackageChange]) -> frozenset[Change]:

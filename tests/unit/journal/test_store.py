@@ -587,3 +587,9 @@ def test_permission_error_is_not_reported_as_foreign_ownership(tmp_path: Path, m
     monkeypatch.setattr("gpunode.journal.store.refuse_foreign", denied)
     with pytest.raises(UsageError, match="readable by root only"):
         store.ids()
+
+
+def test_backup_of_a_large_library_is_read_back(tmp_path: Path) -> None:
+    """A driver's libnvidia-gpucomp has more than 64 MiB; a limit below that made its run impossible to undo."""
+    content, backups = bytes(65 << 20), Store(tmp_path).objects
+    assert backups.find(backups.save(content)) == content
