@@ -36,6 +36,7 @@ empty var/lib/systemd credential.secret
 # DKMS signs modules with this key. One private key on all nodes would open Secure Boot of all once it leaks; the
 # modules that are built keep their signature, and DKMS makes a new key for the next kernel's.
 empty var/lib/dkms mok.key
+empty var/lib/gpunode/module-key
 empty var/lib/shim-signed/mok MOK.priv
 
 # What the build did: its log, its addresses, its downloads.

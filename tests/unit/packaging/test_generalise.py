@@ -17,6 +17,7 @@ FOLDERS = {
     "var/lib/dbus": "machine-id",
     "var/lib/systemd": "random-seed",
     "var/lib/dkms": "mok.key",
+    "var/lib/gpunode/module-key": "mok.key",
     "var/lib/shim-signed/mok": "MOK.priv",
     "var/log/journal": "system.journal",
     "var/log/apt": "term.log",
