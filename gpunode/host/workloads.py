@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ _MAX_SHOWN: Final = 80
 # In /proc/PID/cgroup, of systemd's driver and of cgroupfs': systemd writes a pod's UID with underscores.
 _CONTAINER: Final = Pattern(r"[0-9a-f]{64}")
 _POD: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
+# A user names the groups below it at will, also after a unit of the system's.
+_USERS_OWN: Final = Pattern(r"^\d+:[^:\n]*:/user\.slice/", re.MULTILINE)
 _UNIT: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
 # A folder for each pod: namespace, name and UID (kubernetes, pkg/kubelet/kuberuntime, BuildPodLogsDirectory).
 _POD_LOGS: Final = "var/log/pods"
@@ -75,6 +78,8 @@ def _is_gpu(descriptor: Path, majors: frozenset[int]) -> bool:
 def _describe_client(folder: Path, words: list[str], root: Path) -> GpuClient:
     pid, command = int(folder.name), redact(" ".join(words))[:_MAX_SHOWN]
     cgroup = _read_text(folder / "cgroup")
+    if _USERS_OWN.search(cgroup):
+        return GpuClient(pid, command)
     if container := _CONTAINER.search(cgroup):
         pod = _POD.search(cgroup)
         name = _name_pod(pod["uid"].replace("_", "-"), root / _POD_LOGS) if pod else ""

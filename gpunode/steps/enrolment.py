@@ -10,7 +10,7 @@ from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAf
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
-from gpunode.facts.module_key import HARDWARE_KEY, read_serial
+from gpunode.facts.module_key import DKMS_KEY, HARDWARE_KEY, UBUNTU_KEY, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
@@ -102,13 +102,16 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
     if not key.der or not key.has_key:
         gone, there = (key.key, key.certificate) if key.der else (key.certificate, key.key)
         export = "\n`mokutil --export` writes the enrolled certificates to files, MOK-0001.der and so on"
+        # Another place is what a file says, of a capture too: not to be copied into a shell unread.
+        is_usual = there in {*DKMS_KEY, *UBUNTU_KEY}
+        give_up = command("sudo", "mv", there, f"{there}.old") if is_usual else f"move {there} away"
         return Refusal(
             what=f"half of this machine's key for kernel modules is gone: {gone} is missing or empty",
             why="DKMS makes both files anew as soon as one is missing, without a word: modules that it then signs do "
             "not load under Secure Boot until the new key is enrolled at the console",
             hint=f"restore {gone} from a backup (of a key that gpunode made there is one in {KEY_BACKUP})"
             f"{export if key.has_key else ''}\n"
-            f"or give the key up, and enrol a new one:\n{command('sudo', 'mv', there, f'{there}.old')}\n"
+            f"or give the key up, and enrol a new one:\n{give_up}\n"
             "then run the same command again",
         )
     if not key.is_der:

