@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import answers, configuration, filters, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
@@ -28,6 +28,7 @@ _TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
 _UPDATES: Final = "/var/lib/dpkg/updates/*"
 _SOURCES: Final = "/etc/apt/sources.list"
+_DPKG_SETTINGS: Final = "/etc/dpkg/dpkg.cfg"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
 _DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
 _NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
@@ -116,6 +117,15 @@ def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions:
     return find_owners(paths, lists, diversions)
 
 
+def _refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+    states = (known(facts.file(path), None) for path in facts.files if path.startswith(_DPKG_SETTINGS))
+    if not any(state and b"path-exclude" in state.content for state in states):
+        return None
+    from gpunode.packages.deb.filters import refuse_left_out  # loaded on use: few nodes leave out parts of packages
+
+    return refuse_left_out(facts, _DPKG_SETTINGS, uses)
+
+
 def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
 
@@ -180,12 +190,12 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, filters.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
+    files=(preferences.MAIN, configuration.MAIN, _DPKG_SETTINGS, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
-        "dpkg-cfg-d": filters.FOLDER,
+        "dpkg-cfg-d": f"{_DPKG_SETTINGS}.d",
     },
     line_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
@@ -211,7 +221,7 @@ DEB: Final = PackageSystem(
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
-    refuse_left_out=filters.refuse_left_out,
+    refuse_left_out=_refuse_left_out,
     note_trust=_note_trust,
     pin=preferences.pin,
     render_cuda_pin=preferences.render_cuda_pin,

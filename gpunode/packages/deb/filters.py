@@ -12,8 +12,6 @@ from gpunode.facts.model import Facts, known
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Refusal
 
-FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
-MAIN: Final = "/etc/dpkg/dpkg.cfg"
 _NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
 # lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
 _FILTER: Final = Pattern(r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)")
@@ -26,14 +24,15 @@ class _PathFilter:
     excludes: bool
 
 
-def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+def refuse_left_out(facts: Facts, settings: str, uses: Mapping[str, str]) -> Refusal | None:
     """Return the refusal of a node whose dpkg unpacks none of the files that something needs.
 
     Args:
         facts: the node's.
+        settings: dpkg's main file; ``.d`` after it makes its folder.
         uses: by a pattern of paths as dpkg takes it, what the files are for.
     """
-    rules = tuple(_read_filters(facts))
+    rules = tuple(_read_filters(facts, settings))
     found = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
     if not found:
         return None
@@ -45,7 +44,7 @@ def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
         hint="\n".join(
             (
                 "remove that from dpkg's configuration, or add exceptions where dpkg reads them last:",
-                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {MAIN}" for paths in found),
+                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {settings}" for paths in found),
                 "then run the same command again",
             )
         ),
@@ -58,10 +57,10 @@ def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter |
     return last if last and last.excludes else None
 
 
-def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
+def _read_filters(facts: Facts, settings: str) -> Iterator[_PathFilter]:
     """Yield the filters in dpkg's order: its folder by name, then its main file."""
-    folder = sorted(path for path in facts.files if path.startswith(f"{FOLDER}/"))
-    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), MAIN):
+    folder = sorted(path for path in facts.files if path.startswith(f"{settings}.d/"))
+    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), settings):
         state = known(facts.file(path), None)
         for number, line in enumerate(state.content.decode("utf-8", "replace").splitlines() if state else (), 1):
             if match := _FILTER.fullmatch(line.rstrip()):
