@@ -146,11 +146,15 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
 
         write_answer(bug_envelope(_command_name(arguments), what, place).as_json())
         return BUG[0]
-    sys.stderr.write(
-        f"gpunode: {what}\n"
-        f"  the traceback is in {place}; please report it with that file\n"
-        f"  command: gpunode {' '.join(arguments)}\n"
+    from gpunode.cli.screen.text import escape_controls
+    from gpunode.redaction.secrets import redact_text
+
+    rows = (
+        f"gpunode: {redact_text(what)}",
+        f"  the traceback is in {place}; please report it with that file",
+        f"  command: gpunode {redact_text(' '.join(arguments))}",
     )
+    sys.stderr.write("".join(f"{escape_controls(row)}\n" for row in rows))
     return BUG[0]
 
 

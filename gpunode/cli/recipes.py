@@ -9,7 +9,7 @@ from gpunode import builtin
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.text import BLANK, Line, line, next_line, pad_right, span
+from gpunode.cli.screen.text import BLANK, Line, escape_controls, line, next_line, pad_right, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
@@ -26,8 +26,9 @@ def list_recipes(output: OutputOptions) -> None:
 
 def show_recipe(name: str, output: OutputOptions) -> None:
     """Print a recipe, and the same with all defaults filled in."""
-    text, whole, screen = builtin.load(name), builtin.read(name), output.open_screen()
-    screen.raw(redact(text if text.endswith("\n") else f"{text}\n"))
+    whole, text, screen = builtin.read(name), builtin.load(name), output.open_screen()
+    # What a file from elsewhere holds must not steer the terminal.
+    screen.raw("".join(f"{escape_controls(redact(row))}\n" for row in text.splitlines()))
     screen.put(BLANK, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
     screen.raw(redact(render(whole, defaults=True)))
     output.emit(Envelope("recipe show", result={"text": text, "recipe": whole}))

@@ -144,7 +144,7 @@ _NVIDIA_NOT_CONFIGURED: Final = any_of(
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
-_RUNTIME_CLASS_SEEN: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
+_RUNTIME_CLASS_SEEN: Final = any_line(r"^[ \t]*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
 _PLUGIN_WITHOUT_NVML: Final = unless(
     message_line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",

@@ -87,7 +87,7 @@ _NOUVEAU_BOUND: Final = any_of(
 _BLACKLIST: Final = any_of(
     file_line("*modprobe.d/*", r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)"
               r"|alias\s+nouveau\s+off)\b"),
-    message_line(r"modprobe\.d/[\w.-]+:\s*blacklist\s+nouveau\b|^\s*blacklist\s+nouveau\b", "listing", "text", "file"),
+    message_line(r"(?:modprobe\.d/[\w.-]+:\s*|^[ \t]*)blacklist\s+nouveau\b", "listing", "text", "file"),
     any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
 # A blacklist of nouveau alone leaves the GPU to nova.

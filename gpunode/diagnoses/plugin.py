@@ -69,7 +69,7 @@ _DEFAULT_RUNTIME_KEY: Final = (
 _NVIDIA_IS_DEFAULT: Final = any_line(rf"{_DEFAULT_RUNTIME_KEY}nvidia")
 _RUNS_UNDER_NVIDIA: Final = unless(
     any_of(
-        message_line(rf"^\s*(?:- )?[\"']?{_RUNTIME_CLASS_KEY}nvidia", "kubernetes-pod", "kubernetes", "file"),
+        message_line(rf"^[ \t]*(?:- )?[\"']?{_RUNTIME_CLASS_KEY}nvidia", "kubernetes-pod", "kubernetes", "file"),
         _NVIDIA_IS_DEFAULT,
     ),
     _NO_RUNTIME_CLASS,
@@ -79,7 +79,7 @@ _HANDLER: Final = any_of(
     message_line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
     any_line(
         r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{[\s\n]*\"nvidia"
-        r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
+        r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^[ \t]*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
 )
 _OTHER_DEFAULT_RUNTIME: Final = unless(any_line(rf"{_DEFAULT_RUNTIME_KEY}(?!nvidia)\w"), _NVIDIA_IS_DEFAULT)

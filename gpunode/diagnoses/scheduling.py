@@ -38,7 +38,7 @@ _GPU_TAINT_NOT_TOLERATED: Final = message_line(
     rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPUS}", flags=re.IGNORECASE
 )
 _GPU_TAINT: Final = any_of(
-    message_line(rf"^(?:Taints:)?\s+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
+    message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
          rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),

@@ -340,5 +340,5 @@ LINKS_DOWN: Final = any_of(
 FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
-    r"|^\s*State\s+: In Progress"
+    r"|^[ \t]*State\s+: In Progress"
 )

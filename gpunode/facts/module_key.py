@@ -151,7 +151,7 @@ def read_serial(der: bytes) -> int:
     """Return a certificate's serial number; 0 for what is no certificate. Source: RFC 5280, 4.1."""
     inner = _read_der_content(_read_der_content(der, 0x30), 0x30)
     if inner[:1] == b"\xa0":  # the version comes first, except in a certificate of version 1
-        inner = inner[2 + inner[1] :]
+        inner = inner[2 + int.from_bytes(inner[1:2], "big") :]
     return int.from_bytes(_read_der_content(inner, 0x02), "big")
 
 

@@ -486,16 +486,17 @@ def _first_document(data: bytes) -> Any:
 
 def _iter_documents(data: bytes) -> Iterator[Any]:
     """Yield the JSON documents of kubectl's output, which prints one for each object that it changes."""
-    text, decoder = data.decode("utf-8", "replace").strip(), json.JSONDecoder()
-    while text:
+    text, decoder, end = data.decode("utf-8", "replace").strip(), json.JSONDecoder(), 0
+    while end < len(text):
         try:
-            found, end = decoder.raw_decode(text)
+            found, end = decoder.raw_decode(text, end)
         except ValueError as error:
             hint = "check kubectl itself: kubectl version"
             why = f"it is not JSON: {error}"
             raise Undetermined("kubectl's answer cannot be read", why=why, hint=hint) from error
         yield found
-        text = text[end:].lstrip()
+        while text[end : end + 1].isspace():
+            end += 1
 
 
 def _parse_object(done: FinishedCommand) -> Body:

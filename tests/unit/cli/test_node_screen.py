@@ -13,6 +13,8 @@ import pytest
 from gpunode import builtin
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.cli.node_screen import Screen
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.recipes import show_recipe
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
@@ -191,6 +193,15 @@ def test_recipe_is_printed_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> 
     text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
     screen().raw(text)
     assert capsys.readouterr().out == text
+
+
+def test_recipe_of_a_stranger_does_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('schema = 1\n# \u009b31m and \u202e\nextends = "containerd"\n')
+    show_recipe(str(path), OutputOptions(json=False, verbose=False))
+    shown = capsys.readouterr().out
+    assert "\u009b" not in shown
+    assert "\u202e" not in shown
 
 
 def test_setup_command_after_a_plan_drops_options_of_plan() -> None:

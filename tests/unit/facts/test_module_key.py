@@ -132,6 +132,8 @@ def test_serial_number_of_a_certificate_is_read(serial: int) -> None:
     assert read_serial(make_certificate(serial)) == serial
 
 
-@pytest.mark.parametrize("data", [b"", b"\x30", b"\x30\x82", b"-----BEGIN", b"\x30\x00", bytes(40)])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x30", b"\x30\x82", b"-----BEGIN", b"\x30\x00", bytes(40), b"\x30\x03\x30\x01\xa0"]
+)
 def test_no_certificate_has_no_serial_number(data: bytes) -> None:
     assert read_serial(data) == 0
