@@ -267,7 +267,8 @@ class Cluster:
         )
         if not done.ok:
             raise self._error_from(done)
-        return _parse_object(done)
+        stored: Body = _first_document(done.stdout)
+        return stored
 
     def patch(self, target: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
         """Change an object by a JSON patch (RFC 6902), as ``manager``.
@@ -496,11 +497,6 @@ def _iter_documents(data: bytes) -> Iterator[Any]:
             raise Undetermined("kubectl's answer cannot be read", why=why, hint=hint) from error
         yield found
         text = text[end:].lstrip()
-
-
-def _parse_object(done: FinishedCommand) -> Body:
-    body: Body = _first_document(done.stdout)
-    return body
 
 
 def _flatten_documents(data: bytes) -> tuple[Body, ...]:
