@@ -136,7 +136,7 @@ class LazyGroup(WrappedGroup):
 
     def _load_commands(self) -> None:
         if not self.commands:
-            self.commands.update(import_module(f"gpunode.cli.{self.name}").commands())
+            self.commands.update(typer.main.get_group(import_module(f"gpunode.cli.{self.name}").app).commands)
 
 
 class CtkGroup(LazyGroup):
@@ -316,12 +316,6 @@ def setup(
     root: ImageRootOption = "/",
     gpu: GpuOption = "",
     mok_password_file: PasswordOption = "",
-    apply_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--apply-cluster", help="afterwards apply the recipe's Kubernetes part, as gpunode k8s apply does"
-        ),
-    ] = False,
     resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,

@@ -6,7 +6,7 @@ As in ``cli/app.py`` only typer is imported here; every command imports what it 
 # No annotations from __future__ here: see cli/app.py.
 # ruff: noqa: I002
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -78,11 +78,6 @@ DisruptionOption = Annotated[
     bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files in full")]
-
-
-def commands() -> dict[str, Any]:
-    """The commands by name, for the group that loads them."""
-    return dict(typer.main.get_group(app).commands)
 
 
 @runtime_app.command("configure", cls=GoCommand)

@@ -76,7 +76,7 @@ def doctor(
         return
     if recipe or lock:
         raise _fleet_option_error(names, recipe, lock)
-    if names and not _may_exist(names[0]):
+    if names and not may_exist(names[0]):
         raise _unknown_name_error(names[0])
     if html:
         from gpunode.cli import doctor_page
@@ -87,6 +87,8 @@ def doctor(
 
 def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus: str) -> None:
     """Diagnose the node of ``report``, or this machine."""
+    from gpunode.host.reports import read_report
+    from gpunode.redaction.evidence import redact
     from gpunode.workflow.doctor import diagnose_evidence
 
     is_read_here = True
@@ -95,9 +97,9 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
             screen.show_progress("looking at this machine")
         started = monotonic()
         try:
-            evidence = _read_report(report) if report else collect_evidence()
+            evidence = read_report(report) if report else collect_evidence()
             # A page leaves the machine: it is made of what a capture would hold.
-            examined = diagnose_evidence(_redact(evidence) if html else evidence)
+            examined = diagnose_evidence(redact(evidence) if html else evidence)
         except MemoryError as error:
             raise _report_too_large_error(report) from error
         if html:
@@ -121,24 +123,12 @@ def _report_too_large_error(report: str) -> Refused:
     )
 
 
-def _read_report(report: str) -> Evidence:
-    from gpunode.host.reports import read_report
-
-    return read_report(report)
-
-
 def collect_evidence() -> Evidence:
     """Return the evidence of this machine."""
     from gpunode.host.local import LocalHost
     from gpunode.workflow.doctor import collect_doctor_evidence
 
     return collect_doctor_evidence(LocalHost("/"))
-
-
-def _redact(evidence: Evidence) -> Evidence:
-    from gpunode.redaction.evidence import redact
-
-    return redact(evidence)
 
 
 def _check_textfile(file: str, names: Sequence[str]) -> None:
@@ -175,7 +165,8 @@ def _write_textfile(file: str, examined: Examination, seconds: float) -> None:
         ) from error  # fmt: skip
 
 
-def _may_exist(name: str) -> bool:
+def may_exist(name: str) -> bool:
+    """Return whether there is, or may be, a report of that name."""
     try:
         return name == "-" or Path(name).exists()
     except OSError:
@@ -215,7 +206,7 @@ _XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 def _find_xid(name: str) -> Xid | None:
     """Return the Xid of ``xid-79`` unless ``name`` is a cause or a report."""
     number = _XID.fullmatch(name)
-    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not _may_exist(name) else None
+    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not may_exist(name) else None
 
 
 def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> None:

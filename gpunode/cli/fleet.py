@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
     from gpunode.cli import doctor_page
+    from gpunode.cli.doctor import may_exist
     from gpunode.diagnoses.comparison import Census
     from gpunode.host import reports
     from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 
-    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _path_exists(name))]:
+    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not may_exist(name))]:
         raise UsageError(
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),
@@ -84,13 +85,6 @@ def _load_fleet_recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | N
             hint=f"name the file: {gpunode('doctor', *named, '--recipe', f'{recipe_name}.toml', '--lock', lock)}",
         )
     return RecipeOptions(recipe_name, lock=lock).load()
-
-
-def _path_exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except OSError:
-        return True  # perhaps: reading it tells what is in the way
 
 
 def _render_page(summary: FleetSummary, named: Sequence[str], recipe: Recipe | None) -> str:

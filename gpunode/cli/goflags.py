@@ -5,7 +5,7 @@ Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its comm
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,7 @@ class GoCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(
-            ctx, translate_words(args, flag_aliases(self.params), valued_option_names(self.params))
-        )
+        return super().parse_args(ctx, _translate_own_words(self.params, args))
 
 
 class GoGroup(TyperGroup):
@@ -35,9 +33,7 @@ class GoGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(
-            ctx, translate_words(args, flag_aliases(self.params), valued_option_names(self.params))
-        )
+        return super().parse_args(ctx, _translate_own_words(self.params, args))
 
 
 def ctk_output_options(ctx: Any) -> OutputOptions:
@@ -49,26 +45,16 @@ def ctk_output_options(ctx: Any) -> OutputOptions:
     return OutputOptions(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
 
 
-def flag_aliases(params: Iterable[object]) -> dict[str, str]:
-    """Map every name of a boolean option to its first name."""
-    return {name: names[0] for is_flag, names in _option_kinds(params) if is_flag for name in names}
-
-
-def valued_option_names(params: Iterable[object]) -> frozenset[str]:
-    """Return the names of the options that take a value."""
-    return frozenset(name for is_flag, names in _option_kinds(params) if not is_flag for name in names)
-
-
-def _option_kinds(params: Iterable[object]) -> Iterator[tuple[bool, list[str]]]:
-    for param in params:
-        if getattr(param, "param_type_name", "") == "option":
-            yield bool(getattr(param, "is_flag", False)), list(getattr(param, "opts", ()))
+def _translate_own_words(params: Iterable[Any], words: Sequence[str]) -> list[str]:
+    options = [one for one in params if getattr(one, "param_type_name", "") == "option"]
+    flags = {name: one.opts[0] for one in options if one.is_flag for name in one.opts}
+    return translate_words(words, flags, {name for one in options if not one.is_flag for name in one.opts})
 
 
 def translate_group_words(params: Iterable[object], words: Sequence[str]) -> list[str]:
     """Translate the options of a group, which stand before its command; leave the command's own words."""
     own = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
-    return [*translate_words(words[:own], flag_aliases(params), valued_option_names(params)), *words[own:]]
+    return [*_translate_own_words(params, words[:own]), *words[own:]]
 
 
 def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
@@ -76,8 +62,8 @@ def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Coll
 
     Args:
         words: of one command, without its name.
-        flags: see ``flag_aliases``.
-        valued: see ``valued_option_names``.
+        flags: every name of a boolean option, with its first name.
+        valued: the names of the options that take a value.
 
     Raises:
         UsageError: if a value is not a boolean, or a long option has a single dash.

@@ -6,7 +6,7 @@ As in ``cli/app.py`` only typer is imported here; every command imports what it 
 # No annotations from __future__ here: see cli/app.py.
 # ruff: noqa: I002
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,17 +46,6 @@ FormatOption = Annotated[
         "--format", metavar="FORMAT", help="manifests, kustomize, argocd, flux or helm (charts where available)"
     ),
 ]
-
-
-def commands() -> Any:
-    """The commands by name."""
-    group: Any = typer.main.get_command(app)
-    return group.commands
-
-
-@app.callback(invoke_without_command=False)
-def main() -> None:
-    """Offer the GPUs of provisioned nodes to pods."""
 
 
 @app.command()

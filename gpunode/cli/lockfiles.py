@@ -20,11 +20,6 @@ from gpunode.recipe import LIMIT_BYTES, VersionLock
 from gpunode.wording import count
 
 
-def lock_exists(file: str) -> bool:
-    """Return whether ``file`` exists, as a broken link too."""
-    return os.path.lexists(file)
-
-
 def read_lock(file: str) -> VersionLock:
     """Return the lock in ``file``.
 
@@ -52,7 +47,7 @@ def read_previous_lock(file: str) -> VersionLock | None:
     Raises:
         UsageError: if the file is not a lock file, or its folder does not exist.
     """
-    if lock_exists(file):
+    if os.path.lexists(file):
         return read_lock(file)
     if not Path(file).absolute().parent.is_dir():
         raise UsageError(

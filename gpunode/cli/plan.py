@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -100,9 +101,9 @@ def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, 
     """
     if not recipe_options.lock or check:
         return None
-    from gpunode.cli.lockfiles import lock_exists, read_previous_lock, refuse_partial_lock, write_lock
+    from gpunode.cli.lockfiles import read_previous_lock, refuse_partial_lock, write_lock
 
-    if lock_exists(recipe_options.lock) and not recipe_options.upgrade:
+    if os.path.lexists(recipe_options.lock) and not recipe_options.upgrade:
         return None
     refuse_partial_lock(only)
     former = read_previous_lock(recipe_options.lock)

@@ -17,7 +17,6 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.ownership import explain_writable_by_others
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
-from gpunode.recipe.keys import RENAMED, section_at
 from gpunode.recipe.toml import literal, parse, read_toml, render, resolve_base
 
 if TYPE_CHECKING:
@@ -92,21 +91,10 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
     if kept:
         _refuse_changed(run, "environment", proxies, checksum)
     text, lock, packages = content.partition(lockfile.HEADER)
-    found = replace(parse(_translate_former_keys(text), f"the recipe of run {run}", builtin.load), name=begin.recipe)
+    found = replace(parse(text, f"the recipe of run {run}", builtin.load), name=begin.recipe)
     if lock:
         found = replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
     return found, read_toml(proxies, f"the environment of run {run}")
-
-
-def _translate_former_keys(text: str) -> str:
-    """Return a rendered recipe with the present names of keys: gpunode may have been upgraded since it was kept."""
-    lines, section = [], ""
-    for line in text.splitlines():
-        if line.startswith("["):
-            section = section_at(tuple(line.strip("[]").split("."))) or ""
-        name, mark, value = line.partition(" = ")
-        lines.append(f"{RENAMED.get((section, name), name)}{mark}{value}")
-    return "\n".join(lines) + "\n"
 
 
 def _refuse_changed(run: str, what: str, content: str, sha256: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
@@ -37,7 +37,6 @@ from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
 from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
-from gpunode.command import gpunode, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
@@ -85,7 +84,6 @@ class SetupFlags:
     download_only: bool = False
     root: str = "/"
     gpu: str = ""
-    apply_cluster: bool = False
     resume: str = ""
     mok_password_file: str = ""
 
@@ -97,18 +95,6 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     if flags.download_only:
         download(recipe_options, output, flags)
         return
-    if flags.apply_cluster:
-        _refuse_apply_cluster(recipe_options, flags, json=output.json)
-    _run_setup(recipe_options, output, flags)
-    if flags.apply_cluster:
-        from gpunode.cli import clusters
-
-        output = OutputOptions(verbose=output.verbose)
-        clusters.apply(recipe_options.recipe, (), clusters.ClusterRef(), output, yes=flags.yes, timeout_s=300)
-
-
-def _run_setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlags) -> None:
-    """Make the node match the recipe, check it and answer."""
     started = time.monotonic()
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
@@ -186,32 +172,6 @@ def _verify_setup(
         return VerifyReport((), notes=state_notes(recipe, done.facts, only))
     plans = None if done.changed else done.preview
     return verify(recipe, done.facts, node.host, node.host.read_effective_config, planned=plans, only=only)
-
-
-def _refuse_apply_cluster(recipe_options: RecipeOptions, flags: SetupFlags, *, json: bool) -> None:
-    """Refuse ``--apply-cluster`` before the node is changed if it cannot work.
-
-    Raises:
-        UsageError: if the recipe has no Kubernetes part, or another option excludes it.
-        Refused: if kubectl is missing.
-    """
-    from gpunode.host.cluster import find_kubectl
-
-    kubernetes = recipe_options.load().kubernetes
-    if kubernetes is None or kubernetes.stack == "none":
-        raise UsageError(
-            "--apply-cluster has nothing to apply",
-            why="this recipe configures nothing in a cluster",
-            hint=f"name one that does: {sudo_gpunode('setup', 'k8s-containerd', '--apply-cluster')}",
-        )
-    for option, given in (("--root", is_image(flags.root)), ("--json", json), ("--reboot", flags.reboot)):
-        if given:
-            raise UsageError(
-                f"--apply-cluster cannot be used with {option}",
-                why="the cluster's part is planned, shown and applied from this machine after setup",
-                hint=f"set the node up first, then run: {gpunode('k8s', 'apply', recipe_options.recipe)}",
-            )
-    find_kubectl()
 
 
 def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
@@ -331,7 +291,7 @@ def _closing_lines(
         yield labelled_line("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
         yield labelled_line("next", verify_command(argv))
-        if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
+        if recipe.kubernetes and recipe.kubernetes.stack != "none":
             yield labelled_line("then", cluster_apply_command(argv))
     yield labelled_line(
         "undo", rollback_command(argv, done.run, *(["--packages"] if _leaves_no_configuration(done) else []))
@@ -358,31 +318,20 @@ def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
     yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
 
 
-# Options that contradict --download-only, with the reason.
-_CONFLICTS: Final[Mapping[str, str]] = {
-    "--root": "packages are downloaded for a running system, not for an image",
-    "--gpu": "--gpu is for an image, and packages are downloaded for a running system",
-    "--reboot": "a download needs no reboot",
-    "--apply-cluster": "a download changes nothing, neither here nor in a cluster",
-    "--resume": "--resume continues a setup",
-}
-
-
 def _refuse_options_with_download(options: SetupFlags) -> None:
     """Refuse options that contradict a download.
 
     Raises:
         UsageError: if one was given.
     """
-    given = {
-        "--root": is_image(options.root),
-        "--reboot": options.reboot,
-        "--gpu": options.gpu,
-        "--apply-cluster": options.apply_cluster,
-        "--resume": options.resume,
-    }
-    for option in (one for one, value in given.items() if value):
-        raise UsageError(f"--download-only cannot be used with {option}", why=_CONFLICTS[option], hint="leave one out")
+    for option, given, why in (
+        ("--root", is_image(options.root), "packages are downloaded for a running system, not for an image"),
+        ("--gpu", options.gpu, "--gpu is for an image, and packages are downloaded for a running system"),
+        ("--reboot", options.reboot, "a download needs no reboot"),
+        ("--resume", options.resume, "--resume continues a setup"),
+    ):
+        if given:
+            raise UsageError(f"--download-only cannot be used with {option}", why=why, hint="leave one out")
 
 
 def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:

@@ -267,7 +267,8 @@ class Cluster:
         )
         if not done.ok:
             raise self._error_from(done)
-        return _parse_object(done)
+        stored: Body = _first_document(done.stdout)
+        return stored
 
     def patch(self, target: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
         """Change an object by a JSON patch (RFC 6902), as ``manager``.
@@ -497,11 +498,6 @@ def _iter_documents(data: bytes) -> Iterator[Any]:
         yield found
         while text[end : end + 1].isspace():
             end += 1
-
-
-def _parse_object(done: FinishedCommand) -> Body:
-    body: Body = _first_document(done.stdout)
-    return body
 
 
 def _flatten_documents(data: bytes) -> tuple[Body, ...]:

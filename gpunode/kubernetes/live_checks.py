@@ -12,8 +12,9 @@ from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.advertisers import is_advertiser, is_made_by_operator, release_of
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import make_tolerations
-from gpunode.kubernetes.pods import PodProblem, find_problem, tolerates
+from gpunode.kubernetes.pods import PodProblem, find_problem, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
+from gpunode.wording import count
 
 Body: TypeAlias = Mapping[str, Any]
 # Returns the check of a node's container runtime if the node is this machine.
@@ -120,8 +121,8 @@ def check_resources(
         why = "the recipe names no MIG layout, so gpunode cannot tell how many instances there should be"
         yield Check(f"resource/{node.name}", f"GPUs offered by {node.name}", "skipped", why)
         return
-    for resource, count in expected.items():
-        yield _check_resource(node, live, resource, count, apply)
+    for resource, number in expected.items():
+        yield _check_resource(node, live, resource, number, apply)
 
 
 def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int, apply: Command) -> Check:
@@ -140,17 +141,11 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why = f"{capacity - allocatable} of {capacity} are reported as unhealthy by the device plugin"
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
     if allocatable != expected:
-        why = (
-            f"{allocatable} offered, {expected} expected of {len(node.gpus)} {'GPU' if len(node.gpus) == 1 else 'GPUs'}"
-        )
+        why = f"{allocatable} offered, {expected} expected of {count(len(node.gpus), 'GPU')}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
-
-
-def _count_gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _pods_command(node: str) -> Command:
@@ -187,8 +182,8 @@ def check_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     if not own_devices:
         return Check(id, title, "failed", f"the driver {DRA_DRIVER} publishes none", look)
     if gpus != len(node.gpus):
-        return Check(id, title, "failed", f"{_count_gpus(gpus)} published, {len(node.gpus)} expected", look)
-    return Check(id, title, "passed", f"{_count_gpus(gpus)} published, as expected")
+        return Check(id, title, "failed", f"{count(gpus, 'GPU')} published, {len(node.gpus)} expected", look)
+    return Check(id, title, "passed", f"{count(gpus, 'GPU')} published, as expected")
 
 
 def _device_type(device: Body) -> str:
@@ -214,7 +209,7 @@ def check_kubelet(
     for taint in settings.get("registerWithTaints") or ():
         if taint["effect"] == "PreferNoSchedule" or (taint["key"], taint["effect"]) not in present:
             continue
-        taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
+        taint_text = format_taint(taint)
         desired_taint = desired.taint
         if (
             desired_taint.key

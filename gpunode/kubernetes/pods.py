@@ -80,6 +80,12 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
+def format_taint(taint: Mapping[str, Any]) -> str:
+    """Return the taint as kubectl writes it."""
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
 def find_untolerated_taint(pod: Body, node: Body) -> PodProblem | None:
     """Return the first taint of the node that the pod does not tolerate, or None."""
     name, spec = str(node["metadata"]["name"]), node.get("spec", {})
@@ -87,9 +93,8 @@ def find_untolerated_taint(pod: Body, node: Body) -> PodProblem | None:
         if taint.get("effect") == "PreferNoSchedule":
             continue
         if not any(tolerates(one, taint) for one in pod.get("spec", {}).get("tolerations", ())):
-            taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
             hint = f'if GPU nodes should have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
-            return PodProblem("", f"{name} has the taint {taint_text}, which the pod does not tolerate", hint)
+            return PodProblem("", f"{name} has the taint {format_taint(taint)}, which the pod does not tolerate", hint)
     return None
 
 

@@ -16,7 +16,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, ChartRelease, NodeEdit, Rendered, RenderedObject
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
-from gpunode.kubernetes.pods import PodProblem
+from gpunode.kubernetes.pods import PodProblem, format_taint
 
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
@@ -208,7 +208,7 @@ def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
     yield from (f"+label {name}={value}" for name, value in new_labels.items() if labels.get(name) != value)
     old_labels = (before or {"metadata": {}})["metadata"].get("labels", {})
     yield from (f"-label {name}={value}" for name, value in old_labels.items() if name not in new_labels)
-    new_taints, old_taints = ({_format_taint(one) for one in _own_taints(body)} for body in (after, before or {}))
+    new_taints, old_taints = ({format_taint(one) for one in _own_taints(body)} for body in (after, before or {}))
     yield from (f"+taint {one}" for one in sorted(new_taints) if _parse_taint(one) not in _node_taints(live))
     yield from (f"-taint {one}" for one in sorted(old_taints - new_taints))
 
@@ -218,7 +218,7 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     for one in _node_taints(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
             raise Conflict(
-                f"Node {edit.node} has the taint {_format_taint(one)}, but the recipe sets {edit.taint}",
+                f"Node {edit.node} has the taint {format_taint(one)}, but the recipe sets {edit.taint}",
                 why="a Node can have only one taint with a key and effect, and somebody else set this one",
                 hint=f'set value = "{one.get("value", "")}" in [kubernetes.taint], or remove the other taint',
             )
@@ -284,7 +284,7 @@ def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
     """Return the taints among a Node's fields in an ``ObjectChange``, as kubectl writes them."""
-    return tuple(_format_taint(one) for one in _own_taints(json.loads(fields))) if fields else ()
+    return tuple(format_taint(one) for one in _own_taints(json.loads(fields))) if fields else ()
 
 
 def without_taints(fields: str) -> Body:
@@ -426,7 +426,7 @@ def _without_uid(body: Body) -> Body:
 
 
 def _labels_and_taints(body: Body) -> frozenset[str]:
-    return frozenset((*body["metadata"].get("labels", {}), *(_format_taint(one) for one in _own_taints(body))))
+    return frozenset((*body["metadata"].get("labels", {}), *(format_taint(one) for one in _own_taints(body))))
 
 
 def _parse_taint(text: str) -> dict[str, str] | None:
@@ -436,11 +436,6 @@ def _parse_taint(text: str) -> dict[str, str] | None:
     key_value, _, effect = text.rpartition(":")
     name, _, value = key_value.partition("=")
     return {"key": name, "effect": effect} | ({"value": value} if value else {})
-
-
-def _format_taint(taint: Mapping[str, str]) -> str:
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _node_taints(live: Body) -> list[dict[str, str]]:

@@ -37,19 +37,6 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 KUBERNETES = "kubernetes"
-# Keys that had other names before the first release, by section and former name.
-RENAMED: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("driver", "flavour"): "kernel_module_type",
-        ("repositories", "cuda_key"): "cuda_key_fingerprint",
-        ("repositories", "toolkit_key"): "toolkit_key_fingerprint",
-        ("runtime", "default"): "set_as_default",
-        ("runtime", "cgroup"): "cgroup_driver",
-        ("expect", "memory_mib"): "min_memory_mib",
-        ("kubernetes", "register"): "node_registration",
-        ("kubernetes.configs.*", "gpus"): "model",
-    }
-)
 # What a recipe may call a table whose name it chooses.
 CHOSEN_NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 

@@ -18,7 +18,6 @@ from gpunode.recipe import LIMIT_BYTES, SCHEMA, Recipe
 from gpunode.recipe.keys import (
     CHOSEN_NAME_PATTERN,
     KUBERNETES,
-    RENAMED,
     SECTIONS,
     TOP,
     RecipeKey,
@@ -253,8 +252,7 @@ def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
     known += [f"{above}.{name}" for name, _, _ in children(section)] if section else [*SECTIONS, KUBERNETES]
     elsewhere = [key.path for key in known_keys() if key.name == path]
-    renamed = [f"{above}.{name}" for name in [RENAMED.get((section, key_path[-1]))] if name]
-    guess = renamed or difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
+    guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
     return layer.error(f"there is no key {_brief(path)}{hint}", key_path, tuple(known))
 

@@ -11,36 +11,17 @@ from importlib import import_module
 from typing import Any
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
-from gpunode.runtimes.model import (
-    ConfigEdit,
-    DesiredConfig,
-    Edit,
-    Files,
-    Layer,
-    ObservedConfig,
-    Removal,
-    Runtime,
-    apply_edits,
-    gather_files,
-    satisfies,
-)
-
-__all__ = [
-    "RUNTIMES",
-    "ConfigEdit",
-    "DesiredConfig",
-    "Edit",
-    "Files",
-    "Layer",
-    "ObservedConfig",
-    "Removal",
-    "Runtime",
-    "apply_edits",
-    "gather_files",
-    "runtime",
-    "satisfies",
-]
-
+from gpunode.runtimes.model import ConfigEdit as ConfigEdit
+from gpunode.runtimes.model import DesiredConfig as DesiredConfig
+from gpunode.runtimes.model import Edit as Edit
+from gpunode.runtimes.model import Files as Files
+from gpunode.runtimes.model import Layer as Layer
+from gpunode.runtimes.model import ObservedConfig as ObservedConfig
+from gpunode.runtimes.model import Removal as Removal
+from gpunode.runtimes.model import Runtime as Runtime
+from gpunode.runtimes.model import apply_edits as apply_edits
+from gpunode.runtimes.model import gather_files as gather_files
+from gpunode.runtimes.model import satisfies as satisfies
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
 # be there if its daemon reloads, or its containers stop with it.

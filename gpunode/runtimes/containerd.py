@@ -13,10 +13,9 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes import containerd_files
+from gpunode.runtimes.containerd_files import CONFIG as CONFIG
 from gpunode.runtimes.containerd_files import (
-    CONFIG,
     CRI_PLUGINS,
-    DROP_IN,
     DUMP,
     SCHEMA_SINCE,
     ConfigFile,
@@ -27,6 +26,7 @@ from gpunode.runtimes.containerd_files import (
     load,
     read,
 )
+from gpunode.runtimes.containerd_files import DROP_IN as DROP_IN
 from gpunode.runtimes.containerd_plugin import explain_runc_entry, is_runc_shim, systemd_cgroup
 from gpunode.runtimes.model import (
     NAMELESS,
@@ -42,19 +42,6 @@ from gpunode.runtimes.model import (
     satisfies,
     with_absolute_binary,
 )
-
-__all__ = [
-    "CONFIG",
-    "DROP_IN",
-    "absolute",
-    "complete_removal",
-    "configure",
-    "dump",
-    "inspect",
-    "layers",
-    "locate_row",
-    "reads",
-]
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:

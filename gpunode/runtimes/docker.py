@@ -12,27 +12,15 @@ from typing import Any, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsonread
-from gpunode.runtimes.docker_nodes import Node, check_usable, find_docker, installation_notes, reads
+from gpunode.runtimes.docker_nodes import Node, check_usable, find_docker, installation_notes
+from gpunode.runtimes.docker_nodes import reads as reads
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.documents import edit_file
 from gpunode.runtimes.jsonread import BLANK, Path
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Layer, ObservedConfig, Removal, runs
-from gpunode.runtimes.text import decode, has_byte_order_mark
+from gpunode.runtimes.text import decode
+from gpunode.runtimes.text import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.tomlread import Document, put
-
-__all__ = [
-    "applies_on_reload",
-    "bom_refusal",
-    "complete_removal",
-    "configure",
-    "flags",
-    "has_byte_order_mark",
-    "inspect",
-    "keeps_containers",
-    "layers",
-    "parse_daemon_json",
-    "reads",
-]
 
 # The one name that dockerd keeps for itself.
 _RESERVED = "runc"

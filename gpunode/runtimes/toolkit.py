@@ -20,7 +20,8 @@ from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import literal
-from gpunode.runtimes.text import encode, same
+from gpunode.runtimes.documents import reads_as
+from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parse_file, put
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
@@ -332,16 +333,9 @@ def _insert_below_comment(text: str, after: Document, setting: Setting) -> str:
         newline = "\r\n" if "\r\n" in text else "\n"
         line = newline + comment["indent"] + _statement(setting.key, setting.value)
         found = text[: comment.end()] + line + text[comment.end() :]
-        if _reads_as(found, after):
+        if reads_as(found.encode(), CONFIG, after):
             return found
     return ""
-
-
-def _reads_as(text: str, document: Document) -> bool:
-    try:
-        return same(parse(text), document)
-    except ValueError:
-        return False
 
 
 def _check_ldconfig(document: Document) -> None:

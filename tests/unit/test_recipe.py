@@ -13,7 +13,7 @@ from gpunode import builtin
 from gpunode.errors import RecipeError
 from gpunode.recipe import CudaToolkit, Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
 from gpunode.recipe import toml as recipe_toml
-from gpunode.recipe.keys import RENAMED, known_keys
+from gpunode.recipe.keys import known_keys
 from gpunode.recipe.toml import parse, render
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -169,24 +169,8 @@ FAULTS = [
         )
     ),
     ('[repositories]\ncuda_key_fingerprint = "abc"', 2, "repositories.cuda_key_fingerprint", "which it cannot be"),
-    ('[driver]\nflavour = "open"', 2, "driver.flavour", "did you mean driver.kernel_module_type?"),
-    ('[repositories]\ncuda_key = "AA"', 2, "repositories.cuda_key", "did you mean repositories.cuda_key_fingerprint?"),
-    (
-        'repositories.toolkit_key = ""',
-        1,
-        "repositories.toolkit_key",
-        "did you mean repositories.toolkit_key_fingerprint?",
-    ),
     ("[runtime]\ndefault = true", 2, "runtime.default", "did you mean runtime.set_as_default?"),
-    ('[runtime]\ncgroup = "systemd"', 2, "runtime.cgroup", "did you mean runtime.cgroup_driver?"),
     ("[expect]\nmemory_mib = 1", 2, "expect.memory_mib", "did you mean expect.min_memory_mib?"),
-    ('kubernetes.register = "k3s"', 1, "kubernetes.register", "did you mean kubernetes.node_registration?"),
-    (
-        '[kubernetes.configs.a100]\ngpus = "A100"',
-        2,
-        "kubernetes.configs.a100.gpus",
-        "did you mean kubernetes.configs.a100.model?",
-    ),
     ("schema = 2", 1, "schema", "a format unknown to this gpunode"),
     ("schema = true", 1, "schema", "a format unknown to this gpunode"),
     ('version = "580"', 1, "version", "did you mean driver.version?"),
@@ -203,13 +187,6 @@ FAULTS = [
     ('name = "x"', 1, "name", "there is no key"),
     ("[driver.version]\nx = 1", 1, "driver.version", "which is a table"),
 ]
-
-
-def test_every_renamed_key_leads_to_a_key() -> None:
-    known = {(key.section, key.name) for key in known_keys()}
-    for (section, former), name in RENAMED.items():
-        assert (section, name) in known
-        assert (section, former) not in known
 
 
 @pytest.mark.parametrize(("text", "line", "key", "says"), FAULTS)

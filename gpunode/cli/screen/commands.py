@@ -8,9 +8,7 @@ from gpunode.command import Command, gpunode, sudo_gpunode
 
 # Options for display only.
 DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
-_CONSENT_OPTIONS = frozenset(
-    {"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade", "--apply-cluster"}
-)
+_CONSENT_OPTIONS = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade"})
 # Of a setup, and of the other commands below k8s.
 _NODE_ONLY_OPTIONS = frozenset(
     {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}

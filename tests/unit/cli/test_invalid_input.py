@@ -69,7 +69,7 @@ def test_mistyped_step_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --only runtime-config?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot", "--apply-cluster"])
+@pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot"])
 def test_download_only_contradicts_other_options(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--download-only", other]) == 2
     assert f"--download-only cannot be used with {other.partition('=')[0]}" in capsys.readouterr().err

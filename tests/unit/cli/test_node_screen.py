@@ -216,7 +216,7 @@ def test_verify_command_after_setup_uses_the_same_recipe() -> None:
     typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
     assert str(verify_command(typed)) == "gpunode verify node.toml --runtime docker --cuda --container"
     assert str(cluster_apply_command(typed)) == "gpunode k8s apply node.toml"
-    assert str(cluster_verify_command((*typed, "--apply-cluster"))) == "gpunode k8s verify node.toml"
+    assert str(cluster_verify_command(typed)) == "gpunode k8s verify node.toml"
     applied = ("k8s", "apply", "node.toml", "--node", "a=b.json", "--yes", "--timeout", "5", "--context=prod", "-v")
     assert str(cluster_verify_command(applied)) == "gpunode k8s verify node.toml --node a=b.json --context=prod"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import sys
@@ -55,34 +54,6 @@ def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock 
     assert replace(found, lock=None) == replace(asked, lock=None)
     assert (found.lock and found.lock.packages) == (lock and lock.packages)
     assert hash_recipe(found) == hash_recipe(asked)
-
-
-def test_request_of_an_older_gpunode_keeps_its_meaning(tmp_path: Path) -> None:
-    """A key that was renamed between the setup and the boot, by an upgrade of gpunode, is still understood."""
-    older = """schema = 1
-skip = ["nouveau"]
-
-[driver]
-# the kernel module
-flavour = "open"
-
-[runtime]
-name = "containerd"
-default = true
-# what default = true means
-cgroup = "systemd"
-
-[expect]
-memory_mib = 81000
-"""
-    store = Store(tmp_path)
-    run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hashlib.sha256(older.encode()).hexdigest())
-    run.save_request(older.encode())
-    run.commit("waiting")
-    found, _ = load_request(store, run.id)
-    assert found.driver.kernel_module_type == "open"
-    assert found.runtime == RuntimeSettings("containerd", set_as_default=True, cgroup_driver="systemd")
-    assert found.expect.min_memory_mib == 81000
 
 
 def test_modified_request_is_refused(tmp_path: Path) -> None:
