@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
@@ -93,7 +91,9 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
     def choose_run(node: Session) -> Planner:
         try:
             found = (
-                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
+                find_run(node.store, run, with_packages=with_packages)
+                if run
+                else _choose_newest_run(node.store, with_packages=with_packages)
             )
         except UsageError as error:
             for note in explain_lost_record(node.host, node.store):
@@ -118,7 +118,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     )
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
-    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
+    mark_undone(store, run, with_packages=with_packages)
     if plan.reboot_reason:
         return plan
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
@@ -129,21 +129,13 @@ def _survey(node: Session) -> Facts:
     return survey(node.host, image=node.host.root != "/")
 
 
-def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
-    """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    last = find_newest_run(node.store, with_packages=permissions.with_packages)
-    if not last.is_undone(with_packages=permissions.with_packages):
+def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | NothingToUndo:
+    """Return the run that a rollback without RUN undoes: the newest, and never one before it."""
+    last = find_newest_run(store, with_packages=with_packages)
+    if not last.is_undone(with_packages=with_packages):
         return last
-    found = explain_undone(
-        node.store,
-        last,
-        f"run {run_label(last.undone_by, last.verb)} undid it",
-        with_packages=permissions.with_packages,
-    )
-    if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
-        return found
-    node.screen.put(*already_undone_lines(replace(found, command="")))
-    return found.newest_not_undone
+    why = f"run {run_label(last.undone_by, last.verb)} undid it"
+    return explain_undone(store, last, why, with_packages=with_packages)
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
@@ -207,17 +199,9 @@ def _run_undo(
 
 def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
-    argv, on_event, check_interrupt = tuple(sys.argv[1:]), node.screen.show_event, node.signals.raise_if_received
+    on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     with report_partial_run(plan.verb, output, node.store):
-        done = apply_rollback(
-            plan,
-            node.host,
-            node.store,
-            version=__version__,
-            argv=argv,
-            on_event=on_event,
-            check_interrupt=check_interrupt,
-        )
+        done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey(node), done.plan)
@@ -257,17 +241,9 @@ def _plan_after_repair(
         return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
     node.screen.ask_for_consent(verb, yes=yes)
-    argv, check_interrupt = tuple(sys.argv[1:]), node.signals.raise_if_received
+    on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     try:
-        run_repair(
-            work,
-            node.host,
-            node.store,
-            version=__version__,
-            argv=argv,
-            on_event=node.screen.show_event,
-            check_interrupt=check_interrupt,
-        )
+        run_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     except ChangeFailed:
         # The package system may not have shown until now that only what goes cannot be finished.
         if plan := _plan_without_repair(verb, make_plan, node):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from gpunode.change import Change, FileState, MigChange
+from gpunode.change import Change, FileChange, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
@@ -85,11 +85,16 @@ def _unreadable_database_error(file: str, capture: Capture) -> Undetermined:
 
 
 def list_journaled_packages(host: HostView) -> frozenset[str]:
-    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet."""
+    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet.
+
+    Raises:
+        Undetermined: it is unknown.
+    """
     system = SYSTEMS[0]
     looked = host.run_probe(Probe("package-journal", glob=system.journal, content_kind="table"))
-    files = decode_matches(looked.data) if looked.outcome == "ok" else ()
-    texts = ((one.data or b"").decode("utf-8", "replace") for one in files)
+    if looked.outcome not in {"ok", "absent"}:
+        raise _unreadable_database_error(system.journal, looked)
+    texts = ((one.data or b"").decode("utf-8", "replace") for one in decode_matches(looked.data))
     return frozenset().union(*map(system.list_journaled, texts))
 
 
@@ -238,15 +243,26 @@ def find_packaged_files(
     return found
 
 
-def read_set_aside_files(host: HostView) -> dict[str, FileState]:
-    """Return what the package manager has put beside configuration files that somebody had edited, by path."""
+def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
+    """Return what the package manager put beside edited configuration files, by path; None where nobody can tell."""
     globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
-    found = (one for glob in globs for one in decode_matches(host.run_probe(glob).data))
+    captures = [host.run_probe(glob) for glob in globs]
+    if any(looked.outcome not in {"ok", "absent"} for looked in captures):
+        return None
     return {
         one.path: FileState(one.data, one.ownership.mode, one.ownership.uid, one.ownership.gid)
-        for one in found
+        for looked in captures
+        for one in decode_matches(looked.data)
         if one.data is not None and one.ownership is not None
     }
+
+
+def find_set_aside_changes(host: HostView, former: Mapping[str, FileState] | None) -> list[FileChange]:
+    """Return what has become of these files since ``former``; nothing where nobody can tell."""
+    present = read_set_aside_files(host)
+    if former is None or present is None:
+        return []
+    return [FileChange(path, former.get(path), state) for path, state in present.items() if former.get(path) != state]
 
 
 def package_checksum(content: bytes) -> str:

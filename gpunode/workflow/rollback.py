@@ -147,8 +147,6 @@ def rollback(
     host: Host,
     store: Store,
     *,
-    version: str,
-    argv: tuple[str, ...],
     on_event: Observer,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> RollbackResult:
@@ -157,7 +155,7 @@ def rollback(
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(plan.verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=plan.with_packages)
+    run = store.begin(plan.verb, undoes=plan.undone_run, with_packages=plan.with_packages)
     reason = f"as it was before {plan.undone_run or 'gpunode'}"
     applier = Applier(host, run, on_event, check_interrupt)
     executor = UndoExecutor(applier, host, reason, plan.pending_triggers)
@@ -168,14 +166,14 @@ def rollback(
     return RollbackResult(plan, run.id, tuple(executor.trigger_results))
 
 
-def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, ...], with_packages: bool) -> None:
+def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
     """Record that ``run`` is undone: nothing of it is left on the node.
 
     Raises:
         ChangeFailed: it could not be written.
     """
     if not run.is_undone(with_packages=with_packages):
-        store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=with_packages).commit("done")
+        store.begin("rollback", undoes=run.run, with_packages=with_packages).commit("done")
 
 
 def undo_failure(plan: UndoPlan) -> GpunodeError | None:

@@ -194,10 +194,9 @@ class UndoExecutor:
         former = live_state.read_package_database(self.host).obsolete()
         aside = live_state.read_set_aside_files(self.host)
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
-        for path, state in live_state.read_set_aside_files(self.host).items():
-            if state != aside.get(path):
-                change = FileChange(path, state, aside.get(path))
-                self.applier.apply_change("packages", SET_ASIDE, change, "put there by this undo")
+        for change in live_state.find_set_aside_changes(self.host, aside):
+            back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
+            self.applier.apply_change("packages", SET_ASIDE, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
 
@@ -369,8 +368,6 @@ def run_repair(
     host: Host,
     store: Store,
     *,
-    version: str,
-    argv: tuple[str, ...],
     on_event: Observer,
     check_interrupt: Callable[[], None],
 ) -> None:
@@ -379,7 +376,7 @@ def run_repair(
     Raises:
         ChangeFailed: if that failed; nothing else was touched.
     """
-    run = store.begin("repair", version=version, argv=argv)
+    run = store.begin("repair")
     applier = Applier(host, run, on_event, check_interrupt)
     with recording_failure(applier):
         applier.check_interrupt()

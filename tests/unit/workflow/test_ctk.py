@@ -17,7 +17,6 @@ from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback
-from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -63,7 +62,7 @@ def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: 
     chosen = rollback.find_newest_run(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
-    rollback.rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+    rollback.rollback(back, host, store, on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 
@@ -135,7 +134,7 @@ def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
         raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        ctk.apply_edit(plan_of(host), host, store, EditOptions("configure", "test", check_interrupt=stop), ignore_event)
+        ctk.apply_edit(plan_of(host), host, store, "configure", ignore_event, check_interrupt=stop)
     assert store.runs() == ()
 
 

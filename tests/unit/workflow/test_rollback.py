@@ -69,7 +69,7 @@ def write(
 
 def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
     back = plan_rollback(store, host, run, force=force)
-    return rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
+    return rollback(back, host, store, on_event=lambda _event: None)
 
 
 def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: Store) -> None:
@@ -100,7 +100,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     run.record_done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
     assert plan_rollback(store, host, run.id).steps == ()
 
@@ -117,7 +117,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
         run.record_done(seq)
     run.commit("done")
     (folder / "daemon.json").unlink()  # the folder was made for this one
-    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert not folder.exists()
 
 
@@ -288,7 +288,7 @@ def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: N
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
     back = plan_rollback(store, host, run, allow_disruption=True)
-    rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(back, host, store, on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
@@ -354,7 +354,7 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
     host.files[CONTAINERD] = OURS  # by hand
     assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
-        mark_undone(store, find_newest_run(store), version="test", argv=(), with_packages=False)
+        mark_undone(store, find_newest_run(store), with_packages=False)
     assert len(store.runs()) == 3, "recorded once"
     assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)

@@ -170,7 +170,7 @@ def note_checksum(host: Machine, package: str, path: str, state: FileState) -> N
 
 
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
-    return rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+    return rollback(back, host, store, on_event=ignore_event)
 
 
 class TestWholeRollback:
@@ -410,7 +410,7 @@ class TestWholeRollback:
     def test_packages_can_be_rolled_back_after_a_plain_rollback(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
-        rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(plain, host, store, on_event=ignore_event)
         chosen = find_newest_run(store, with_packages=True)
         assert (chosen.run, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
             run,
@@ -478,7 +478,7 @@ class TestWholeRollback:
             assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
@@ -657,7 +657,7 @@ class TestWholeRollback:
         host.triggered.clear()
         back = plan_rollback(store, host, run)
         assert (back.steps, back.pending_triggers) == ((), (RESTART,))
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert host.triggered == [RESTART]
         assert store.pending_triggers() == {}
 
@@ -1181,7 +1181,7 @@ class TestRemove:
 
     def test_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert plan_removal(store, host, machine()).steps == ()
 
 
@@ -1190,7 +1190,7 @@ class TestLeftoversOfARemoval:
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         return back
 
     def test_nothing_remains_after_a_complete_removal(self, host: Machine, store: Store) -> None:
