@@ -162,7 +162,10 @@ def rollback(
     with recording_failure(applier):
         executor.carry_out(plan.steps)
     plan = replace(plan, reboot_reason=plan.reboot_reason or live_state.pending_mig_switch(host, plan.changes))
-    run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
+    if plan.is_incomplete and not plan.with_packages:
+        run.commit("failed", "\n".join(plan.notes))  # a GPU's layout; so the run does not count as undone
+    else:
+        run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
     return RollbackResult(plan, run.id, tuple(executor.trigger_results))
 
 

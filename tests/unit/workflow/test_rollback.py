@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, Trigger
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError
+from gpunode.change import FileChange, FileState, MigChange, MigLayout, Trigger
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError, VerifyFailed
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import TriggerResult
@@ -24,6 +24,7 @@ from gpunode.workflow.rollback import (
     plan_rollback,
     preview_rollback,
     rollback,
+    undo_failure,
 )
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -433,6 +434,25 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
     host.files[CONTAINERD] = OURS
     forget(store, runs[1])
     assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
+
+
+def test_rollback_that_could_not_restore_a_layout_can_be_run_again(store: Store, host: Node) -> None:
+    """NVML does not answer while the driver is not loaded."""
+    run = store.begin("setup", version="test")
+    split = MigChange("GPU-1", MigLayout(enabled=False), MigLayout(enabled=True))
+    run.record_done(run.record_intent("runtime", "mig", split))
+    file = FileChange(CONTAINERD, FORMER, OURS)
+    run.record_done(run.record_intent("runtime", "step", file))
+    run.commit("done")
+    host.apply([file])
+
+    done = undo(host, store, run.id)
+
+    assert isinstance(undo_failure(done.plan), VerifyFailed)
+    assert host.files[CONTAINERD] == FORMER
+    assert not find_newest_run(store).is_undone(with_packages=False)
+    again = plan_rollback(store, host, run.id)
+    assert (again.steps, again.is_incomplete) == ((), True)
 
 
 def test_node_without_runs_has_nothing_to_roll_back(store: Store) -> None:
