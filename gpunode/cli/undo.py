@@ -25,7 +25,7 @@ from gpunode.errors import (
     UsageError,
     VerifyFailed,
 )
-from gpunode.facts.evidence import Probe, decode_matches
+from gpunode.facts.evidence import Probe
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
@@ -46,7 +46,7 @@ from gpunode.workflow.rollback import (
     undo_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_broken_packages, find_leftovers, find_repair, run_repair
+from gpunode.workflow.undo import find_broken_packages, find_repair, run_repair
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
@@ -181,8 +181,6 @@ def _run_undo(
             left = find_remainder(node.store, node.host, _survey(node), plan)
             plan = replace(plan, kept=left.kept)
         node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost is not None))
-        for path in (change.path for change in plan.files):
-            node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
@@ -358,23 +356,16 @@ def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
         yield f"{count(gone, 'package')} purged"
 
 
-def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
-    """Yield a note about old versions that others left beside a file."""
-    if found:
-        yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
-
-
 _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
 
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
-    """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
+    """List the recorded runs, or those that changed ``file``."""
     from gpunode.cli.log import run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
     found = [run for run in store.find_runs() if not file or file in run.subjects]
-    left = list_leftovers(host, file) if file else ()
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()
@@ -382,9 +373,9 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
         screen.put(*run_table_lines(found, previews=previews))
-    screen.put(*leftover_lines(file, left), *map(note_line, notes))
+    screen.put(*map(note_line, notes))
     rows = [undo_record(run, previews[run.run]) for run in found]
-    output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
+    output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))
 
 
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
@@ -394,9 +385,3 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
         return ()
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()
-
-
-def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
-    """Return old versions of ``path`` beside it that other tools or people left."""
-    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
-    return tuple(find_leftovers(path, (one.path for one in decode_matches(looked.data))))

@@ -23,12 +23,10 @@ from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
-from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
 from gpunode.workflow.undo_plan import (
     UndoRequest,
     edit_conflict_error,
-    list_removals_since_boot,
     plan_configuration_undo,
     plan_undo,
 )
@@ -81,21 +79,13 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(
-        run_id, footprint, store.objects.path_of_content, resolve_edit, force=force, allow_disruption=allow_disruption
-    )
+    request = UndoRequest(store, run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
-        undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
+        undone = plan_configuration_undo(request, host)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
-    request = replace(
-        request,
-        pending_triggers=still_pending(store.pending_triggers(), facts),
-        removed_since_boot=list_removals_since_boot(store, facts),
-        is_redo=not _undo_removes_changes(runs, run_id),
-        allow_loss=allow_loss,
-    )
+    request = replace(request, is_redo=not _undo_removes_changes(runs, run_id), allow_loss=allow_loss)
     undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeAlias
@@ -226,29 +226,6 @@ class UndoExecutor:
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
     """Return the packages that are there. Raises Undetermined if that is unknown."""
     return need(facts.packages, "which packages are installed")
-
-
-# What editors, tools and people call the version before: also a date, as in config.toml.20260101 or config.toml-2026.
-_BACKUP_SUFFIXES = (
-    ".bak",
-    ".backup",
-    ".orig",
-    ".old",
-    ".save",
-    ".prev",
-    ".dpkg-",
-    ".ucf-",
-    ".rpm",
-    ".2",
-    "-2",
-    "_2",
-    "~",
-)
-
-
-def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of ``names`` that other tools or people left beside ``path`` as its former versions."""
-    return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_BACKUP_SUFFIXES))
 
 
 def drop_source_conflicts(

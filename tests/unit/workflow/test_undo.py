@@ -43,7 +43,7 @@ from gpunode.workflow.events import ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
-from gpunode.workflow.undo import UndoPlan, find_leftovers
+from gpunode.workflow.undo import UndoPlan
 from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
@@ -1237,13 +1237,3 @@ class TestLeftoversOfARemoval:
             f"{spec} stays, which nvidia-ctk wrote, until the next boot",
             "nvidia-fs stays in the kernel until the next boot",
         }
-
-
-def test_backup_copies_beside_a_file_are_recognized_by_name() -> None:
-    names = [f"/etc/a.toml{end}" for end in ("", ".bak", "~", ".dpkg-dist", ".20260101", ".d", "c", ".gpunode-1")]
-    assert list(find_leftovers("/etc/a.toml", names)) == [
-        "/etc/a.toml.bak",
-        "/etc/a.toml~",
-        "/etc/a.toml.dpkg-dist",
-        "/etc/a.toml.20260101",
-    ]
