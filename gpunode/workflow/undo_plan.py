@@ -123,6 +123,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
 
         kept_keys = tuple(describe_kept_key(facts))
+    unread = (
+        KeptItem(unit, f"stays as it is: {fact.reason}")
+        for unit in footprint.units
+        if isinstance(fact := facts.unit(unit), Unknown)
+    )
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
@@ -131,7 +136,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
     steps, kept = drop_source_conflicts(
-        ordered, (*unknown, *needed, *serving), facts, request.store.objects.path_of_content
+        ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
     pending_triggers = still_pending(request.store.pending_triggers(), facts)

@@ -29,7 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
-from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -390,6 +390,15 @@ class TestWholeRollback:
         assert host.triggered.count(INITRAMFS) == 1
         later = replace(after, boot_id=Known("the next boot", "boot-id"))
         assert plan_removal(store, host, later).reboot_reason == "", "somebody else's driver is loaded by now"
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_unit_whose_state_is_unknown_is_named(self, host: Machine, store: Store, verb: Verb) -> None:
+        facts = replace(facts_now(), units={UNIT: Unknown("systemctl: no answer within 10 s", "units")})
+        back = (
+            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
+        )
+        assert UNIT not in [one.subject for one in back.changes]
+        assert f"{UNIT} stays as it is: systemctl: no answer within 10 s" in back.remarks
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
