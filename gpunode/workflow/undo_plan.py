@@ -197,12 +197,12 @@ def _plan_file_restores(
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
-    present = {path: state for path, state in states.items() if state is not None}
-    packaged = live_state.find_packaged_files(host, present, leaving)
+    going = {path: now for path, now in states.items() if now and now != trails[path].spans[0].change.before}
+    packaged = live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
         trail = trails[path]
         former = trail.spans[0].change.before
-        if path in packaged and now != former:
+        if path in packaged:
             backup = ""
             if former is not None and not trail.forgotten:
                 backup = f"; what was there before gpunode is in {backup_of(former.content)}"
@@ -213,12 +213,12 @@ def _plan_file_restores(
             continue
         restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
         found.append((path, trail, now, restored))
-    going = frozenset(path for path, _, _, restored in found if restored.state is None)
+    removed = frozenset(path for path, _, _, restored in found if restored.state is None)
     steps: list[UndoStep] = []
     notes: list[str] = []
     for path, trail, now, restored in found:
         first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
-        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, going)):
+        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))

@@ -275,6 +275,12 @@ class TestWholeRollback:
             plan(verb, host, store)
         assert f"ls -l {INFO}/a.list" in stopped.value.hint
 
+    def test_database_that_cannot_be_understood_stops_a_plain_rollback(self, host: Machine, store: Store) -> None:
+        host.owned = {"containerd": (CONTAINERD,)}
+        host.files[STATUS] = FileState(b"Package: containerd\n")
+        with pytest.raises(Undetermined, match="cannot tell what belongs to which package"):
+            plan_rollback(store, host, newest(store))
+
     def test_file_of_a_package_that_leaves_too_is_removed(self, host: Machine, store: Store) -> None:
         host.owned = {"nvidia-driver-cuda:amd64": (CUDA_LIST,)}
         back = plan_rollback(store, host, newest(store), facts_now())
