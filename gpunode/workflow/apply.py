@@ -290,9 +290,12 @@ class Applier:
             for path, state in states
             if state is not None and live_state.package_checksum(state.content) != shipped[path]
         ]
-        for step, found in ((SET_ASIDE, aside), (OVERWRITTEN, theirs)):
+        for step, found, reason in (
+            (SET_ASIDE, aside, "put beside an edited file by its package"),
+            (OVERWRITTEN, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+        ):
             changes = map(self.host.complete_change, found)
-            self.run.record_done(*self.run.record_intents("packages", step, changes, "configuration of a package"))
+            self.run.record_done(*self.run.record_intents("packages", step, changes, reason))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]

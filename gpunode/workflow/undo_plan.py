@@ -526,7 +526,8 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
         and upstream(change.before.version) == loaded.version
         and (change.id not in installed or installed[change.id].version != change.before.version)
     ]
-    changes = (*packages, *gone)
+    states = ((change, change.known_final_state) for change in (*packages, *gone))
+    changes = [change for change, after in states if after is None or upstream(after.version) != loaded.version]
     if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

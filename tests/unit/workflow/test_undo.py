@@ -662,6 +662,15 @@ class TestWholeRollback:
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), allow_disruption=True)
         assert "580.178.04" in back.reboot_reason
 
+    def test_rollback_to_the_loaded_driver_needs_no_reboot(self, host: Machine, store: Store) -> None:
+        newer = PackageState("580.200.01-1")
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), NEW, newer)))
+        run.commit("waiting")
+        host.archives["libcuda1"] = frozenset({NEW.version})
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True))
+        assert ([change.states for change in back.packages], back.reboot_reason) == ([(newer.version, NEW.version)], "")
+
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
         cut = store.begin("rollback", version="test", undoes=run)
