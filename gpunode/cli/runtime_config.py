@@ -379,9 +379,8 @@ def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permi
     request = parse_options(options, place)
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        return edits.plan_unconfiguring(
-            edits.find_target(host, request.row, request.desired, image=place != "/"), footprint.files
-        )
+        target = edits.find_target(host, request.row, request.desired, image=place != "/")
+        return edits.plan_unconfiguring(host, target, footprint.files)
 
     run_edit("ctk runtime unconfigure", "unconfigure", planning, output, place, permissions)
 

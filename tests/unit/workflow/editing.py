@@ -88,6 +88,6 @@ def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN,
 
 
 def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
-    plan = edits.plan_unconfiguring(target_of(host, desired, row), store.footprint().files)
+    plan = edits.plan_unconfiguring(host, target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

@@ -85,6 +85,21 @@ def test_unconfigure_restores_an_untouched_file_byte_for_byte(desired: DesiredCo
     assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
 
 
+@pytest.mark.parametrize("former", [None, b'{"debug": true}\n'])
+@pytest.mark.parametrize("packaged", [b'{\n    "log-driver": "local"\n}\n', b"{}\n", b""])
+def test_unconfigure_leaves_a_file_that_a_package_brought_since(
+    former: bytes | None, packaged: bytes, store: Store
+) -> None:
+    host = Machine({} if former is None else {DAEMON_JSON: former})
+    configured(host, store, DOCKER, "docker")
+    host.files[DAEMON_JSON] = FileState(packaged)
+    row = "Package: docker.io\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    host.files["/var/lib/dpkg/status"] = FileState(row.encode())
+    host.files["/var/lib/dpkg/info/docker.io.list"] = FileState(f"/.\n{DAEMON_JSON}\n".encode())
+    unconfigured(host, store, DOCKER, "docker")
+    assert host.contents[DAEMON_JSON] == packaged
+
+
 def test_failed_write_puts_back_the_file_written_before_it(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     host.full = {CONTAINERD}
