@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
 from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reason_lines
@@ -308,7 +307,7 @@ def _last_cluster_if_other(identity: Identity) -> str:
 
 def _run_header(verb: Verb, recipe: Recipe | None = None, undoes: str = "") -> RunHeader:
     named = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
-    return RunHeader(verb, __version__, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, undoes=undoes)
+    return RunHeader(verb, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, undoes=undoes)
 
 
 def _with_absolute_kubeconfig(argv: Sequence[str]) -> Iterator[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
@@ -37,7 +35,7 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
     screen = output.open_screen()
     with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
         screen.begin_rehearsal(rehearsal_header_lines(recipe, node or DEFAULT_SAMPLE))
-        options = SetupOptions(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=hash_recipe(recipe))
+        options = SetupOptions(recipe_sha256=hash_recipe(recipe))
         rehearsal = make(recipe, view.facts, view.evidence, Store(folder), options=options, on_event=screen.show_event)
         screen.put(*rehearsal_lines(recipe, rehearsal, node or DEFAULT_SAMPLE, screen))
     output.emit(

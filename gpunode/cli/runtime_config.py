@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpunode import __version__
 from gpunode.change import Change, short_unit_name
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import require_root, unknown_value_error, validate_root
@@ -34,7 +33,7 @@ from gpunode.runtimes.model import INSTALLED, TOOLKIT_PROGRAM_NAME, EditMode
 from gpunode.steps.runtime import refuse_default
 from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
+from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditResult
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.recovery import describe_interrupted_run
 
@@ -380,9 +379,8 @@ def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permi
     request = parse_options(options, place)
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        return edits.plan_unconfiguring(
-            edits.find_target(host, request.row, request.desired, image=place != "/"), footprint.files
-        )
+        target = edits.find_target(host, request.row, request.desired, image=place != "/")
+        return edits.plan_unconfiguring(host, target, footprint.files)
 
     run_edit("ctk runtime unconfigure", "unconfigure", planning, output, place, permissions)
 
@@ -422,11 +420,9 @@ def _apply_edit(
     host, restart = node.host, permissions.restart
     if restart and not permissions.allow_disruption:
         ctk.refuse_disruption(host, plan)
-    options = EditOptions(
-        verb, __version__, tuple(sys.argv[1:]), restart=restart, check_interrupt=node.signals.raise_if_received
-    )
+    check_interrupt, on_event = node.signals.raise_if_received, node.screen.show_event
     with report_partial_run(command, output, node.store):
-        done = ctk.apply_edit(plan, host, node.store, options, node.screen.show_event)
+        done = ctk.apply_edit(plan, host, node.store, verb, on_event, restart=restart, check_interrupt=check_interrupt)
     node.notify(node.log.problem)
     failure = _not_restarted_failure(host, plan) if restart and ctk.reload_was_skipped(host, plan, done) else None
     is_read = (restart and failure is None) or host.root != "/" or ctk.explain_no_reload(plan)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode import __version__
 from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
@@ -151,8 +149,6 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
         node.screen.confirm(plans, yes=flags.yes)
 
     return SetupOptions(
-        version=__version__,
-        argv=tuple(sys.argv[1:]),
         recipe_sha256=hash_recipe(recipe),
         only=flags.only,
         allow_disruption=flags.allow_disruption,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
@@ -27,7 +25,7 @@ from gpunode.errors import (
     UsageError,
     VerifyFailed,
 )
-from gpunode.facts.evidence import Probe, decode_matches
+from gpunode.facts.evidence import Probe
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
@@ -48,7 +46,7 @@ from gpunode.workflow.rollback import (
     undo_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_broken_packages, find_leftovers, find_repair, run_repair
+from gpunode.workflow.undo import find_broken_packages, find_repair, run_repair
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
@@ -93,7 +91,9 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
     def choose_run(node: Session) -> Planner:
         try:
             found = (
-                find_run(node.store, run, with_packages=with_packages) if run else _choose_newest_run(node, permissions)
+                find_run(node.store, run, with_packages=with_packages)
+                if run
+                else _choose_newest_run(node.store, with_packages=with_packages)
             )
         except UsageError as error:
             for note in explain_lost_record(node.host, node.store):
@@ -118,7 +118,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     )
     if plan.steps or plan.pending_triggers or plan.is_incomplete:
         return plan
-    mark_undone(store, run, version=__version__, argv=tuple(sys.argv[1:]), with_packages=with_packages)
+    mark_undone(store, run, with_packages=with_packages)
     if plan.reboot_reason:
         return plan
     why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
@@ -129,21 +129,13 @@ def _survey(node: Session) -> Facts:
     return survey(node.host, image=node.host.root != "/")
 
 
-def _choose_newest_run(node: Session, permissions: UndoPermissions) -> RunRecord | NothingToUndo:
-    """Return the run that a rollback without RUN undoes; an older one than the newest only if the user can decline."""
-    last = find_newest_run(node.store, with_packages=permissions.with_packages)
-    if not last.is_undone(with_packages=permissions.with_packages):
+def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | NothingToUndo:
+    """Return the run that a rollback without RUN undoes: the newest, and never one before it."""
+    last = find_newest_run(store, with_packages=with_packages)
+    if not last.is_undone(with_packages=with_packages):
         return last
-    found = explain_undone(
-        node.store,
-        last,
-        f"run {run_label(last.undone_by, last.verb)} undid it",
-        with_packages=permissions.with_packages,
-    )
-    if found.newest_not_undone is None or permissions.yes or not node.screen.is_interactive:
-        return found
-    node.screen.put(*already_undone_lines(replace(found, command="")))
-    return found.newest_not_undone
+    why = f"run {run_label(last.undone_by, last.verb)} undid it"
+    return explain_undone(store, last, why, with_packages=with_packages)
 
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
@@ -189,8 +181,6 @@ def _run_undo(
             left = find_remainder(node.store, node.host, _survey(node), plan)
             plan = replace(plan, kept=left.kept)
         node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost is not None))
-        for path in (change.path for change in plan.files):
-            node.screen.put(*leftover_lines(path, list_leftovers(node.host, path)))
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
@@ -207,17 +197,9 @@ def _run_undo(
 
 def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
-    argv, on_event, check_interrupt = tuple(sys.argv[1:]), node.screen.show_event, node.signals.raise_if_received
+    on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     with report_partial_run(plan.verb, output, node.store):
-        done = apply_rollback(
-            plan,
-            node.host,
-            node.store,
-            version=__version__,
-            argv=argv,
-            on_event=on_event,
-            check_interrupt=check_interrupt,
-        )
+        done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey(node), done.plan)
@@ -257,17 +239,9 @@ def _plan_after_repair(
         return plan, False
     node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
     node.screen.ask_for_consent(verb, yes=yes)
-    argv, check_interrupt = tuple(sys.argv[1:]), node.signals.raise_if_received
+    on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     try:
-        run_repair(
-            work,
-            node.host,
-            node.store,
-            version=__version__,
-            argv=argv,
-            on_event=node.screen.show_event,
-            check_interrupt=check_interrupt,
-        )
+        run_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     except ChangeFailed:
         # The package system may not have shown until now that only what goes cannot be finished.
         if plan := _plan_without_repair(verb, make_plan, node):
@@ -382,23 +356,16 @@ def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
         yield f"{count(gone, 'package')} purged"
 
 
-def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
-    """Yield a note about old versions that others left beside a file."""
-    if found:
-        yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
-
-
 _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
 
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
-    """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
+    """List the recorded runs, or those that changed ``file``."""
     from gpunode.cli.log import run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
     found = [run for run in store.find_runs() if not file or file in run.subjects]
-    left = list_leftovers(host, file) if file else ()
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()
@@ -406,9 +373,9 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
         screen.put(*run_table_lines(found, previews=previews))
-    screen.put(*leftover_lines(file, left), *map(note_line, notes))
+    screen.put(*map(note_line, notes))
     rows = [undo_record(run, previews[run.run]) for run in found]
-    output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
+    output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))
 
 
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
@@ -418,9 +385,3 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
         return ()
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()
-
-
-def list_leftovers(host: HostView, path: str) -> tuple[str, ...]:
-    """Return old versions of ``path`` beside it that other tools or people left."""
-    looked = host.run_probe(Probe("beside", glob=f"{path}*", contents=False))
-    return tuple(find_leftovers(path, (one.path for one in decode_matches(looked.data))))

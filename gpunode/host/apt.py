@@ -296,11 +296,13 @@ class Apt:
         )
 
     def _find_known_packages(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
-        """Return the packages known to dpkg; an interrupted run may have removed some."""
+        """Return the packages known to dpkg, since an interrupted run may have removed some; all if it does not say."""
         if not packages:
             return frozenset()
         fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
         found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_LIMIT_S)
+        if found.exit_status not in (0, 1):  # 1 if one of them is not found
+            return frozenset(packages)
         rows = [line.split() for line in _decode_text(found.stdout).splitlines()]
         there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
         return frozenset(PackageId.of(name) for row in there for name in row[:2])

@@ -10,12 +10,14 @@ import getpass
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpunode import __version__
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.command import command
 from gpunode.errors import JournalDamaged, Refused, UsageError
@@ -50,10 +52,6 @@ _LONGEST_JOURNAL = 16 << 20
 _NOT_MADE = "its run was cut short before it"
 
 
-def _ignore_entry(_entries: Sequence[Entry], _entry: Entry) -> None:
-    """Ignore every entry."""
-
-
 class Store:
     """The journals and backups of one node.
 
@@ -71,7 +69,7 @@ class Store:
         *,
         keep: int = RUNS_WITH_BACKUPS,
         clock: Callable[[], float] = time.time,
-        announce: Announce = _ignore_entry,
+        announce: Announce = lambda _entries, _entry: None,
         folder: Path | None = None,
     ) -> None:
         self.root = Path(root)
@@ -87,16 +85,17 @@ class Store:
         self,
         verb: Verb,
         *,
-        version: str,
+        version: str = __version__,
         recipe: str = "",
         recipe_sha256: str = "",
-        boot_id: str = "",
-        argv: Sequence[str] = (),
+        argv: Sequence[str] | None = None,
         undoes: str = "",
         with_packages: bool = False,
         user: str | None = None,
     ) -> Run:
         """Begin a new run on disk, and delete the backups that nothing needs any more. Call it under ``lock``.
+
+        ``argv`` are the words after the program's name; those of this process when None.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -105,8 +104,9 @@ class Store:
         with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
-            who = (user or invoking_user(), tuple(argv), undoes, with_packages, os.getuid(), loginuid())
-            begin = Begin(run, now, verb, version, recipe, recipe_sha256, boot_id or self._boot_id(), *who)
+            words = tuple(sys.argv[1:] if argv is None else argv)
+            who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
+            begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
             folder = self._runs / run
             folder.mkdir(mode=0o700)
             begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)

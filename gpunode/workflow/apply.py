@@ -173,27 +173,6 @@ class Applier:
         if (back := change.inverse()) is not None:
             self.apply_change(_RECOVERY, "put-back", back, failure.what)
 
-    def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
-        """Have a daemon checked against ``expectation`` after one of ``read_by`` made it read its files."""
-        self._expectations.update(dict.fromkeys(read_by, expectation))
-
-    def restore_files(self, failure: GpunodeError, paths: Collection[str] | None = None) -> bool:
-        """Restore the files that this run wrote, or those of ``paths``, and say so in ``failure``.
-
-        Returns:
-            True if all of them are restored.
-        """
-        left = False
-        for change in self._written_files():
-            if (paths is None or change.path in paths) and (back := change.inverse()) is not None:
-                try:
-                    self.apply_change(_RECOVERY, "put-back", back, failure.what)
-                    failure.why += f"\nrestored: {change.path}"
-                except GpunodeError as second:
-                    left = True
-                    failure.why += f"\n{change.path} could not be restored: {second.what}"
-        return not left
-
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
             self.check_interrupt()
@@ -230,7 +209,16 @@ class Applier:
         if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
             return
         files = FileChange.among(step.changes)
-        if self.restore_files(failure, {change.path for change in files}):
+        paths, is_left = {one.path for one in files}, False
+        for written in self._written_files():
+            if written.path in paths and (back := written.inverse()) is not None:
+                try:
+                    self.apply_change(_RECOVERY, "put-back", back, failure.what)
+                    failure.why += f"\nrestored: {written.path}"
+                except GpunodeError as second:
+                    is_left = True
+                    failure.why += f"\n{written.path} could not be restored: {second.what}"
+        if not is_left:
             self.cancel_triggers(triggers(files), "restored before any daemon read it")
 
     def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
@@ -246,7 +234,7 @@ class Applier:
             return ""
         changes = FileChange.among(step.changes)
         self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
-        self.expect(expectation, *triggers(changes))
+        self._expectations.update(dict.fromkeys(triggers(changes), expectation))
         return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
@@ -287,13 +275,12 @@ class Applier:
         self._record_package_files(batch, former)
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
 
-    def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState]) -> None:
+    def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
         """Record what the transaction put beside edited configuration files, and whose place packages took there.
 
         ``former`` is what was there before. A file of somebody's that a new package ships, too, goes in a purge of it.
         """
-        now = live_state.read_set_aside_files(self.host)
-        aside = [FileChange(path, former.get(path), state) for path, state in now.items() if former.get(path) != state]
+        aside = live_state.find_set_aside_changes(self.host, former)
         new = [change.id for change in batch if change.is_there_after and change.before is None]
         database = live_state.read_package_database(self.host)
         shipped = database.shipped() if new else {}
@@ -304,9 +291,12 @@ class Applier:
             for path, state in states
             if state is not None and live_state.package_checksum(state.content) != shipped[path]
         ]
-        for step, found in ((SET_ASIDE, aside), (OVERWRITTEN, theirs)):
+        for step, found, reason in (
+            (SET_ASIDE, aside, "put beside an edited file by its package"),
+            (OVERWRITTEN, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+        ):
             changes = map(self.host.complete_change, found)
-            self.run.record_done(*self.run.record_intents("packages", step, changes, "configuration of a package"))
+            self.run.record_done(*self.run.record_intents("packages", step, changes, reason))
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]

@@ -42,7 +42,6 @@ class RunHeader:
     """
 
     verb: Verb
-    version: str
     argv: Sequence[str]
     recipe: str = ""
     recipe_sha256: str = ""
@@ -157,7 +156,6 @@ def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) 
     """
     run = store.begin(
         header.verb,
-        version=header.version,
         recipe=header.recipe,
         recipe_sha256=header.recipe_sha256,
         argv=header.argv,

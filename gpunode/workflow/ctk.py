@@ -28,23 +28,6 @@ _NO_RESTART_NOTE = "not restarted: --restart was not given"
 
 
 @dataclass(frozen=True, slots=True)
-class EditOptions:
-    """The options of an edit.
-
-    Attributes:
-        version: of gpunode; like ``argv`` for the journal.
-        restart: whether to restart the daemon, so that it reads the files.
-        check_interrupt: called before anything is written; raises Interrupted after a signal.
-    """
-
-    verb: CtkVerb
-    version: str
-    argv: tuple[str, ...] = ()
-    restart: bool = False
-    check_interrupt: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True, slots=True)
 class EditResult:
     """The result of an edit; ``run`` is its id, ``validation`` what the runtime's own parser said before."""
 
@@ -112,8 +95,26 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         refuse_running_containers(unit, host)
 
 
-def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on_event: Observer) -> EditResult:
-    """Write the planned files, all or none; with ``options.restart`` restart the daemon and check that it read them.
+def apply_edit(
+    plan: CtkPlan,
+    host: Host,
+    store: Store,
+    verb: CtkVerb,
+    on_event: Observer,
+    *,
+    restart: bool = False,
+    check_interrupt: Callable[[], None] = lambda: None,
+) -> EditResult:
+    """Write the planned files, all or none.
+
+    Args:
+        plan: of the edit.
+        host: the node.
+        store: its journal.
+        verb: of the run.
+        on_event: called with each event.
+        restart: whether to restart the daemon, and check that it read the files.
+        check_interrupt: called before anything is written; raises Interrupted after a signal.
 
     Raises:
         Refused: if the runtime's own parser rejects them; nothing was written.
@@ -121,17 +122,17 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on
         Conflict: if somebody edited one meanwhile; the others are as they were.
     """
     host.refuse_unsafe_changes(plan.files)
-    options.check_interrupt()
+    check_interrupt()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()
     untriggered_changes = tuple(
         change for change in store.untriggered_changes() if change.triggers & set(stage.triggers)
     )
-    run = store.begin(options.verb, version=options.version, argv=options.argv)
+    run = store.begin(verb)
     applier = Applier(host, run, on_event, lambda: None, untriggered_changes, earlier)
     with recording_failure(applier):
         applier.apply_stage(stage)
-        due = tuple(one for one in stage.triggers if options.restart or one.kind == "cdi")
+        due = tuple(one for one in stage.triggers if restart or one.kind == "cdi")
         trigger_results = applier.run_triggers(due)
         # Else the next setup would take it for a debt of a run that was cut short.
         applier.cancel_triggers((one for one in stage.triggers if one not in due), _NO_RESTART_NOTE)

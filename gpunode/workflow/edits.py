@@ -16,6 +16,7 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
+    digest,
     restrict_writes_to_root,
     triggers,
 )
@@ -38,6 +39,7 @@ from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import HostTraits, Setting
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
 from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
 
@@ -260,20 +262,28 @@ def _content_without_gpunode(trail: FileTrail | None, now: FileState | None) -> 
     return restored.state.content if restored.state else b""
 
 
-def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
-    """Plan the removal of what configure added to the runtime's files.
+def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
+    """Plan the removal of what configure added to the runtime's files; a package's file has no record of gpunode's.
 
     Args:
+        host: the node.
         target: the runtime, and the handler that goes.
         trails: of its files, and of others.
 
     Raises:
         Refused: its files cannot be edited so.
+        Undetermined: nobody can tell which of them are packages'.
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     # runc comes along where its table would be missed.
     entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
     trails = {path: trail for path, trail in trails.items() if path in {*entries, *target.own} and not trail.forgotten}
+    present = {path: target.present.get(path) for path in trails}
+    edited_files = {
+        path: now for path, now in present.items() if now and digest(now.content) != trails[path].last_sha256
+    }
+    packaged = live_state.find_packaged_files(host, edited_files)
+    trails = {path: trail for path, trail in trails.items() if path not in packaged}
     recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail.spans]
     recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
     contents_before = {

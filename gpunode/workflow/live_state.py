@@ -7,11 +7,11 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from gpunode.change import Change, FileState, MigChange
+from gpunode.change import Change, FileChange, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.evidence import Capture, Probe, decode_matches
+from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.facts.model import MigGpu
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -72,24 +72,29 @@ def read_package_database(host: HostView) -> Database:
         if capture.outcome == "ok":
             return system.database(capture.text)
         if capture.outcome != "absent":
-            raise _unreadable_database_error(file, capture)
+            raise _unreadable_database_error(file, capture.error or capture.outcome)
     return SYSTEMS[0].database("")
 
 
-def _unreadable_database_error(file: str, capture: Capture) -> Undetermined:
+def _unreadable_database_error(file: str, why: str) -> Undetermined:
     return Undetermined(
         "cannot tell what belongs to which package",
-        why=f"{file}: {capture.error or capture.outcome}",
+        why=f"{file}: {why}",
         hint=f"look at it with `{command('ls', '-l', file)}`, then run the command again",
     )
 
 
 def list_journaled_packages(host: HostView) -> frozenset[str]:
-    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet."""
+    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet.
+
+    Raises:
+        Undetermined: it is unknown.
+    """
     system = SYSTEMS[0]
     looked = host.run_probe(Probe("package-journal", glob=system.journal, content_kind="table"))
-    files = decode_matches(looked.data) if looked.outcome == "ok" else ()
-    texts = ((one.data or b"").decode("utf-8", "replace") for one in files)
+    if looked.outcome not in {"ok", "absent"}:
+        raise _unreadable_database_error(system.journal, looked.error or looked.outcome)
+    texts = ((one.data or b"").decode("utf-8", "replace") for one in decode_matches(looked.data))
     return frozenset().union(*map(system.list_journaled, texts))
 
 
@@ -196,12 +201,12 @@ _DRIVER_FILE_PATTERNS: Final = (
 
 
 def find_foreign_files(host: HostView) -> tuple[str, ...]:
-    """Return the regular files in the places of a driver's that no package has brought."""
-    return find_unowned(host, sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_files(host, place)))
+    """Return the regular files in the places of a driver's that no package has brought.
 
-
-def find_unowned(host: HostView, paths: Collection[str]) -> tuple[str, ...]:
-    """Return those of ``paths`` that are no package's. Raises Undetermined if nobody can tell."""
+    Raises:
+        Undetermined: nobody can tell.
+    """
+    paths = sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_files(host, place))
     owners = find_owners(host, paths)
     return tuple(path for path in paths if path not in owners)
 
@@ -225,10 +230,12 @@ def find_packaged_files(
     if not owners:
         return {}
     database = read_package_database(host)
+    try:
+        installed = database.packages()
+    except ValueError as error:
+        raise _unreadable_database_error(SYSTEMS[0].database_file, str(error)) from error
     shipped = database.shipped()
-    staying = {one.name for one, state in database.packages().items() if not state.config_files_only}.difference(
-        leaving
-    )
+    staying = {one.name for one, state in installed.items() if not state.config_files_only}.difference(leaving)
     found: dict[str, str] = {}
     for path, packages in owners.items():
         names = [package for package in packages if package.partition(":")[0] in staying]
@@ -238,15 +245,26 @@ def find_packaged_files(
     return found
 
 
-def read_set_aside_files(host: HostView) -> dict[str, FileState]:
-    """Return what the package manager has put beside configuration files that somebody had edited, by path."""
+def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
+    """Return what the package manager put beside edited configuration files, by path; None where nobody can tell."""
     globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
-    found = (one for glob in globs for one in decode_matches(host.run_probe(glob).data))
+    captures = [host.run_probe(glob) for glob in globs]
+    if any(looked.outcome not in {"ok", "absent"} for looked in captures):
+        return None
     return {
         one.path: FileState(one.data, one.ownership.mode, one.ownership.uid, one.ownership.gid)
-        for one in found
+        for looked in captures
+        for one in decode_matches(looked.data)
         if one.data is not None and one.ownership is not None
     }
+
+
+def find_set_aside_changes(host: HostView, former: Mapping[str, FileState] | None) -> list[FileChange]:
+    """Return what has become of these files since ``former``; nothing where nobody can tell."""
+    present = read_set_aside_files(host)
+    if former is None or present is None:
+        return []
+    return [FileChange(path, former.get(path), state) for path, state in present.items() if former.get(path) != state]
 
 
 def package_checksum(content: bytes) -> str:
@@ -277,7 +295,7 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
     unread = [path for path, data in lists.items() if data is None]
     for file, capture in ((place, listed), (system.diversions, diverted)):
         if capture.outcome not in {"ok", "absent"} or unread:
-            raise _unreadable_database_error(unread[0] if unread else file, capture)
+            raise _unreadable_database_error(unread[0] if unread else file, capture.error or "it was not read")
     prefix, suffix = place.split("*")
     named = {path.removeprefix(prefix).removesuffix(suffix): data for path, data in lists.items() if data is not None}
     return system.find_owners(paths, named, diverted.text)

@@ -58,7 +58,7 @@ def rehearse(
         return Rehearsal(done, checks)
     back = plan_rollback(store, host, done.run)
     # Told as a whole at the end, each file compared.
-    undone = rollback(back, host, store, version=options.version, argv=options.argv, on_event=ignore_event)
+    undone = rollback(back, host, store, on_event=ignore_event)
     restored = {change.path: host.files.get(change.path) == files.get(change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 

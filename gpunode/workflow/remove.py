@@ -29,9 +29,9 @@ from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
-from gpunode.workflow.recovery import find_lost_record, still_pending
+from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.undo import KeptItem, RestoredFile, UndoPlan, revert_change
-from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, list_removals_since_boot, plan_undo
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_undo
 
 
 def plan_removal(
@@ -59,16 +59,7 @@ def plan_removal(
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
         return RestoredFile(span.change.before) if force else _revert_keeping_edits(span.change, now)
 
-    request = UndoRequest(
-        "",
-        footprint,
-        store.objects.path_of_content,
-        resolve_edit,
-        force=force,
-        allow_disruption=allow_disruption,
-        pending_triggers=still_pending(store.pending_triggers(), facts),
-        removed_since_boot=list_removals_since_boot(store, facts),
-    )
+    request = UndoRequest(store, "", footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
     undone = plan_undo(request, host, facts)
     first = {package: span.change.before for package, span in footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))

@@ -23,12 +23,10 @@ from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
-from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
 from gpunode.workflow.undo_plan import (
     UndoRequest,
     edit_conflict_error,
-    list_removals_since_boot,
     plan_configuration_undo,
     plan_undo,
 )
@@ -81,21 +79,13 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(
-        run_id, footprint, store.objects.path_of_content, resolve_edit, force=force, allow_disruption=allow_disruption
-    )
+    request = UndoRequest(store, run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
-        undone = plan_configuration_undo(replace(request, pending_triggers=tuple(store.pending_triggers())), host)
+        undone = plan_configuration_undo(request, host)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
-    request = replace(
-        request,
-        pending_triggers=still_pending(store.pending_triggers(), facts),
-        removed_since_boot=list_removals_since_boot(store, facts),
-        is_redo=not _undo_removes_changes(runs, run_id),
-        allow_loss=allow_loss,
-    )
+    request = replace(request, is_redo=not _undo_removes_changes(runs, run_id), allow_loss=allow_loss)
     undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
@@ -147,8 +137,6 @@ def rollback(
     host: Host,
     store: Store,
     *,
-    version: str,
-    argv: tuple[str, ...],
     on_event: Observer,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> RollbackResult:
@@ -157,25 +145,28 @@ def rollback(
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(plan.verb, version=version, argv=argv, undoes=plan.undone_run, with_packages=plan.with_packages)
+    run = store.begin(plan.verb, undoes=plan.undone_run, with_packages=plan.with_packages)
     reason = f"as it was before {plan.undone_run or 'gpunode'}"
     applier = Applier(host, run, on_event, check_interrupt)
     executor = UndoExecutor(applier, host, reason, plan.pending_triggers)
     with recording_failure(applier):
         executor.carry_out(plan.steps)
     plan = replace(plan, reboot_reason=plan.reboot_reason or live_state.pending_mig_switch(host, plan.changes))
-    run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
+    if plan.is_incomplete and not plan.with_packages:
+        run.commit("failed", "\n".join(plan.notes))  # a GPU's layout; so the run does not count as undone
+    else:
+        run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
     return RollbackResult(plan, run.id, tuple(executor.trigger_results))
 
 
-def mark_undone(store: Store, run: RunRecord, *, version: str, argv: tuple[str, ...], with_packages: bool) -> None:
+def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
     """Record that ``run`` is undone: nothing of it is left on the node.
 
     Raises:
         ChangeFailed: it could not be written.
     """
     if not run.is_undone(with_packages=with_packages):
-        store.begin("rollback", version=version, argv=argv, undoes=run.run, with_packages=with_packages).commit("done")
+        store.begin("rollback", undoes=run.run, with_packages=with_packages).commit("done")
 
 
 def undo_failure(plan: UndoPlan) -> GpunodeError | None:

@@ -34,20 +34,12 @@ from gpunode.workflow.plan import (
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
 
-def _accept_plan(plans: Sequence[StagePlan]) -> None:
-    del plans
-
-
-def _never_interrupt() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
     """The options of a setup.
 
     Attributes:
-        version: of gpunode; like ``argv`` and ``recipe_sha256`` for the journal alone.
+        recipe_sha256: for the journal alone.
         allow_loss: whether packages may be removed that no archive has.
         confirm: called once, after the plan is shown and before anything is done.
         check_interrupt: called between changes; raises Interrupted after a signal.
@@ -55,14 +47,12 @@ class SetupOptions:
         resume: how the next boot continues when a reboot is needed; None reboots nothing.
     """
 
-    version: str
-    argv: tuple[str, ...] = ()
     recipe_sha256: str = ""
     only: Collection[str] = ()
     allow_disruption: bool = False
     allow_loss: bool = False
-    confirm: Callable[[Sequence[StagePlan]], None] = _accept_plan
-    check_interrupt: Callable[[], None] = _never_interrupt
+    confirm: Callable[[Sequence[StagePlan]], None] = lambda _: None
+    check_interrupt: Callable[[], None] = lambda: None
     resume: Resume | None = None
     started: float = 0.0
 
@@ -150,11 +140,8 @@ def setup(
     )
     run = store.begin(
         "setup",
-        version=options.version,
         recipe=recipe.name,
         recipe_sha256=options.recipe_sha256,
-        boot_id=known(facts.boot_id, ""),
-        argv=options.argv,
     )
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeAlias
@@ -194,10 +194,9 @@ class UndoExecutor:
         former = live_state.read_package_database(self.host).obsolete()
         aside = live_state.read_set_aside_files(self.host)
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
-        for path, state in live_state.read_set_aside_files(self.host).items():
-            if state != aside.get(path):
-                change = FileChange(path, state, aside.get(path))
-                self.applier.apply_change("packages", SET_ASIDE, change, "put there by this undo")
+        for change in live_state.find_set_aside_changes(self.host, aside):
+            back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
+            self.applier.apply_change("packages", SET_ASIDE, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
 
@@ -227,29 +226,6 @@ class UndoExecutor:
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
     """Return the packages that are there. Raises Undetermined if that is unknown."""
     return need(facts.packages, "which packages are installed")
-
-
-# What editors, tools and people call the version before: also a date, as in config.toml.20260101 or config.toml-2026.
-_BACKUP_SUFFIXES = (
-    ".bak",
-    ".backup",
-    ".orig",
-    ".old",
-    ".save",
-    ".prev",
-    ".dpkg-",
-    ".ucf-",
-    ".rpm",
-    ".2",
-    "-2",
-    "_2",
-    "~",
-)
-
-
-def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of ``names`` that other tools or people left beside ``path`` as its former versions."""
-    return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_BACKUP_SUFFIXES))
 
 
 def drop_source_conflicts(
@@ -369,8 +345,6 @@ def run_repair(
     host: Host,
     store: Store,
     *,
-    version: str,
-    argv: tuple[str, ...],
     on_event: Observer,
     check_interrupt: Callable[[], None],
 ) -> None:
@@ -379,7 +353,7 @@ def run_repair(
     Raises:
         ChangeFailed: if that failed; nothing else was touched.
     """
-    run = store.begin("repair", version=version, argv=argv)
+    run = store.begin("repair")
     applier = Applier(host, run, on_event, check_interrupt)
     with recording_failure(applier):
         applier.check_interrupt()

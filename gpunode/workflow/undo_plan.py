@@ -6,7 +6,7 @@ somebody edited since, and in whether packages that were there before come back,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages, upstream
@@ -39,6 +39,7 @@ from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, survey
 from gpunode.workflow.disruption import DOCKER, any_removed_or_replaced, refuse_undoing
+from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import (
     KeptItem,
     ResolveEdit,
@@ -62,27 +63,23 @@ class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
+        store: the journal.
         undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
-        backup_of: where the backup with this content is.
         resolve_edit: called for a file that is in no state in which gpunode left it.
         is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
         allow_loss: whether packages may stay away whose former version no archive has.
-        pending_triggers: what earlier runs owe and none has settled.
-        removed_since_boot: the package changes of earlier runs that took a version away, under the running kernel.
     """
 
+    store: Store
     undone_run: str
     footprint: Footprint
-    backup_of: Callable[[bytes], str]
     resolve_edit: ResolveEdit
     is_redo: bool = False
     force: bool = False
     allow_disruption: bool = False
     allow_loss: bool = False
-    pending_triggers: tuple[Trigger, ...] = ()
-    removed_since_boot: tuple[PackageChange, ...] = ()
 
 
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
@@ -126,6 +123,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
 
         kept_keys = tuple(describe_kept_key(facts))
+    unread = (
+        KeptItem(unit, f"stays as it is: {fact.reason}")
+        for unit in footprint.units
+        if isinstance(fact := facts.unit(unit), Unknown)
+    )
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
@@ -133,17 +135,20 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
     # they are there. A rollback is taken back in the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = drop_source_conflicts(ordered, (*unknown, *needed, *serving), facts, request.backup_of)
+    steps, kept = drop_source_conflicts(
+        ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
+    )
     steps = (*_plan_service_stops(steps, facts), *steps)
+    pending_triggers = still_pending(request.store.pending_triggers(), facts)
     if not request.allow_disruption:
-        refuse_undoing([step.change for step in steps], request.pending_triggers, facts.unit(DOCKER), host)
+        refuse_undoing([step.change for step in steps], pending_triggers, facts.unit(DOCKER), host)
     return UndoPlan(
         request.undone_run,
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
         is_incomplete=bool(unchanged or gone),
-        reboot_reason=reboot_reason(facts, packages, request.removed_since_boot),
-        pending_triggers=request.pending_triggers,
+        reboot_reason=reboot_reason(request.store, facts, packages),
+        pending_triggers=pending_triggers,
         kept=kept,
         with_packages=True,
     )
@@ -168,12 +173,11 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
     pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()
     steps = (*pauses, *files, *layouts)
+    pending_triggers = tuple(request.store.pending_triggers())
     if not request.allow_disruption:
-        refuse_undoing([step.change for step in steps], request.pending_triggers, Unknown("not asked", "units"), host)
+        refuse_undoing([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
-    return UndoPlan(
-        request.undone_run, steps, notes, bool(unchanged), pending_triggers=request.pending_triggers, kept=kept
-    )
+    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), pending_triggers=pending_triggers, kept=kept)
 
 
 def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
@@ -190,18 +194,18 @@ def _plan_file_restores(
     A file is a package's as long as it is as the package brought it, whoever wrote it before. NVIDIA's cuda-keyring
     brings the very list and keyring that gpunode writes.
     """
-    kept: list[KeptItem] = []
+    backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
-    present = {path: state for path, state in states.items() if state is not None}
-    packaged = live_state.find_packaged_files(host, present, leaving)
+    going = {path: now for path, now in states.items() if now and now != trails[path].spans[0].change.before}
+    packaged = live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
         trail = trails[path]
         former = trail.spans[0].change.before
-        if path in packaged and now != former:
+        if path in packaged:
             backup = ""
             if former is not None and not trail.forgotten:
-                backup = f"; what was there before gpunode is in {request.backup_of(former.content)}"
+                backup = f"; what was there before gpunode is in {backup_of(former.content)}"
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
             continue
         if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
@@ -209,12 +213,12 @@ def _plan_file_restores(
             continue
         restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
         found.append((path, trail, now, restored))
-    going = frozenset(path for path, _, _, restored in found if restored.state is None)
+    removed = frozenset(path for path, _, _, restored in found if restored.state is None)
     steps: list[UndoStep] = []
     notes: list[str] = []
     for path, trail, now, restored in found:
         first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
-        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, going)):
+        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
@@ -499,38 +503,31 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
     return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
 
 
-def list_removals_since_boot(store: Store, facts: Facts) -> tuple[PackageChange, ...]:
-    """Return the package changes of runs under the running kernel that took an installed version away.
-
-    Raises:
-        JournalDamaged: one of the journals is.
-    """
-    boot = known(facts.boot_id, "")
-    runs = (run for run in store.runs() if boot and run.begin.boot_id == boot)
-    made = (change for run in runs for change in PackageChange.among(run.changes("done", "unknown")))
-    return tuple(change for change in made if change.removes_or_replaces)
-
-
-def reboot_reason(facts: Facts, packages: Iterable[PackageChange], earlier: Iterable[PackageChange] = ()) -> str:
+def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
     """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
 
+    A run since the boot that took the driver away may have failed before it could say so.
+
     Args:
+        store: the journal.
         facts: of the node.
         packages: what changes now.
-        earlier: what runs since the boot took away; one of them may have failed before it could say so.
     """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
         return ""
-    installed = known(facts.packages, {})
+    boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
+    runs = (run for run in store.runs() if boot and run.begin.boot_id == boot)
     gone = [
         change
-        for change in earlier
+        for run in runs
+        for change in PackageChange.among(run.changes("done", "unknown"))
         if change.before is not None
         and upstream(change.before.version) == loaded.version
         and (change.id not in installed or installed[change.id].version != change.before.version)
     ]
-    changes = (*packages, *gone)
+    states = ((change, change.known_final_state) for change in (*packages, *gone))
+    changes = [change for change, after in states if after is None or upstream(after.version) != loaded.version]
     if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

@@ -25,7 +25,7 @@ from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
 
-ASKED = SetupOptions(version="law")
+ASKED = SetupOptions()
 quick = settings(
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -128,7 +128,7 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
         store = Store(folder)
         done = _setup(recipe, host, store, node)
         assume(done.run)
-        rollback(plan_rollback(store, host, done.run), host, store, version="law", argv=(), on_event=ignore_event)
+        rollback(plan_rollback(store, host, done.run), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 
@@ -153,9 +153,7 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
         _forget_the_end(store)
         host.cut_at = -1
         for summary in store.runs():
-            rollback(
-                plan_rollback(store, host, summary.run), host, store, version="law", argv=(), on_event=ignore_event
-            )
+            rollback(plan_rollback(store, host, summary.run), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 

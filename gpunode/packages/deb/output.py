@@ -25,7 +25,7 @@ _NAMED = re.compile(
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
     """Parse the output of ``apt-get --simulate``."""
-    return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr), "apt")
+    return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr) or "it gives no reason", "apt")
 
 
 def _actions(stdout: str) -> Iterator[Action]:

@@ -9,17 +9,17 @@ import pytest
 
 from gpunode.change import FileState
 from gpunode.host.local import LocalHost
-from gpunode.workflow.live_state import find_packaged_files, find_unowned, package_checksum
+from gpunode.workflow.live_state import find_owners, find_packaged_files, package_checksum
 from tests.needs import lacking
 
 
 @pytest.mark.skipif(bool(lacking("dpkg-query")), reason=lacking("dpkg-query"))
 def test_files_of_no_package_are_found(tmp_path: Path) -> None:
     foreign = str(tmp_path / "nvidia-smi")
-    assert find_unowned(LocalHost(), ["/usr/bin/dpkg", foreign, "/usr/bin/dpkg-query"]) == (foreign,)
-    assert find_unowned(LocalHost(), ["/usr/bin/dpkg"]) == ()
-    assert find_unowned(LocalHost(), [str(path) for path in Path("/usr/lib").glob("*-linux-gnu/libc.so.6")]) == ()
-    assert find_unowned(LocalHost(), []) == ()
+    dpkgs, libc = ["/usr/bin/dpkg", "/usr/bin/dpkg-query"], [*map(str, Path("/usr/lib").glob("*-linux-gnu/libc.so.6"))]
+    assert find_owners(LocalHost(), [*dpkgs, foreign]) == dict.fromkeys(dpkgs, ("dpkg",))
+    assert find_owners(LocalHost(), libc).keys() == {*libc}
+    assert find_owners(LocalHost(), []) == {}
 
 
 @pytest.mark.skipif(bool(lacking("dpkg-deb")), reason=lacking("dpkg-deb"))
@@ -46,10 +46,10 @@ def test_file_in_an_image_is_a_packages_as_long_as_it_is_as_shipped(tmp_path: Pa
     assert find_packaged_files(host, {path: shipped, "/etc/other": shipped}) == {path: "cuda-keyring"}
     assert find_packaged_files(host, {path: other}) == {}
     assert find_packaged_files(host, {path: shipped}, {"cuda-keyring"}) == {}
-    assert find_unowned(host, [path, "/etc/other"]) == ("/etc/other",)
+    assert find_owners(host, [path, "/etc/other"]) == {path: ("cuda-keyring",)}
 
     divert = ("dpkg-divert", f"--admindir={root}/var/lib/dpkg", f"--instdir={root}", "--local", "--no-rename", path)
     subprocess.run(divert, check=True)
-    assert find_unowned(host, [path, f"{path}.distrib"]) == (path,)
+    assert find_owners(host, [path, f"{path}.distrib"]) == {f"{path}.distrib": ("cuda-keyring",)}
     subprocess.run((*dpkg, "--purge", "cuda-keyring"), check=True)
     assert find_packaged_files(host, {f"{path}.distrib": shipped}) == {}

@@ -1,4 +1,4 @@
-"""Configuration files that the real dpkg changes in a setup and its undo: the user's stay, and nothing else is left."""
+"""Configuration files in a setup and in its undo, changed by dpkg itself: the user's stay, nothing else is left."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def undo(image: Image, request: pytest.FixtureRequest) -> Undo:
         store, facts = Store(image.root), survey(image, image=True)
         is_removal = request.param == "remove"
         plan = plan_removal(store, image, facts) if is_removal else plan_rollback(store, image, store.ids()[-1], facts)
-        rollback(plan, image, store, version="test", argv=(), on_event=ignore_event)
+        rollback(plan, image, store, on_event=ignore_event)
 
     return carry_out
 

@@ -84,7 +84,7 @@ class Machine(LocalHost):
         return list_mig_gpus(read_nvml_answer(self.run_probe(make_probe(60))))[0].layout
 
     def setup(self, store: Store, recipe: Recipe = WANTED, *, allow_disruption: bool = False) -> SetupResult:
-        asked = SetupOptions(version="test", only=ONLY, allow_disruption=allow_disruption)
+        asked = SetupOptions(only=ONLY, allow_disruption=allow_disruption)
         return setup(
             recipe,
             self,
@@ -97,7 +97,7 @@ class Machine(LocalHost):
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
         back = plan_rollback(store, self, run, force=force)
-        done = rollback(back, self, store, version="test", argv=(), on_event=lambda _: None)
+        done = rollback(back, self, store, on_event=lambda _: None)
         return done.plan.reboot_reason
 
     def verified(self) -> tuple[str, str]:
@@ -171,7 +171,7 @@ def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, st
     assert node.layout() == made
 
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None)
+    rollback(back, node, store, on_event=lambda _: None)
 
     assert node.layout() == SEVEN
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
@@ -264,7 +264,7 @@ def test_remove_restores_the_original_mig_layout(tmp_path: Path, store: Store) -
     node.setup(store)
     node.setup(store, replace(WANTED, mig=MigSettings("all-2g.20gb")))
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None)
+    rollback(back, node, store, on_event=lambda _: None)
     assert node.layout() == SEVEN
     assert store.footprint().layouts == {}
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()

@@ -129,7 +129,7 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
             Store(folder),
             node,
             advance=project_stage,
-            options=asked or SetupOptions("test"),
+            options=asked or SetupOptions(),
             on_event=tell,
         )
 
@@ -137,7 +137,7 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
 def rehearsed(node: Facts, tell: Observer) -> Rehearsal:
     """Return the answer of rehearse."""
     with tempfile.TemporaryDirectory() as folder:
-        return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), on_event=tell)
+        return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions(), on_event=tell)
 
 
 def told(node: Facts) -> list[Event]:

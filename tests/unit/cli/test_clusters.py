@@ -107,8 +107,8 @@ def test_rollback_uses_the_cluster_of_the_run_unless_overridden(
 ) -> None:
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
-    first = run_journaled(store, RunHeader("k8s apply", "0", words), lambda _: None)
-    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), undoes=first), lambda _: None)
+    first = run_journaled(store, RunHeader("k8s apply", words), lambda _: None)
+    run_journaled(store, RunHeader("k8s rollback", ("rollback", "k1"), undoes=first), lambda _: None)
     went: list[ClusterRef] = []
 
     def reach(where: ClusterRef) -> None:

@@ -141,7 +141,7 @@ def test_rollback_list_has_flat_rows_with_these_keys(root: Path, capsys: pytest.
     with Store(root).lock():
         undo.show_runs(OutputOptions(json=True), str(root), "")
     found = json.loads(capsys.readouterr().out)["result"]
-    assert set(found) == {"runs", "leftovers"}
+    assert set(found) == {"runs"}
     assert {frozenset(run) for run in found["runs"]} == {frozenset(UNDO)}
     assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "running")]
     assert found["runs"][0]["configuration"] == [CONFIG]

@@ -149,7 +149,7 @@ def test_failed_restart_is_marked_before_the_put_back_file(tmp_path: Path, capsy
             Store(str(tmp_path)),
             node,
             advance=project_stage,
-            options=SetupOptions("test"),
+            options=SetupOptions(),
             on_event=shown.show_event,
         )
     assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
@@ -181,7 +181,7 @@ def test_reload_that_had_no_effect_puts_the_file_back(tmp_path: Path) -> None:
             store,
             node,
             advance=project_stage,
-            options=SetupOptions("test"),
+            options=SetupOptions(),
             on_event=lambda _: None,
         )
     assert "restored: /etc/containerd/config.toml" in failed.value.why

@@ -100,7 +100,7 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
     events: list[str] = []
     nothing: Any = NothingToUndo(SimpleNamespace(run="000001-x"), "undone")  # type: ignore[arg-type]
 
-    def choose(*_: object) -> Any:
+    def choose(*_: object, **__: object) -> Any:
         events.append("chosen")
         return nothing.run
 

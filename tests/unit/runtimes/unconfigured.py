@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.derive import derive_runtime_facts
+from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, runtime
 from gpunode.steps.runtime import RuntimeTarget
@@ -18,7 +19,7 @@ def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, record
     present = {path: FileState(content) for path, content in files.items()}
     target = RuntimeTarget(row.locate_row(row, files, desired), desired, present, derive_runtime_facts({}))
     trails = {edit.path: _trail(edit) for edit in recorded}
-    plan = edits.plan_unconfiguring(target, trails)
+    plan = edits.plan_unconfiguring(RehearsalHost({}, {}), target, trails)
     changed = tuple(Edit(change.path, _content(change.before), _content(change.after)) for change in plan.changed_files)
     return ConfigEdit(changed, plan.planned.reason, plan.planned.all_notes)
 

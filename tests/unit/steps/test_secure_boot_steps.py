@@ -28,7 +28,7 @@ from tests.fakes.firmware import SIGNERS_SERIAL, Firmware, make_certificate
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
 from tests.unit.workflow.nodes import Node
 
-ASKED = SetupOptions(version="test")
+ASKED = SetupOptions()
 SIGNED = "signer: DKMS module signing key\nsig_key: 5E:C0:DE\n"
 TOOLS = {"mokutil": "0.6.0-2", "openssl": "3.0.17-1~deb12u1"}
 

@@ -14,7 +14,7 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import CtkVerb, EditOptions, EditResult
+from gpunode.workflow.ctk import CtkVerb, EditResult
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine
@@ -80,7 +80,7 @@ def plan_of(
 def made(
     host: Machine, store: Store, plan: CtkPlan, verb: CtkVerb = "configure", *, restart: bool = False
 ) -> EditResult:
-    return ctk.apply_edit(plan, host, store, EditOptions(verb, "test", restart=restart), ignore_event)
+    return ctk.apply_edit(plan, host, store, verb, ignore_event, restart=restart)
 
 
 def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> EditResult:
@@ -88,6 +88,6 @@ def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN,
 
 
 def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
-    plan = edits.plan_unconfiguring(target_of(host, desired, row), store.footprint().files)
+    plan = edits.plan_unconfiguring(host, target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

@@ -80,7 +80,7 @@ class StandInCluster:
 
 
 def carry_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
-    request = RunHeader("k8s rollback" if of else "k8s remove", "0", (), undoes=of)
+    request = RunHeader("k8s rollback" if of else "k8s remove", (), undoes=of)
     return apply_removal(
         plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, check_interrupt=lambda: None
     )

@@ -17,7 +17,6 @@ from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback
-from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -63,7 +62,7 @@ def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: 
     chosen = rollback.find_newest_run(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
-    rollback.rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+    rollback.rollback(back, host, store, on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 
@@ -84,6 +83,21 @@ def test_unconfigure_restores_an_untouched_file_byte_for_byte(desired: DesiredCo
     assert host.contents == {CONTAINERD: PLAIN}
     assert plan.trigger == RESTART
     assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
+
+
+@pytest.mark.parametrize("former", [None, b'{"debug": true}\n'])
+@pytest.mark.parametrize("packaged", [b'{\n    "log-driver": "local"\n}\n', b"{}\n", b""])
+def test_unconfigure_leaves_a_file_that_a_package_brought_since(
+    former: bytes | None, packaged: bytes, store: Store
+) -> None:
+    host = Machine({} if former is None else {DAEMON_JSON: former})
+    configured(host, store, DOCKER, "docker")
+    host.files[DAEMON_JSON] = FileState(packaged)
+    row = "Package: docker.io\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    host.files["/var/lib/dpkg/status"] = FileState(row.encode())
+    host.files["/var/lib/dpkg/info/docker.io.list"] = FileState(f"/.\n{DAEMON_JSON}\n".encode())
+    unconfigured(host, store, DOCKER, "docker")
+    assert host.contents[DAEMON_JSON] == packaged
 
 
 def test_failed_write_puts_back_the_file_written_before_it(store: Store) -> None:
@@ -135,7 +149,7 @@ def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
         raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        ctk.apply_edit(plan_of(host), host, store, EditOptions("configure", "test", check_interrupt=stop), ignore_event)
+        ctk.apply_edit(plan_of(host), host, store, "configure", ignore_event, check_interrupt=stop)
     assert store.runs() == ()
 
 

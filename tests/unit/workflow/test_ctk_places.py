@@ -15,7 +15,6 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, Runtime, runtime
 from gpunode.runtimes.installations import choose_row
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.edits import CtkPlan, preview_contents
 from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine, unit
@@ -51,7 +50,7 @@ def test_unit_of_the_kubernetes_product_is_restarted_and_no_parser_asked(store: 
     host = Machine({CONFIG: WITH_FOLDER})
     plan = plan_of(host, k3s())
     assert plan.trigger == Trigger("restart", "k3s.service")
-    done = ctk.apply_edit(plan, host, store, EditOptions("configure", "test"), ignore_event)
+    done = ctk.apply_edit(plan, host, store, "configure", ignore_event)
     assert set(host.contents) >= {CONFIG, DROP_IN}
     assert done.validation == ""
     assert plan_of(host, k3s()).files == ()

@@ -12,7 +12,6 @@ from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.events import ignore_event
 from tests.unit.workflow.nodes import Node
 from tests.unit.workflow.test_cdi_checks import SPEC, THERE, node
@@ -36,7 +35,7 @@ def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts],
     assert (plan.target_name, plan.main_file, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
     assert (plan.trigger, ctk.explain_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
-    done = ctk.apply_edit(plan, host, store, EditOptions("configure", "1"), ignore_event)
+    done = ctk.apply_edit(plan, host, store, "configure", ignore_event)
     assert [result.trigger for result in done.trigger_results] == [Trigger("cdi")]
     assert isinstance(done.trigger_results[0], TriggerResult)
     assert SPEC not in host.files

@@ -69,7 +69,8 @@ def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
     a, b, c, d = (FileState(text) for text in (PLAIN, first, between, last))
     trail = trail_of(FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d))
     for desired, left in ((other, between), (IN_PLACE, written(PLAIN + b"# theirs, in between\n", other))):
-        plan = edits.plan_unconfiguring(target_of(Machine({CONTAINERD: last}), desired), {CONTAINERD: trail})
+        host = Machine({CONTAINERD: last})
+        plan = edits.plan_unconfiguring(host, target_of(host, desired), {CONTAINERD: trail})
         assert [(change.before, change.after) for change in plan.files] == [(d, FileState(left))]
 
 
@@ -84,9 +85,8 @@ def test_forgotten_runs_are_no_former_state() -> None:
     content = written(PLAIN, replace(IN_PLACE, default=True))
     span = FileChange(CONTAINERD, FileState(b"version = 2\n"), FileState(content))
     forgotten = replace(trail_of(span), forgotten=True)
-    (change,) = edits.plan_unconfiguring(
-        target_of(Machine({CONTAINERD: content}), IN_PLACE), {CONTAINERD: forgotten}
-    ).files
+    host = Machine({CONTAINERD: content})
+    (change,) = edits.plan_unconfiguring(host, target_of(host, IN_PLACE), {CONTAINERD: forgotten}).files
     assert isinstance(change.after, FileState)
     assert set(runtime("containerd").inspect({CONTAINERD: change.after.content}, IN_PLACE).handlers) == {"runc"}
 
@@ -96,7 +96,7 @@ def test_folder_made_for_a_drop_in_is_removed_with_it() -> None:
     span = FileChange(DROP_IN, None, state, folders=("/etc/containerd/conf.d",))
     host = Machine({CONTAINERD: PLAIN, DROP_IN: state})
     trails = {DROP_IN: trail_of(span)}
-    (change,) = edits.plan_unconfiguring(target_of(host), trails).files
+    (change,) = edits.plan_unconfiguring(host, target_of(host), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
 
 

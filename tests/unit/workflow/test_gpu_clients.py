@@ -205,7 +205,7 @@ def store(tmp_path: Path) -> Store:
 
 
 UPGRADING = replace(recipe(), upgrade=True)
-ASKED = SetupOptions(version="test", only=("driver",))
+ASKED = SetupOptions(only=("driver",))
 PERSISTENCED = "nvidia-persistenced.service"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, Trigger
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError
+from gpunode.change import FileChange, FileState, MigChange, MigLayout, Trigger
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError, VerifyFailed
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import TriggerResult
@@ -24,6 +24,7 @@ from gpunode.workflow.rollback import (
     plan_rollback,
     preview_rollback,
     rollback,
+    undo_failure,
 )
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -69,7 +70,7 @@ def write(
 
 def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
     back = plan_rollback(store, host, run, force=force)
-    return rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
+    return rollback(back, host, store, on_event=lambda _event: None)
 
 
 def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: Store) -> None:
@@ -100,7 +101,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     run.record_done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
     assert plan_rollback(store, host, run.id).steps == ()
 
@@ -117,7 +118,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
         run.record_done(seq)
     run.commit("done")
     (folder / "daemon.json").unlink()  # the folder was made for this one
-    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert not folder.exists()
 
 
@@ -288,7 +289,7 @@ def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: N
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
     back = plan_rollback(store, host, run, allow_disruption=True)
-    rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
+    rollback(back, host, store, on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
@@ -354,7 +355,7 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
     host.files[CONTAINERD] = OURS  # by hand
     assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
-        mark_undone(store, find_newest_run(store), version="test", argv=(), with_packages=False)
+        mark_undone(store, find_newest_run(store), with_packages=False)
     assert len(store.runs()) == 3, "recorded once"
     assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)
@@ -433,6 +434,25 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
     host.files[CONTAINERD] = OURS
     forget(store, runs[1])
     assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
+
+
+def test_rollback_that_could_not_restore_a_layout_can_be_run_again(store: Store, host: Node) -> None:
+    """NVML does not answer while the driver is not loaded."""
+    run = store.begin("setup", version="test")
+    split = MigChange("GPU-1", MigLayout(enabled=False), MigLayout(enabled=True))
+    run.record_done(run.record_intent("runtime", "mig", split))
+    file = FileChange(CONTAINERD, FORMER, OURS)
+    run.record_done(run.record_intent("runtime", "step", file))
+    run.commit("done")
+    host.apply([file])
+
+    done = undo(host, store, run.id)
+
+    assert isinstance(undo_failure(done.plan), VerifyFailed)
+    assert host.files[CONTAINERD] == FORMER
+    assert not find_newest_run(store).is_undone(with_packages=False)
+    again = plan_rollback(store, host, run.id)
+    assert (again.steps, again.is_incomplete) == ((), True)
 
 
 def test_node_without_runs_has_nothing_to_roll_back(store: Store) -> None:

@@ -47,7 +47,7 @@ from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, ma
 from tests.unit.workflow.nodes import Node
 
 DRIVER_ALONE = ("driver-pin", "conflicts", "driver")
-ASKED = SetupOptions(version="test")
+ASKED = SetupOptions()
 RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
 DOCKER_CDI = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))

@@ -29,7 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
-from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -43,7 +43,7 @@ from gpunode.workflow.events import ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
-from gpunode.workflow.undo import UndoPlan, find_leftovers
+from gpunode.workflow.undo import UndoPlan
 from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
@@ -170,7 +170,7 @@ def note_checksum(host: Machine, package: str, path: str, state: FileState) -> N
 
 
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
-    return rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+    return rollback(back, host, store, on_event=ignore_event)
 
 
 class TestWholeRollback:
@@ -274,6 +274,12 @@ class TestWholeRollback:
         with pytest.raises(Undetermined) as stopped:
             plan(verb, host, store)
         assert f"ls -l {INFO}/a.list" in stopped.value.hint
+
+    def test_database_that_cannot_be_understood_stops_a_plain_rollback(self, host: Machine, store: Store) -> None:
+        host.owned = {"containerd": (CONTAINERD,)}
+        host.files[STATUS] = FileState(b"Package: containerd\n")
+        with pytest.raises(Undetermined, match="cannot tell what belongs to which package"):
+            plan_rollback(store, host, newest(store))
 
     def test_file_of_a_package_that_leaves_too_is_removed(self, host: Machine, store: Store) -> None:
         host.owned = {"nvidia-driver-cuda:amd64": (CUDA_LIST,)}
@@ -392,6 +398,15 @@ class TestWholeRollback:
         assert plan_removal(store, host, later).reboot_reason == "", "somebody else's driver is loaded by now"
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_unit_whose_state_is_unknown_is_named(self, host: Machine, store: Store, verb: Verb) -> None:
+        facts = replace(facts_now(), units={UNIT: Unknown("systemctl: no answer within 10 s", "units")})
+        back = (
+            plan_removal(store, host, facts) if verb == "remove" else plan_rollback(store, host, newest(store), facts)
+        )
+        assert UNIT not in [one.subject for one in back.changes]
+        assert f"{UNIT} stays as it is: systemctl: no answer within 10 s" in back.remarks
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
         self, host: Machine, store: Store, verb: str
     ) -> None:
@@ -410,7 +425,7 @@ class TestWholeRollback:
     def test_packages_can_be_rolled_back_after_a_plain_rollback(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
-        rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(plain, host, store, on_event=ignore_event)
         chosen = find_newest_run(store, with_packages=True)
         assert (chosen.run, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
             run,
@@ -478,7 +493,7 @@ class TestWholeRollback:
             assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
@@ -647,6 +662,15 @@ class TestWholeRollback:
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), allow_disruption=True)
         assert "580.178.04" in back.reboot_reason
 
+    def test_rollback_to_the_loaded_driver_needs_no_reboot(self, host: Machine, store: Store) -> None:
+        newer = PackageState("580.200.01-1")
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), NEW, newer)))
+        run.commit("waiting")
+        host.archives["libcuda1"] = frozenset({NEW.version})
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True))
+        assert ([change.states for change in back.packages], back.reboot_reason) == ([(newer.version, NEW.version)], "")
+
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
         cut = store.begin("rollback", version="test", undoes=run)
@@ -657,7 +681,7 @@ class TestWholeRollback:
         host.triggered.clear()
         back = plan_rollback(store, host, run)
         assert (back.steps, back.pending_triggers) == ((), (RESTART,))
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert host.triggered == [RESTART]
         assert store.pending_triggers() == {}
 
@@ -1181,7 +1205,7 @@ class TestRemove:
 
     def test_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         assert plan_removal(store, host, machine()).steps == ()
 
 
@@ -1190,7 +1214,7 @@ class TestLeftoversOfARemoval:
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, facts_now())
-        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
+        rollback(back, host, store, on_event=ignore_event)
         return back
 
     def test_nothing_remains_after_a_complete_removal(self, host: Machine, store: Store) -> None:
@@ -1237,13 +1261,3 @@ class TestLeftoversOfARemoval:
             f"{spec} stays, which nvidia-ctk wrote, until the next boot",
             "nvidia-fs stays in the kernel until the next boot",
         }
-
-
-def test_backup_copies_beside_a_file_are_recognized_by_name() -> None:
-    names = [f"/etc/a.toml{end}" for end in ("", ".bak", "~", ".dpkg-dist", ".20260101", ".d", "c", ".gpunode-1")]
-    assert list(find_leftovers("/etc/a.toml", names)) == [
-        "/etc/a.toml.bak",
-        "/etc/a.toml~",
-        "/etc/a.toml.dpkg-dist",
-        "/etc/a.toml.20260101",
-    ]

@@ -271,6 +271,16 @@ def test_marks_follow_the_package_states() -> None:
     }
 
 
+@pytest.mark.parametrize("status", [124, 2])
+def test_purge_is_asked_of_apt_where_dpkg_does_not_say_what_there_is(tmp_path: Path, status: int) -> None:
+    bench = Bench(tmp_path, dpkg_query=[(status, "", "")], simulate=[(124, "", "")])
+    bench.apt.transact([PackageChange(PackageId("driver"), PackageState("580.1-1"), None)])
+    assert bench.runner.made("install")[0][-1] == "driver-"
+    found = bench.apt.simulate([PackageChange(PackageId("driver"), None, PackageState("580.1-1"))])
+    assert found is not None
+    assert found.problem == "it gives no reason", "a simulation without an answer is no consent"
+
+
 def test_mark_change_needs_no_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.apt.transact((PackageChange(PackageId("libcuda1"), PackageState("1", auto=True), PackageState("1")),))
