@@ -278,6 +278,8 @@ RULES: Final = (
             symptoms.CONTAINER_FAILED,
         ),
         share=2,
+        # NVML was found, and it answered.
+        against=(symptoms.MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
         summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "

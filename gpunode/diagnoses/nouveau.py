@@ -32,7 +32,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import modules, pci
+from gpunode.diagnoses.views import modules, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
 _KERNEL_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -129,6 +129,8 @@ _TOLD: Final = unless(
     _BLACKLIST,
 )
 
+_HYPERVISOR: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
+
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
@@ -152,7 +154,11 @@ RULES: Final = (
         layer="kernel",
         disruption="reboot",
         decisive=all_of(_NOUVEAU_BOUND, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
-        typical=any_of(_NOUVEAU_BOUND, kernel_line(r"probe routine was not called for \d+ device")),
+        typical=any_of(
+            _NOUVEAU_BOUND,
+            # On a host of virtual machines it may as well be vfio-pci.
+            unless(kernel_line(r"probe routine was not called for \d+ device"), _HYPERVISOR),
+        ),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
         context=_TOLD,

@@ -349,7 +349,8 @@ RULES: Final = (
         disruption="reboot",
         symptoms=_NOT_STARTED,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
-        decisive=all_of(_UNPLACED, _HIGH_WINDOW),
+        # In a virtual machine it is the machine's own settings, and its log looks the same.
+        decisive=all_of(_UNPLACED, _HIGH_WINDOW, _BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
         against=(GUEST, _NO_HIGH_WINDOW),
         summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
