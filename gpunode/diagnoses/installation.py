@@ -13,7 +13,7 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian_itself, package_manager
 from gpunode.facts.items import NO_COMMAND, EvidenceItem
@@ -179,6 +179,24 @@ def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite_fact(item.written, "libcuda.so.1 is not among them", item.key)
 
 
+# Debian's packages of nvidia-smi and of both libraries.
+_PROGRAM_ROW: Final = Pattern(
+    r"^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?",
+    re.MULTILINE,
+)
+
+
+def _packages_of_32_bit_only(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the installed packages of programs and libraries that are there for 32 bits only."""
+    for item in snapshot.items_of("packages"):
+        rows = find_all(item, _PROGRAM_ROW) if item.where == "host" else ()
+        found = [(one["name"], (one["arch"] or one["listed"]) == "i386", one.start()) for one in rows]
+        native = {name for name, is_32_bit, _ in found if not is_32_bit}
+        for name, _, start in found:
+            if name not in native:
+                yield cite(item, item.line_number_at(start))
+
+
 def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
     """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
@@ -199,6 +217,7 @@ _WITHOUT_LIBCUDA: Final = any_of(
     custom_sign(_listed_without_libcuda),
     all_of(_NO_LIBCUDA, custom_sign(_cache_without_libcuda)),
 )
+_FOR_32_BITS_ONLY: Final = custom_sign(_packages_of_32_bit_only)
 _DRIVER_ELSEWHERE: Final = predicate(
     lambda snapshot: has_external_driver(snapshot) or _is_engine_elsewhere(snapshot), "the driver is another system's"
 )
@@ -219,6 +238,8 @@ _NO_GPU: Final = predicate(
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
     if snapshot.view(_WITHOUT_LIBCUDA):
         return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
+    if snapshot.view(_FOR_32_BITS_ONLY):
+        return "of the driver's programs and libraries only the packages for 32 bits are installed"
     return "the driver's kernel module is installed, but its libraries and programs are not"
 
 
@@ -250,7 +271,7 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         text = "install the user-space packages of the same branch"
         if branch:
             yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
-        elif is_debian_itself(snapshot):
+        elif is_debian_itself(snapshot) or snapshot.view(_FOR_32_BITS_ONLY):
             yield install(snapshot, text, "nvidia-smi", "libcuda1")
         else:
             yield run_step("install", text, _INSTALL_SAME_BRANCH)
@@ -308,7 +329,7 @@ RULES: Final = (
         decisive=any_of(
             _WITHOUT_LIBCUDA, unless(all_of(_DRIVER_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)
         ),
-        typical=unless(_SMI_WITHOUT_NVML, _LIBRARIES),
+        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES), _FOR_32_BITS_ONLY),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _WITHOUT_LIBCUDA),
         against=(symptoms.IN_CONTAINER, _DRIVER_ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
         summary=_summarize_incomplete_driver,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -32,7 +31,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import modules, pci
+from gpunode.diagnoses.views import modules, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
 _KERNEL_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -119,15 +118,7 @@ _INITRAMFS_INSPECTED: Final = all_of(
     command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_NOUVEAU_BOUND, _BLACKLIST)
 )
 
-# What people say of it without a line of its own.
-_TOLD: Final = unless(
-    message_line(
-        r"\bnouveau (?:kernel )?(?:driver|module)s?\b(?![^\n]*(?:blacklist|disabled|removed))"
-        r"|\b(?:errors?|messages?|lines?) (?:from|of|by) nouveau\b",
-        flags=re.IGNORECASE,
-    ),
-    _BLACKLIST,
-)
+_HYPERVISOR: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
@@ -152,10 +143,13 @@ RULES: Final = (
         layer="kernel",
         disruption="reboot",
         decisive=all_of(_NOUVEAU_BOUND, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
-        typical=any_of(_NOUVEAU_BOUND, kernel_line(r"probe routine was not called for \d+ device")),
+        typical=any_of(
+            _NOUVEAU_BOUND,
+            # On a host of virtual machines it may as well be vfio-pci.
+            unless(kernel_line(r"probe routine was not called for \d+ device"), _HYPERVISOR),
+        ),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-        context=_TOLD,
         against=(symptoms.DRIVER_WORKS, _LEGACY),
         rivals=frozenset({"vfio-bound"}),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d")),

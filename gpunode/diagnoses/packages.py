@@ -141,11 +141,6 @@ _HALF_INSTALLED: Final = any_of(
     _INTERRUPTED_RUN,
     predicate(_has_dpkg_notes, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
-# What the package manager says that it could not finish.
-_DRIVER_UNFINISHED: Final = message_line(
-    r"(?:error processing package|prevent configuration of|Errors were encountered while processing:)\s+"
-    r"(?:lib)?(?:nvidia-(?!peer|fs|gds)|cuda-drivers)"
-)
 
 
 def _summarize_half_done(snapshot: Snapshot) -> str:
@@ -369,7 +364,6 @@ RULES: Final = (
     _rule(
         cause="dpkg-unconfigured-packages",
         decisive=_HALF_INSTALLED,
-        typical=_DRIVER_UNFINISHED,
         symptoms=(symptoms.PACKAGES_BROKEN, _HALF_INSTALLED),
         summary=_summarize_half_done,
         look_at=(Shell("dpkg --audit"),),
@@ -396,7 +390,7 @@ RULES: Final = (
         cause="mixed-repo-packages",
         share=1.2,
         decisive=any_of(_PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
-        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _PACKAGERS_SHARE_FILE),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _PACKAGERS_SHARE_FILE),
         latent=unless(symptoms.DRIVER_WORKS, _UNMET),
         summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),

@@ -316,7 +316,6 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
         typical=all_of(_ALL_ONES, _IN_D3COLD),
-        context=any_of(_ALL_ONES, _IN_D3COLD),
         summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
         remedy=always(
             power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
@@ -349,7 +348,8 @@ RULES: Final = (
         disruption="reboot",
         symptoms=_NOT_STARTED,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
-        decisive=all_of(_UNPLACED, _HIGH_WINDOW),
+        # In a virtual machine it is the machine's own settings, and its log looks the same.
+        decisive=all_of(_UNPLACED, _HIGH_WINDOW, _BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
         against=(GUEST, _NO_HIGH_WINDOW),
         summary="the kernel finds no room for the GPU's memory region behind the bridges above it",

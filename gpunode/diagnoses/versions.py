@@ -249,8 +249,11 @@ def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = ()
 def _find_mixed_installs(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of two installed drivers: two methods, branches or packagers."""
     found = snapshot.view(_mismatched_versions)
+    # What was pasted without its command may be a container's.
+    named = {item.key for item in snapshot.items if item.source.words or item.subject}
     for what, citations in _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded) else ():
-        yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations)
+        is_sure = named.issuperset(one.key for one in citations)
+        yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations, sure=is_sure)
         return
 
 
@@ -325,7 +328,9 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
         if found.loaded and not (found.kernel_packages or found.is_loaded(one.upstream))
     ]
     for one in () if disk else (*_packages_behind(found), *lone):
-        yield _make_proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
+        what = f"{one.name} is {one.upstream}, other parts of the driver are not"
+        # Where no package of a module is shown, all of them may be new, and only the loaded module old.
+        yield _make_proof(snapshot, what, (one.citation,), sure=one not in lone)
         return
     if not disk and _differed_at_boot(snapshot):
         yield _make_proof(

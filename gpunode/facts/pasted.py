@@ -140,6 +140,8 @@ _HEADING: Final = Pattern(
 # What tools begin with that say where in a file something is: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
 # "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
 _IN_SOURCE: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
+# What `ls -l` prints below a folder's name.
+_LISTED_FOLDER: Final = Pattern(r"total \d{1,12}$")
 _FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # A line that is a command and nothing else; of those that are English words as well, with an option or a path.
 _COMMAND: Final = Pattern(
@@ -157,7 +159,8 @@ def _add_headings(lines: Sequence[str], typed: _Heads) -> _Heads:
         if number in typed:
             heads[number] = typed[number]
         elif heading := _heading_source(line, source, is_alone=not typed and not before.strip()):
-            heads[number] = ShellStep(heading, "")
+            is_folder = number + 1 < len(lines) and _LISTED_FOLDER.match(lines[number + 1])
+            heads[number] = ShellStep(f"ls -l {heading}" if is_folder else heading, "")
         elif _FENCE.match(line):
             line = ""
         source = heads[number].source if number in heads else source

@@ -1,9 +1,10 @@
 """The reports of ``field``: written from what threads tell, by somebody who had read no rule.
 
-Doctor is measured on them, and no rule is written from them. So no other test reads this folder, and the words by
-which suspects are ordered do not have theirs. ``kind`` is "fault", "healthy", or "none" where the catalogue has no
-such cause, so that doctor must not name one. ``also`` are causes that are as right as ``cause``; ``fits`` are
-patterns of ids that would be right if the catalogue had them. ``text`` is the report as one post.
+Doctor is measured on them. Half of each set is sealed and run once, at the end, and no rule is written from that. No
+other test reads this folder, and the words by which suspects are ordered do not have theirs. ``kind`` is "fault",
+"healthy", or "none" where the catalogue has no such cause, so that doctor must not name one. ``also`` are causes that
+are as right as ``cause``; ``fits`` are patterns of ids that would be right if the catalogue had them. ``text`` is the
+report as one post.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ Run by ``python -m tests.scenarios.transcripts``. Each report is joined into one
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from typing import Final
+from typing import Final, Literal, get_args
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
@@ -38,24 +39,34 @@ FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
 }
 
 
-def is_right(report: Report, form: str) -> bool:
-    """True if doctor puts the report's cause first where it is pasted as one text in that form."""
+Verdict = Literal["right", "unknown", "wrong", "certain and wrong"]
+
+
+def judge(report: Report, form: str) -> Verdict:
+    """Return how doctor's first cause compares with the report's where it is pasted as one text in that form."""
     found = diagnose(take_snapshot(pasted.parse_text_report(FORMS[form](report))))
-    roots = [one.cause for one in found.roots if one.severity != "info"] or [one.cause for one in found.roots]
-    return roots[:1] == [report.cause]
+    first = next((one for one in found.roots if one.severity != "info"), next(iter(found.roots), None))
+    if first is None:
+        return "unknown"
+    if first.cause == report.cause:
+        return "right"
+    return "certain and wrong" if first.confidence == "certain" else "wrong"
 
 
-def answers(report: Report) -> dict[str, bool]:
-    """Return for each form whether doctor is right."""
-    return {form: is_right(report, form) for form in FORMS}
+def verdicts(report: Report) -> dict[str, Verdict]:
+    """Return the verdict of each form."""
+    return {form: judge(report, form) for form in FORMS}
 
 
 def main() -> None:
-    """Print the shares."""
+    """Print the shares of each verdict, and the reports that are certain and wrong."""
     with ProcessPoolExecutor() as pool:
-        found = list(pool.map(answers, reports(), chunksize=16))
+        found = list(zip(reports(), pool.map(verdicts, reports(), chunksize=16), strict=True))
     for form in FORMS:
-        print(f"{form:<30} {sum(one[form] for one in found) / len(found):7.1%}")
+        given = Counter(one[form] for _, one in found)
+        print(f"{form:<30} {'  '.join(f'{one} {given[one] / len(found):.1%}' for one in get_args(Verdict))}")
+    for report, one in found:
+        print("\n".join(f"{report.name} {form}" for form in FORMS if one[form] == "certain and wrong"), end="")
 
 
 if __name__ == "__main__":

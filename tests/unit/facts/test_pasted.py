@@ -86,6 +86,13 @@ def test_lone_path_is_a_heading(heading: str) -> None:
     assert [item.text for item in found] == ["6.1.0", "one"]
 
 
+def test_folder_above_a_long_listing_is_its_listing() -> None:
+    missing = "ls: cannot access '/etc/cdi': No such file or directory"
+    said = f"{missing}\n/var/run/cdi:\ntotal 12\n-rw-r--r-- 1 root root 9 nvidia.json\n"
+    (_, listing) = split_items(pasted.parse_text_report(said))
+    assert (listing.kind, listing.source.words) == ("listing", ("ls", "-l", "/var/run/cdi"))
+
+
 @pytest.mark.parametrize(
     "line",
     [
