@@ -1,4 +1,4 @@
-"""The table of starting states in docs/verification.md: each state whose test passes writes its row."""
+"""The table of docs/reference/starting-states.md: each state whose test passes writes its row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from tests.e2e.chroot.states import STATES, State
 from tests.e2e.lab.code import PROJECT
 
-PAGE: Final = PROJECT / "docs/verification.md"
+PAGE: Final = PROJECT / "docs/reference/starting-states.md"
 _HEADER: Final = "| state | system | end | packages purged | date |\n| --- | --- | --- | --- | --- |\n"
 _SYSTEMS: Final = {"bookworm": "Debian 12", "trixie": "Debian 13", "jammy": "Ubuntu 22.04", "noble": "Ubuntu 24.04"}
 

@@ -1,6 +1,6 @@
 """Starting states, before the real apt: setup ends as it must, as plan said, once; and a rollback takes it back.
 
-With GPUNODE_STATES set, each state that passes writes its row into the table of docs/verification.md.
+With GPUNODE_STATES set, each state that passes writes its row into docs/reference/starting-states.md.
 """
 
 from __future__ import annotations
