@@ -19,7 +19,6 @@ from gpunode.journal.record import (
     Intent,
     Result,
     TriggerCompleted,
-    TriggerPending,
     Verb,
 )
 
@@ -111,7 +110,7 @@ class RequiredTrigger:
     """
 
     trigger: Trigger
-    required_by: dict[tuple[int, int], Intent | TriggerPending] = field(default_factory=dict)
+    required_by: dict[tuple[int, int], Intent] = field(default_factory=dict)
     settled: TriggerCompleted | None = None
 
     def end_change(self, key: tuple[int, int], entry: Done | Failed) -> None:
@@ -137,9 +136,9 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     for entry in entries:
         run += isinstance(entry, Begin)
         match entry:
-            case Intent() | TriggerPending():
+            case Intent():
                 key = (run, entry.seq)
-                for trigger in (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,)):
+                for trigger in triggers((entry.change,)):
                     if trigger not in pending:
                         seen.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
                     required_by = pending[trigger].required_by
@@ -171,7 +170,7 @@ def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
     """Return the file changes, newest first, with a trigger not settled since."""
     pending = (each.required_by for each in collect_triggers(entries) if each.settled is None)
-    intents = {key: entry for required_by in pending for key, entry in required_by.items() if isinstance(entry, Intent)}
+    intents = {key: intent for required_by in pending for key, intent in required_by.items()}
     return FileChange.among(intents[key].change for key in sorted(intents, reverse=True))
 
 

@@ -122,15 +122,6 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerPending:
-    """Records that the change ``seq`` requires ``trigger`` beyond its own triggers."""
-
-    trigger: Trigger
-    seq: int
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class TriggerCompleted:
     """Records that the trigger was carried out, or that something else did its work: ``note`` says which."""
 
@@ -160,14 +151,13 @@ class Forget:
     at: float = 0.0
 
 
-Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerPending | TriggerCompleted | Commit | Forget
+Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerCompleted | Commit | Forget
 
 _TYPE_NAMES: dict[type[Any], str] = {
     Begin: "begin",
     Intent: "intent",
     Done: "done",
     Failed: "failed",
-    TriggerPending: "trigger-pending",
     TriggerCompleted: "trigger-completed",
     Commit: "commit",
     Forget: "forget",
@@ -184,9 +174,9 @@ _TYPE_NAMES: dict[type[Any], str] = {
 }
 _TYPES_BY_NAME = {name: kind for kind, name in _TYPE_NAMES.items()}
 _TYPE_KEY = "type"
-# What format 3 calls otherwise: the key of a type, two types, and keys by the type that has them.
+# What format 3 calls otherwise: the key of a type, a type, and keys by the type that has them.
 _FORMAT_3_TYPE_KEY = "is"
-_FORMAT_3_TYPES = {"owe": "trigger-pending", "settle": "trigger-completed"}
+_FORMAT_3_TYPES = {"settle": "trigger-completed"}
 _FORMAT_3_KEYS: dict[str, dict[str, str]] = {
     "begin": {"of": "undoes", "whole": "with_packages"},
     "failed": {"why": "error"},
@@ -210,7 +200,7 @@ _PACKAGE_TYPE = "PackageId"
 # Keys of fields that are stored by something that stands for them, by the words of the annotations.
 _STORED_NAMES = {_PACKAGE_TYPE: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
-_ENTRIES = (Begin, Intent, Done, Failed, TriggerPending, TriggerCompleted, Commit, Forget)
+_ENTRIES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
@@ -506,7 +507,7 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
     """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
 
-    A run since the boot that took the driver away may have failed before it could say so.
+    A run since the boot that took the driver away may have failed before it could say so, and none since has said it.
 
     Args:
         store: the journal.
@@ -517,7 +518,8 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     if loaded is None:
         return ""
     boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
-    runs = (run for run in store.runs() if boot and run.begin.boot_id == boot)
+    here = (run for run in reversed(store.runs()) if boot and run.begin.boot_id == boot)
+    runs = takewhile(lambda run: run.ending != "waiting", here)
     gone = [
         change
         for run in runs

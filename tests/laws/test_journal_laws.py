@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, digest
+from gpunode.change import Deferred, FileChange, FileState, MigChange, ModuleChange, SigningKey, Trigger, digest
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import intents_to_undo, inverse_intents, is_configuration, pending_triggers
@@ -17,7 +17,6 @@ from gpunode.journal.record import (
     Failed,
     Intent,
     TriggerCompleted,
-    TriggerPending,
     decode,
     decode_without_contents,
     encode,
@@ -37,7 +36,6 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     intents,
     st.builds(Done, seqs, times),
     st.builds(Failed, seqs, words, times),
-    st.builds(TriggerPending, triggers, seqs, times),
     st.builds(TriggerCompleted, triggers, words, times),
     st.builds(Commit, st.sampled_from(["done", "failed", "interrupted", "waiting"]), words, times),
 )
@@ -115,7 +113,8 @@ def test_settled_trigger_is_not_pending_until_owed_again(journal: list[Entry], t
     settled = [*journal, TriggerCompleted(trigger)]
     assert trigger not in pending_triggers(settled)
     assert set(pending_triggers(settled)) <= set(pending_triggers(journal))
-    assert trigger in pending_triggers([*settled, TriggerPending(trigger, 1)])
+    module = ModuleChange("nvidia", False, True, frozenset({trigger}))
+    assert trigger in pending_triggers([*settled, Intent(1, "kernel", "x", module)])
 
 
 @given(st.lists(settled_files))

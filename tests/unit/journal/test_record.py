@@ -43,7 +43,6 @@ from gpunode.journal.record import (
     Forget,
     Intent,
     TriggerCompleted,
-    TriggerPending,
     decode,
     decode_without_contents,
     encode,
@@ -98,10 +97,6 @@ def test_format_3_is_read_as_what_it_says() -> None:
         (b'{"is":"failed","seq":1,"why":"disk full"}', Failed(1, "disk full")),
         (b'{"is":"commit","result":"failed","why":"no"}', Commit("failed", "no")),
         (
-            b'{"is":"owe","trigger":{"is":"trigger","kind":"cdi","target":""},"seq":1}',
-            TriggerPending(Trigger("cdi"), 1),
-        ),
-        (
             b'{"is":"intent","seq":1,"stage":"s","step":"s","change":{"is":"command","argv":["a"],"why":"w"}}',
             Intent(1, "s", "s", CommandChange(("a",), "w")),
         ),
@@ -134,7 +129,7 @@ def test_names_that_format_3_has_and_format_4_has_not_are_read(body: bytes, entr
         (3, b'{"is":"failed","seq":1,"error":"no"}'),
         (3, b'{"is":"commit","result":"done","reason":""}'),
         (4, b'{"is":"done","seq":1}'),
-        (4, b'{"type":"owe","trigger":{"type":"trigger","kind":"cdi","target":""},"seq":1}'),
+        (4, b'{"type":"settle","trigger":{"type":"trigger","kind":"cdi","target":""}}'),
         (4, b'{"type":"commit","result":"done","why":""}'),
     ],
 )
@@ -346,12 +341,8 @@ class TestUnsettledChanges:
         assert untriggered_changes(entries) == ()
 
     def test_only_files_are_untriggered_changes(self) -> None:
-        assert (
-            untriggered_changes(
-                (BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), TriggerPending(RESTART, 1))
-            )
-            == ()
-        )
+        loaded = ModuleChange("nvidia", False, True, frozenset({RESTART}))
+        assert untriggered_changes((BEGIN, Intent(1, "kernel", "x", loaded))) == ()
 
 
 class TestPendingTriggers:
@@ -387,15 +378,6 @@ class TestPendingTriggers:
         assert pending_since((BEGIN, one, other)) == {RESTART: 2.0}
         assert pending_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
         assert pending_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
-        assert pending_since((BEGIN, one, Done(1, 3.0), TriggerPending(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
-
-    def test_additional_triggers_are_pending(self) -> None:
-        assert pending_triggers(
-            (BEGIN, TriggerPending(Trigger("cdi"), 1), TriggerPending(Trigger("initramfs"), 1))
-        ) == (
-            Trigger("initramfs"),
-            Trigger("cdi"),
-        )
 
 
 def test_run_summary_names_each_subject_once() -> None:

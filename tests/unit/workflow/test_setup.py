@@ -31,7 +31,6 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.journal.record import TriggerPending
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -54,9 +53,9 @@ DOCKER_CDI = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
 BEFORE = b"# mine\nversion = 2\n"
 
 
-def owe(run: Run, trigger: Trigger, seq: int) -> None:
-    """Record further triggers that the change ``seq`` owes beyond its own."""
-    run._record_entries("", TriggerPending(trigger, seq, run._clock()))
+def owe(run: Run, trigger: Trigger) -> None:
+    """Record a change that owes a trigger, and no file."""
+    run.record_done(run.record_intent("kernel", "x", ModuleChange("x", False, True, frozenset({trigger}))))
 
 
 @pytest.fixture
@@ -242,7 +241,7 @@ def test_stopped_daemon_that_fails_to_start_gets_its_old_file_back(store: Store)
 def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
     """docker's restart is owed by a run that was cut short; it is not containerd's file that docker refused."""
     cut = store.begin("setup", version="test")
-    owe(cut, Trigger("restart", "docker.service"), 1)
+    owe(cut, Trigger("restart", "docker.service"))
     cut.close()
     node = containerd(units={"containerd.service": unit(), "docker.service": unit()})
     host = Node(node, accepts=lambda trigger, _node: trigger == RESTART)
@@ -298,7 +297,7 @@ def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
     node = containerd(packages={"containerd": "2.1.9"})
     host = Full(node)
     earlier = store.begin("setup", version="test")
-    owe(earlier, Trigger("restart", "docker.service"), 1)
+    owe(earlier, Trigger("restart", "docker.service"))
     earlier.close()
     with pytest.raises(ChangeFailed, match="no room") as caught:
         run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
@@ -369,7 +368,7 @@ def test_interrupted_run_with_nothing_left_is_reported_once(store: Store) -> Non
 
 def record_pending_trigger(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
-    owe(cut, trigger, 1)
+    owe(cut, trigger)
     cut.close()
     return store.pending_triggers()[trigger]
 
@@ -410,7 +409,7 @@ def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
 def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> None:
     node, cold = containerd(), Trigger("initramfs")
     failed = store.begin("setup", version="test")
-    owe(failed, cold, 1)
+    owe(failed, cold)
     failed.commit("failed", "the initramfs could not be rebuilt")
     whole = replace(node, files=converged_node(None).files)
 
@@ -429,7 +428,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
 def test_only_interrupted_runs_are_called_interrupted(store: Store, cut: bool, words: str) -> None:
     begun = store.begin("setup", version="test")
-    owe(begun, RESTART, 1)
+    owe(begun, RESTART)
     if cut:
         begun.close()
     else:
