@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from gpunode.catalog.repositories import Repository
 from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
@@ -13,11 +14,11 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
 from gpunode.outcome import Outcome, Refusal
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import answers, configuration, filters, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.system import PackageFacts, PackageSystem, Repository
+from gpunode.packages.system import PackageFacts, PackageSystem
 
 _MIB: Final = 1 << 20
 _KEYRING_FOLDER: Final = "apt-keyring-folder"
@@ -116,6 +117,14 @@ def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     return parts.refuse_without(facts, components)
 
 
+def _refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+    if not any("path-exclude" in facts.text(one) for one in facts.files if one.startswith(configuration.DPKG_MAIN)):
+        return None
+    from gpunode.packages.deb import filters  # loaded on use: few nodes have any
+
+    return filters.refuse_left_out(facts, uses)
+
+
 def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     from gpunode.packages.deb import repositories
 
@@ -128,8 +137,7 @@ def _note_trust(facts: Facts) -> Iterator[str]:
         if closed := sources.explain_closed_folder(folder, facts):
             yield f"{closed}: chmod 0755 {folder}"
     for path in sorted(filter(configuration.is_read, facts.files)):
-        state = known(facts.file(path), None)
-        for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
+        for option in configuration.parse(path, facts.text(path)):
             if configuration.relaxes_checks(option.name, option.value):
                 where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
                 yield (
@@ -140,8 +148,7 @@ def _note_trust(facts: Facts) -> Iterator[str]:
 
 def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
-    state = known(facts.file(status.DIVERSIONS), None)
-    for path, target in status.manual_diversions(state.content.decode("utf-8", "replace")) if state else ():
+    for path, target in status.manual_diversions(facts.text(status.DIVERSIONS)):
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
@@ -174,12 +181,12 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, filters.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
+    files=(preferences.MAIN, configuration.MAIN, configuration.DPKG_MAIN, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
-        "dpkg-cfg-d": filters.FOLDER,
+        "dpkg-cfg-d": configuration.DPKG_FOLDER,
     },
     line_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
@@ -199,7 +206,7 @@ DEB: Final = PackageSystem(
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_without=_refuse_without,
-    refuse_left_out=filters.refuse_left_out,
+    refuse_left_out=_refuse_left_out,
     note_trust=_note_trust,
     pin=preferences.pin,
     render_cuda_pin=preferences.render_cuda_pin,

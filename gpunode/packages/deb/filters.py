@@ -8,12 +8,11 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.command import command
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Refusal
+from gpunode.packages.deb.configuration import DPKG_FOLDER, DPKG_MAIN
 
-FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
-MAIN: Final = "/etc/dpkg/dpkg.cfg"
 _NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
 # lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
 _FILTER: Final = Pattern(r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)")
@@ -45,7 +44,7 @@ def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
         hint="\n".join(
             (
                 "remove that from dpkg's configuration, or add exceptions where dpkg reads them last:",
-                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {MAIN}" for paths in found),
+                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {DPKG_MAIN}" for paths in found),
                 "then run the same command again",
             )
         ),
@@ -60,9 +59,8 @@ def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter |
 
 def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
     """Yield the filters in dpkg's order: its folder by name, then its main file."""
-    folder = sorted(path for path in facts.files if path.startswith(f"{FOLDER}/"))
-    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), MAIN):
-        state = known(facts.file(path), None)
-        for number, line in enumerate(state.content.decode("utf-8", "replace").splitlines() if state else (), 1):
+    folder = sorted(path for path in facts.files if path.startswith(f"{DPKG_FOLDER}/"))
+    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), DPKG_MAIN):
+        for number, line in enumerate(facts.text(path).splitlines(), 1):
             if match := _FILTER.fullmatch(line.rstrip()):
                 yield _PathFilter(f"{path}:{number}", match["glob"], match["does"] == "ex")
