@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias, cast
 
@@ -54,17 +54,7 @@ def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
     latest = all_branches()[-1]
     if is_unknown(number):
-        return Branch(
-            number=number,
-            kind="new-feature",
-            active=True,
-            eol="",
-            newest_seen="",
-            suffixed_names=latest.suffixed_names,
-            flavours=latest.flavours,
-            oldest_architecture=latest.oldest_architecture,
-            newest_architecture=latest.newest_architecture,
-        )
+        return replace(latest, number=number, kind="new-feature", active=True, eol="", newest_seen="")
     return next((branch for branch in all_branches() if branch.number == number), None)
 
 

@@ -15,19 +15,15 @@ Version: TypeAlias = tuple[int, ...]
 
 # The packages of the whole toolkit and of its parts, before the release's number (``cuda-nvcc-12-9``). Never ``cuda``
 # or ``cuda-12-9``: up to 13.3 they bring a driver. Sources: CUDA installation guide for Linux, "Meta Packages"; the
-# package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev.
+# package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev. Releases before 11 had other
+# names; no repository for a supported system has them (that for Ubuntu 22.04 begins with 11.7).
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "": ("cuda-toolkit",),
     "nvcc": ("cuda-nvcc", "cuda-cudart-dev"),
     "cudart": ("cuda-cudart",),
     "cublas": ("libcublas", "libcublas-dev"),
 }
-# Before 11.0 cublas was of CUDA's own version; 10.1 and 10.2 have but one name for all releases (libcublas-dev). Before
-# 9.1 one package has the compiler. Source: package lists of NVIDIA's repositories for Ubuntu 16.04 and 18.04, as logs
-# and Dockerfiles of public projects show them.
-_OLD_CUBLAS = ("cuda-cublas", "cuda-cublas-dev")
-_OLD_NVCC = ("cuda-core", "cuda-cudart-dev")
-_NAME = re.compile(rf"(?:{'|'.join(sorted({*chain(*_PACKAGES.values()), *_OLD_CUBLAS, *_OLD_NVCC}))})-(\d{{1,2}})-(\d)")
+_NAME = re.compile(rf"(?:{'|'.join(chain(*_PACKAGES.values()))})-(\d{{1,2}})-(\d)")
 # What comes along with them: cuda-cccl-12-9, libcufft-dev-12-9, gds-tools-12-9, cuda-toolkit-12-9-config-common.
 _COMPONENT = re.compile(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
 
@@ -126,15 +122,8 @@ def first_for(capability: Version) -> Version:
 
 def toolkit_packages(version: Version, components: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a toolkit (``cuda-toolkit-12-9``), or of some parts of it (``cuda-nvcc-12-9``)."""
-    old = {"cublas": _OLD_CUBLAS} if version < (10, 1) else {}
-    old |= {"nvcc": _OLD_NVCC} if version < (9, 1) else {}
-    names = chain.from_iterable({**_PACKAGES, **old}[part] for part in components or ("",))
+    names = chain.from_iterable(_PACKAGES[part] for part in components or ("",))
     return tuple(f"{name}-{'-'.join(map(str, version))}" for name in names)
-
-
-def lacks_own_package(version: Version, part: str) -> bool:
-    """Return whether no package has this part of a release alone: its name is that of another release's, too."""
-    return part == "cublas" and (10, 1) <= version < (11, 0)
 
 
 def release_of_component(name: str) -> Version | None:

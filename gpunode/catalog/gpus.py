@@ -65,13 +65,12 @@ class GpuModel:
     device_id: str
     name: str
     architecture: str
-    compute_capability: str
     first_branch: int
     last_branch: int | None
     open_modules: OpenModules
-    datacenter: bool
-    nvswitch_board: NvSwitchBoard
-    listed: bool
+    compute_capability: str = ""
+    nvswitch_board: NvSwitchBoard = ""
+    listed: bool = False
 
     @property
     def has_old_switches(self) -> bool:
@@ -151,18 +150,7 @@ def by_chip(chip: str, name: str) -> GpuModel | None:
     """A GPU by its chip (``GP108``), as far as its generation tells; None where the code is not that of a GPU."""
     for start, architecture, first, last, modules in _CHIPS:
         if chip.startswith(start) and chip[len(start) : len(start) + 1].isdigit():
-            return GpuModel(
-                device_id="",
-                name=name or chip,
-                architecture=architecture,
-                compute_capability="",
-                first_branch=first,
-                last_branch=last,
-                open_modules=modules,
-                datacenter=False,
-                nvswitch_board="",
-                listed=False,
-            )
+            return GpuModel("", name or chip, architecture, first, last, modules)
     return None
 
 
@@ -225,7 +213,6 @@ def _model(row: Mapping[str, str]) -> GpuModel:
         first_branch=int(row["first_branch"]),
         last_branch=int(row["last_branch"]) if row["last_branch"] else None,
         open_modules=cast("OpenModules", row["open_modules"]),
-        datacenter=row["datacenter"] == "yes",
         nvswitch_board=cast("NvSwitchBoard", row["nvswitch_board"]),
         listed=row["listed"] == "yes",
     )
@@ -233,11 +220,14 @@ def _model(row: Mapping[str, str]) -> GpuModel:
 
 def _guess_unlisted(number: int) -> GpuModel:
     """A GPU no list has: newer than this catalog, unless its id lies among those of old ones."""
+    device_id = f"{number:04x}"
+    name = f"NVIDIA device 10de:{device_id}"
     if number >= _FIRST_TURING:
-        return _guess(number, "unknown, newer than this catalog", branches.newest().number, None, "required")
+        newest = branches.newest().number
+        return GpuModel(device_id, name, "unknown, newer than this catalog", newest, None, "required")
     if number >= _FIRST_MAXWELL:
-        return _guess(number, "Maxwell to Volta by its id", 0, _LAST_BRANCH_OF_VOLTA, "no")
-    return _guess(number, "Kepler or older by its id", 0, _LAST_BRANCH_OF_KEPLER, "no")
+        return GpuModel(device_id, name, "Maxwell to Volta by its id", 0, _LAST_BRANCH_OF_VOLTA, "no")
+    return GpuModel(device_id, name, "Kepler or older by its id", 0, _LAST_BRANCH_OF_KEPLER, "no")
 
 
 def explain_guess(device_id: str) -> str:
@@ -254,18 +244,3 @@ def explain_guess(device_id: str) -> str:
             f"whose last branch is {_LAST_BRANCH_OF_VOLTA}"
         )
     return f"ids below {_FIRST_MAXWELL:04x} are Kepler or older, whose last branch is {_LAST_BRANCH_OF_KEPLER}"
-
-
-def _guess(number: int, architecture: str, first: int, last: int | None, modules: OpenModules) -> GpuModel:
-    return GpuModel(
-        device_id=f"{number:04x}",
-        name=f"NVIDIA device 10de:{number:04x}",
-        architecture=architecture,
-        compute_capability="",
-        first_branch=first,
-        last_branch=last,
-        open_modules=modules,
-        datacenter=False,
-        nvswitch_board="",
-        listed=False,
-    )

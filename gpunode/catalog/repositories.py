@@ -9,10 +9,13 @@ entry with another Signed-By, which apt refuses.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gpunode.catalog import tables
 from gpunode.catalog.releases import release
+from gpunode.change import SigningKey
 from gpunode.facts.model import Distro
 
 CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
@@ -26,44 +29,30 @@ _ARCHITECTURES = {"amd64": "x86_64", "arm64": "sbsa"}
 
 
 @dataclass(frozen=True, slots=True)
-class CudaRepository:
-    """The CUDA repository of one distribution release and architecture; flat, its suite is ``/``.
+class Repository:
+    """An NVIDIA repository, or a mirror of it.
 
     Attributes:
-        dir: its folder, NVIDIA's name for the release (``debian12``).
-        arch: NVIDIA's name for the architecture (``x86_64``, ``sbsa``).
-        base_url: the repository itself, with a slash at the end, as in NVIDIA's own list file.
-        fingerprints: the primary keys that may sign it, all of which the key file holds; 40 upper-case hex digits each.
+        uri: as written in the file that lists it; ``$(ARCH)`` for the architecture. It is flat, its suite is ``/``.
+        list_file: gpunode's own, where nobody else has listed the repository.
+        keyring: where the key is kept.
+        key: of the primary keys that may sign it, all of which the key file holds.
+        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
+            is another one of this repository, after "names it"; empty where it is none.
+        architecture: of the node, in Debian's words.
     """
 
-    dir: str
-    arch: str
-    base_url: str
+    uri: str
     list_file: str
     keyring: str
-    key_url: str
-    fingerprints: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolkitRepository:
-    """The container toolkit's repository; one for every distribution that uses apt.
-
-    Attributes:
-        url: as written in the list file; apt replaces ``$(ARCH)``.
-        fingerprints: the primary keys that may sign it, all of which the key file holds; 40 upper-case hex digits each.
-    """
-
-    url: str
-    list_file: str
-    keyring: str
-    key_url: str
-    fingerprints: frozenset[str]
+    key: SigningKey
+    alias: Callable[[str], str]
+    architecture: str
 
 
 def cuda_repository(
     distro: Distro, dpkg_arch: str, base: str = "", fingerprints: str = "", key_file: str = ""
-) -> CudaRepository | None:
+) -> Repository | None:
     """NVIDIA's CUDA repository for this release, or None where NVIDIA has none.
 
     Interim Ubuntu releases, testing and unstable and Debian on arm64 have none; a derivative has that of its base.
@@ -77,34 +66,14 @@ def cuda_repository(
     if row is None:
         return None
     url = f"{(base or CUDA_BASE).rstrip('/')}/{folder}/{arch}/"
-    return CudaRepository(
-        dir=folder,
-        arch=arch,
-        base_url=url,
+    return Repository(
+        uri=url,
         list_file=f"/etc/apt/sources.list.d/cuda-{folder}-{arch}.list",
         keyring=CUDA_KEYRING,
-        key_url=url + (key_file or row["key_file"]),
-        fingerprints=frozenset((fingerprints or row["fingerprint"]).split()),
+        key=SigningKey(url + (key_file or row["key_file"]), frozenset((fingerprints or row["fingerprint"]).split())),
+        alias=partial(describe_other_cuda_folder, url),
+        architecture=dpkg_arch,
     )
-
-
-def toolkit_repository(base: str = "", fingerprints: str = "", key_file: str = "") -> ToolkitRepository:
-    """The container toolkit's repository.
-
-    ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprints`` are its own keys',
-    separated by blanks, and ``key_file`` is the name of the file in ``gpgkey``'s place that holds them.
-    """
-    root = (base or TOOLKIT_BASE).rstrip("/")
-    return ToolkitRepository(
-        url=f"{root}/stable/deb/$(ARCH)",
-        list_file="/etc/apt/sources.list.d/nvidia-container-toolkit.list",
-        keyring=TOOLKIT_KEYRING,
-        key_url=f"{root}/{key_file or 'gpgkey'}",
-        fingerprints=frozenset((fingerprints or "C95B321B61E88C1809C4F759DDCAE044F796ECB0").split()),
-    )
-
-
-TOOLKIT = toolkit_repository()
 
 
 def describe_former_address(address: str) -> str:
@@ -118,13 +87,36 @@ def describe_former_address(address: str) -> str:
     return "by an old address" if is_former else ""
 
 
-def describe_other_cuda_folder(repository: CudaRepository, address: str) -> str:
-    """Return in what way an address, without scheme, is NVIDIA's repository for another distribution; empty if not.
+def toolkit_repository(
+    base: str = "", fingerprints: str = "", key_file: str = "", architecture: str = ""
+) -> Repository:
+    """The container toolkit's repository; one for every distribution that uses apt.
+
+    ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprints`` are its own keys',
+    separated by blanks, and ``key_file`` is the name of the file in ``gpgkey``'s place that holds them.
+    """
+    root = (base or TOOLKIT_BASE).rstrip("/")
+    keys = frozenset((fingerprints or "C95B321B61E88C1809C4F759DDCAE044F796ECB0").split())
+    return Repository(
+        uri=f"{root}/stable/deb/$(ARCH)",
+        list_file="/etc/apt/sources.list.d/nvidia-container-toolkit.list",
+        keyring=TOOLKIT_KEYRING,
+        key=SigningKey(f"{root}/{key_file or 'gpgkey'}", keys),
+        alias=describe_former_address,
+        architecture=architecture,
+    )
+
+
+TOOLKIT = toolkit_repository()
+
+
+def describe_other_cuda_folder(url: str, address: str) -> str:
+    """Return in what way an address, without scheme, is for another system than the repository ``url``; empty if not.
 
     Their packages have the same versions and other dependencies: one upgrade from the wrong folder takes apart what
     the right one has installed. Only names of systems with apt count: a mirror has other folders beside them.
     """
-    own = _without_scheme(repository.base_url).rstrip("/").split("/")
+    own = _without_scheme(url).rstrip("/").split("/")
     parts = address.rstrip("/").split("/")
     for above in (own[:-2], _without_scheme(CUDA_BASE).split("/")):
         if parts[:-2] == above and parts[-1] == own[-1] and parts[-2] != own[-2] and _APT_FOLDER.fullmatch(parts[-2]):

@@ -396,9 +396,9 @@ _JETSON_DRIVER_TEXT: Final = (
 # Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
 _PINNED_KEY: Final = join_commands(
     Shell("k=$(mktemp -d);"),
-    command("curl", "-fsSL", TOOLKIT.key_url),
+    command("curl", "-fsSL", TOOLKIT.key.url),
     Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
-    command(*sorted(TOOLKIT.fingerprints)),
+    command(*sorted(TOOLKIT.key.fingerprints)),
     Shell("|"),
     command("sudo", "tee", TOOLKIT.keyring),
     Shell(">/dev/null"),
@@ -406,7 +406,7 @@ _PINNED_KEY: Final = join_commands(
 TOOLKIT_ARCHIVE: Final = (
     _PINNED_KEY,
     join_commands(
-        command("echo", f"deb [signed-by={TOOLKIT.keyring}] {TOOLKIT.url} /"),
+        command("echo", f"deb [signed-by={TOOLKIT.keyring}] {TOOLKIT.uri} /"),
         Shell("|"),
         command("sudo", "tee", TOOLKIT.list_file),
     ),

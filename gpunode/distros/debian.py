@@ -15,12 +15,12 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.version import DpkgVersion
+from gpunode.packages.deb.version import is_older
 from gpunode.recipe import Scope
 
 _FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "cloud-arm64", "rt-arm64", "arm64-16k"})
 # Proxmox renamed pve-kernel and pve-headers with its kernel 6.5.
-_FIRST_PROXMOX_NAMES = DpkgVersion("6.5")
+_FIRST_PROXMOX_NAMES = "6.5"
 
 
 def dkms_package(choice: Choice) -> str:
@@ -55,7 +55,7 @@ def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
         return PackageId(f"linux-headers-{kernel}")
-    return PackageId(f"{'proxmox' if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else 'pve'}-headers-{kernel}")
+    return PackageId(f"{'pve' if is_older(kernel, _FIRST_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
 
 
 def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:

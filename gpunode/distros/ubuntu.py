@@ -14,7 +14,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.version import DpkgVersion
+from gpunode.packages.deb.version import order_key
 from gpunode.recipe import Scope
 
 # Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
@@ -78,7 +78,7 @@ def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> st
         and _meta_brings_flavour(name.removeprefix(_IMAGE), flavour)
     }
     ranked = [
-        (version.startswith((f"{release}.", f"{release}-")), DpkgVersion(version), meta)
+        (version.startswith((f"{release}.", f"{release}-")), order_key(version), meta)
         for meta, version in metas.items()
     ]
     return f"linux-headers-{max(ranked)[2]}" if ranked else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import DEPMOD_FOLDERS
 
@@ -73,8 +73,6 @@ def _read_lines(facts: Facts) -> Iterator[list[str]]:
         if path.startswith(f"{folder}/") and not path.startswith(f"{folder}/.") and path.endswith(".conf")
     }
     for name in sorted(paths):
-        state = known(facts.file(paths[name]), None)
-        text = state.content.decode("utf-8", "replace") if state else ""
-        for line in text.replace("\\\n", "").splitlines():
+        for line in facts.text(paths[name]).replace("\\\n", "").splitlines():
             if (words := line.split()) and not words[0].startswith("#"):
                 yield words

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.evidence import GlobMatch
-from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile, known
+from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile
 from gpunode.facts.patterns import Pattern
 
 _VERSION_PARTS = Pattern(r"(\D*)(\d*)")
@@ -154,8 +154,7 @@ def _read_module_files(facts: Facts, folder: str, single: tuple[str, ...]) -> Ma
     paths = (
         path for path in facts.files if path in single or (path.startswith(f"{folder}/") and path.endswith(".conf"))
     )
-    states = ((path, known(facts.file(path), None)) for path in sorted(paths))
-    return {path: state.content.decode("utf-8", "replace") for path, state in states if state is not None}
+    return {path: facts.text(path) for path in sorted(paths)}
 
 
 def _split_module_lines(texts: Mapping[str, str]) -> Iterator[ModuleLine]:

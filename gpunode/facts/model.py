@@ -479,6 +479,11 @@ class Facts:
             return Known(None, self.folders[folder])
         return Unknown("not captured", f"file:{path}")
 
+    def text(self, path: str) -> str:
+        """Return the text of the file at ``path``; empty where it is absent, or unknown."""
+        state = known(self.file(path), None)
+        return state.content.decode("utf-8", "replace") if state else ""
+
     def can_start(self, name: str) -> bool:
         """Return whether systemd runs here and knows the unit ``name``, or a plan installs it."""
         fact = self.unit(name)

@@ -271,7 +271,7 @@ _HINT: dict[FailureKind, str] = {
     "lock": "wait until it has finished, then run the same command again",
     "hook": (
         "mend or remove that command, then run the same command again, which goes on from here:\n"
-        "  grep -rn Invoke /etc/apt/apt.conf /etc/apt/apt.conf.d\n  grep -rn Pre-Install-Pkgs /etc/apt/apt.conf.d"
+        "  grep -rnE 'Invoke|Pre-Install-Pkgs' /etc/apt"
     ),
     "temporary": (
         "its folder, /tmp unless TMPDIR names another, needs room, and mode 1777; then run the same command again:\n"

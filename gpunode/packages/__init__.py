@@ -6,9 +6,9 @@ from typing import Final
 
 from gpunode.facts.model import Facts
 from gpunode.packages.deb import DEB
-from gpunode.packages.system import Database, PackageSystem, Repository
+from gpunode.packages.system import Database, PackageSystem
 
-__all__ = ["SYSTEMS", "Database", "PackageSystem", "Repository", "system"]
+__all__ = ["SYSTEMS", "Database", "PackageSystem", "system"]
 
 SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
 """In the order in which a node is asked for their databases; a node without any is taken for one of the first."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpunode.catalog.driver import Choice
-from gpunode.change import CommandChange, PackageState, SigningKey
+from gpunode.catalog.repositories import Repository
+from gpunode.change import CommandChange, PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import EvidenceReader
@@ -37,26 +38,6 @@ class PackageFacts:
     folder_modes: Mapping[str, int]
     toolkit_checksums: Mapping[str, str]
     unconfigured: frozenset[PackageId] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """An NVIDIA repository, or a mirror of it, to be enabled.
-
-    Attributes:
-        uri: as written in the file that lists it; ``$(ARCH)`` for the architecture.
-        list_file: gpunode's own, where nobody else has listed the repository.
-        keyring: where the key is kept.
-        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
-            is another one of this repository, after "names it"; empty where it is none.
-    """
-
-    uri: str
-    list_file: str
-    keyring: str
-    key: SigningKey
-    alias: Callable[[str], str]
-    architecture: str
 
 
 @dataclass(frozen=True, slots=True)

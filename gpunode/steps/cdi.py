@@ -160,8 +160,7 @@ def _is_about_to_change(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> b
 
 def output_path(facts: Facts) -> str:
     """Return the path at which the unit writes the specification."""
-    fact = facts.file(ENVIRONMENT)
-    text = fact.value.content.decode("utf-8", "replace") if isinstance(fact, Known) and fact.value else ""
+    text = facts.text(ENVIRONMENT)
     said = [path for path in _OUTPUT.findall(text) if path.startswith("/")]
     return said[-1] if said else CDI_SPEC
 

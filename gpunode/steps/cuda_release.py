@@ -198,7 +198,7 @@ def _find_first_release(facts: Facts) -> Version:
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
     asked = recipe.cuda.version
     if asked != "auto":
-        return _check_release(cuda.parts(asked), facts, driver, recipe.cuda.parts)
+        return _check_release(cuda.parts(asked), facts, driver)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
@@ -216,17 +216,9 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     return _check_release(max([min(limits), *working]), facts, driver)
 
 
-def _check_release(
-    version: Version, facts: Facts, driver: _DriverLimit, parts: Collection[str] = ()
-) -> Version | Refusal:
+def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
     """Return ``version`` if it compiles for every GPU and its programs run on the driver, else why not."""
     release = cuda.find(version)
-    if shared := [part for part in parts if cuda.lacks_own_package(version, part)]:
-        return Refusal(
-            what=f"CUDA {show_version(version)} has no package of {shared[0]} alone",
-            why="its name is that of other releases, too, and the newest of them would come",
-            hint="leave cuda.parts out of the recipe, or choose CUDA 10.0, or 11.0 and newer",
-        )
     if release is None:
         # A release newer than the table is taken at its word; the note says so.
         return version if version > cuda.releases()[-1].version else _refuse_unknown_release(version)
@@ -267,11 +259,7 @@ def installed_releases(facts: Facts) -> list[Version]:
     """Return the releases of which the whole toolkit or a compiler is installed as a package, oldest first."""
     packages = known(facts.packages, {})
     names = (package.name for package, state in packages.items() if not state.config_files_only)
-    found = (
-        cuda.release_of_package(name)
-        for name in names
-        if name.startswith(("cuda-toolkit-", "cuda-nvcc-", "cuda-core-"))
-    )
+    found = (cuda.release_of_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-")))
     return sorted({version for version in found if version})
 
 

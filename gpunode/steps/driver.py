@@ -36,10 +36,11 @@ from gpunode.steps.installed_driver import (
     prefix,
     version_matches,
 )
-from gpunode.steps.kernel import SOURCE_FILES, is_loaded
+from gpunode.steps.kernel import is_loaded
 from gpunode.steps.packages import locked_driver_packages, packages_off_lock, refuse_held_packages, wanted_state
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
+    SOURCE_FILES,
     WantedDriver,
     kept_version,
     mismatched_packages,

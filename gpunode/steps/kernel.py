@@ -84,7 +84,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned(
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
-    changes = tuple(PackageChange(one, packages.get(one), KnownAfter(why="headers")) for one in missing)
+    # Those of one kernel go with it, as those do that the metapackage brings.
+    states = ((one, KnownAfter(why="headers", auto=meta is not None and one != meta)) for one in missing)
+    changes = tuple(PackageChange(one, packages.get(one), after) for one, after in states)
     reason = f"the driver's module is built for {listed}"
     return Planned(
         (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
@@ -97,15 +99,9 @@ def _refuse_without_files(missing: Sequence[PackageId], lost: Sequence[PackageId
         return refused
     if not lost:
         return None
-    packages = known(facts.packages, {})
-    # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which lies there, too.
-    stems = tuple(one.name.rpartition("-")[0] for one in lost)
-    whole = {one: state for one, state in sorted(packages.items()) if one.name.startswith(stems)}
-    return Refusal(
-        what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are not there",
-        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src",
-        hint=f"sudo {system(facts).reinstall(whole)}\nthen run the same command again",
-    )
+    from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
+
+    return refuse_lost_headers(lost, facts)
 
 
 HEADERS = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
@@ -151,8 +147,7 @@ def _device_group(facts: Facts) -> int:
     options = [
         word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
     ]
-    arguments = known(facts.file(KERNEL_ARGUMENTS), None)
-    words = _decode_text(arguments.content).split() if arguments else []
+    words = facts.text(KERNEL_ARGUMENTS).split()
     options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
     return _option_value(options, _GROUP) or 0
 
@@ -185,18 +180,16 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
     said = set()
     group = _device_group(facts)
-    state = known(facts.file(BOOT_LOADER), None)
-    for number, line in enumerate(_decode_text(state.content).split("\n") if state else (), 1):
+    for number, line in enumerate(facts.text(BOOT_LOADER).split("\n"), 1):
         if match := _GRUB_LINE.match(line):
             for word in match[1].replace('"', " ").replace("'", " ").split():
                 if effect := _argument_effect(word, group):
                     said.add(word)
                     yield f"{BOOT_LOADER}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
-    if state:
+    if known(facts.file(BOOT_LOADER), None):
         remedy = f"{BOOT_LOADER} does not have it, so look in /etc/default/grub.d, run update-grub, and reboot"
-    state = known(facts.file(KERNEL_ARGUMENTS), None)
-    for word in dict.fromkeys(_decode_text(state.content).split() if state else ()):
+    for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS).split()):
         if word not in said and (effect := _argument_effect(word, group)):
             yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"
 
@@ -215,10 +208,7 @@ def _argument_effect(word: str, group: int) -> str:
 
 def _closed_device_notes(facts: Facts) -> Iterator[str]:
     """Yield a note where the loaded driver gives its device files a mode that only root can use."""
-    state = known(facts.file(DRIVER_PARAMETERS), None)
-    found = {
-        match["what"]: int(match["value"]) for match in _IN_USE.finditer(_decode_text(state.content) if state else "")
-    }
+    found = {match["what"]: int(match["value"]) for match in _IN_USE.finditer(facts.text(DRIVER_PARAMETERS))}
     if "Mode" in found and (effect := _describe_closed_mode(found["Mode"], found.get("GID", 0))):
         yield f"the loaded driver {effect} ({DRIVER_PARAMETERS}); options of the module nvidia set that"
 
@@ -260,10 +250,6 @@ def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
             )
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
 _TEXT = b"""# Written by gpunode: these drivers must not bind the GPU that the NVIDIA driver uses.
 blacklist nouveau
 blacklist nova_core
@@ -301,10 +287,6 @@ NOUVEAU = Step(
 )
 
 
-SOURCE_FILES: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
-_LOST_SOURCE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
-
-
 def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan a module of the chosen version on disk for every kernel that must have one.
 
@@ -325,32 +307,28 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     missing = kernels_without_module(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
-    reinstall = _command_for_lost_source(driver, facts)
+    has_source = _has_source(driver, facts)
+    if not has_source:
+        from gpunode.steps.leftovers import note_lost_source, refuse_lost_source  # loaded on use
+
+        if missing:
+            return refuse_lost_source(driver, missing, facts)
     if not missing:
         is_planned = facts.module_files.probe == PLAN
         by = "the driver's package builds it" if is_planned else "built"
-        lost = f"{_LOST_SOURCE}, so later kernels come without a driver: `sudo {reinstall}` brings it back"
-        return Planned(
-            (), f"{by} for {' and '.join(kernels.wanted)}", (lost,) if reinstall else (), deferred=is_planned
-        )
-    if reinstall:
-        return system(facts).refuse_left_out(facts, SOURCE_FILES) or Refusal(
-            what=f"there is no kernel module for {' and '.join(missing)}, and nothing to build it from",
-            why=_LOST_SOURCE,
-            hint=f"sudo {reinstall}\nthen run the same command again",
-        )
+        notes = () if has_source else (note_lost_source(driver, facts),)
+        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
 
 
-def _command_for_lost_source(driver: WantedDriver, facts: Facts) -> str:
-    """Return the command that brings back the source of the installed modules; empty where it is there, or unknown."""
-    package = PackageId(driver.family.dkms_package(driver.chosen))
-    state, found = known(facts.packages, {}).get(package), facts.leftovers
+def _has_source(driver: WantedDriver, facts: Facts) -> bool:
+    """Return whether the source of the installed modules is there, as far as that is known."""
+    state = known(facts.packages, {}).get(PackageId(driver.family.dkms_package(driver.chosen)))
+    found = facts.leftovers
     if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN:
-        return ""
-    is_there = any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
-    return "" if is_there else system(facts).reinstall({package: state})
+        return True
+    return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
 
 
 def _refuse_rejected_modules(facts: Facts) -> Refusal | None:

@@ -6,7 +6,7 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -21,7 +21,7 @@ from gpunode.facts.project import PLAN, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.steps.selection import WantedDriver
+from gpunode.steps.selection import SOURCE_FILES, WantedDriver
 
 _COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 # Up to CUDA 10.0 and from 10.1 on.
@@ -280,6 +280,42 @@ def _packaged_versions(facts: Facts) -> frozenset[str]:
         for package, state in installed
         if not state.config_files_only and not package.name.startswith(_COMPATIBLE_PACKAGE)
     )
+
+
+def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
+    """Return the refusal of the ``lost`` packages of headers, whose files are gone: DKMS would build nothing."""
+    # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which lies there, too.
+    stems = tuple(one.name.rpartition("-")[0] for one in lost)
+    packages = sorted(known(facts.packages, {}).items())
+    reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
+    return Refusal(
+        what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are not there",
+        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src",
+        hint=f"sudo {reinstall}\nthen run the same command again",
+    )
+
+
+_LOST_SOURCE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
+
+
+def note_lost_source(driver: WantedDriver, facts: Facts) -> str:
+    """Return a note on modules that are built, and whose source is gone."""
+    anew = _reinstall_modules(driver, facts)
+    return f"{_LOST_SOURCE}, so later kernels come without a driver: `sudo {anew}` brings it back"
+
+
+def refuse_lost_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
+    """Return the refusal of ``kernels`` for which nothing can build modules, or of what leaves the source out."""
+    return system(facts).refuse_left_out(facts, SOURCE_FILES) or Refusal(
+        what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
+        why=_LOST_SOURCE,
+        hint=f"sudo {_reinstall_modules(driver, facts)}\nthen run the same command again",
+    )
+
+
+def _reinstall_modules(driver: WantedDriver, facts: Facts) -> str:
+    package = PackageId(driver.family.dkms_package(driver.chosen))
+    return system(facts).reinstall({package: need(facts.packages, "which packages are installed")[package]})
 
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:

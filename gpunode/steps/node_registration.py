@@ -94,8 +94,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _file_with_taints(facts: Facts) -> str:
     """Return the file of kubeadm's that names taints for the kubelet's registration; empty for none."""
     for path, pattern in _OTHER_TAINTS.items():
-        state = known(facts.file(path), None)
-        if state and pattern.search(state.content.decode("utf-8", "replace")):
+        if pattern.search(facts.text(path)):
             return path
     return ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -13,16 +12,14 @@ from gpunode.catalog.repositories import (
     CUDA_KEYRING,
     TOOLKIT_KEYRING,
     cuda_repository,
-    describe_former_address,
-    describe_other_cuda_folder,
     toolkit_repository,
 )
-from gpunode.change import Change, KnownAfter, PackageChange, PackageState, SigningKey
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
-from gpunode.packages import Repository, system
+from gpunode.packages import system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, prefix, wants_driver
@@ -103,8 +100,8 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
     asked = recipe.repositories
-    row = cuda_repository(distro, architecture, asked.cuda, asked.cuda_key_fingerprint, asked.cuda_key_file)
-    if row is None:
+    repository = cuda_repository(distro, architecture, asked.cuda, asked.cuda_key_fingerprint, asked.cuda_key_file)
+    if repository is None:
         return Refusal(
             what=f"NVIDIA has no repository of drivers and CUDA for {distro.name} on {architecture}",
             why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
@@ -112,9 +109,6 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
             if wants_driver(recipe, facts)
             else _hint_without_toolkit(facts),
         )
-    key = SigningKey(row.key_url, row.fingerprints)
-    alias = partial(describe_other_cuda_folder, row)
-    repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     return system(facts).plan_repository(repository, facts)
 
 
@@ -132,10 +126,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
     asked = recipe.repositories
-    row = toolkit_repository(asked.toolkit, asked.toolkit_key_fingerprint, asked.toolkit_key_file)
-    key = SigningKey(row.key_url, row.fingerprints)
-    repository = Repository(row.url, row.list_file, row.keyring, key, describe_former_address, architecture)
-    return system(facts).plan_repository(repository, facts)
+    key, key_file = asked.toolkit_key_fingerprint, asked.toolkit_key_file
+    return system(facts).plan_repository(toolkit_repository(asked.toolkit, key, key_file, architecture), facts)
 
 
 def wants_cuda_toolkit(recipe: Recipe) -> bool:

@@ -90,19 +90,14 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
 
 def _explain_signature_policy(facts: Facts) -> str:
     """Return what says that the kernel takes signed modules alone; empty where nothing does."""
-    arguments = _read_text(KERNEL_ARGUMENTS, facts).split()
+    arguments = facts.text(KERNEL_ARGUMENTS).split()
     found = [word for word in arguments if word in {_SIGNATURES, *(f"{_SIGNATURES}={on}" for on in "1yY")}]
     if found:
         return f"it was started with {found[0]}"
-    if _read_text(SIG_ENFORCE, facts).strip() in {"Y", "1"}:
+    if facts.text(SIG_ENFORCE).strip() in {"Y", "1"}:
         return f"{SIG_ENFORCE} says Y"
-    mode = _read_text(LOCKDOWN, facts).partition("[")[2].partition("]")[0]
+    mode = facts.text(LOCKDOWN).partition("[")[2].partition("]")[0]
     return f"it is locked down ({LOCKDOWN} says {mode})" if mode in {"integrity", "confidentiality"} else ""
-
-
-def _read_text(path: str, facts: Facts) -> str:
-    state = known(facts.file(path), None)
-    return state.content.decode("utf-8", "replace") if state else ""
 
 
 _ENROLMENT_NOTE: Final = (

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
@@ -44,6 +45,10 @@ from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment
 
 _UBUNTU = "ubuntu"
 _REVISION = re.compile(r"-[^-]*\Z")
+
+
+SOURCE_FILES: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
+"""The places of a driver's source, by pattern, and what it is for."""
 
 
 @dataclass(frozen=True, slots=True)

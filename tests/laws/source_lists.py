@@ -20,7 +20,7 @@ from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, 
 
 ROW = cuda_repository(DEBIAN, "amd64", "", "")
 assert ROW is not None
-URI = ROW.base_url.rstrip("/")
+URI = ROW.uri.rstrip("/")
 OTHER_KEY = "/etc/apt/keyrings/nvidia-cuda.gpg"
 PATHS = tuple(f"/etc/apt/sources.list.d/{name}" for name in ("cuda.list", "nvidia.sources", "zz-cuda.list"))
 # One archive to apt, but for the last two, which gpunode takes for the same all the same.

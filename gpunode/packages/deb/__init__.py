@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gpunode.catalog.repositories import Repository
 from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
@@ -16,7 +17,7 @@ from gpunode.packages.deb import answers, configuration, preferences, sources, s
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.system import PackageFacts, PackageSystem, Repository
+from gpunode.packages.system import PackageFacts, PackageSystem
 
 if TYPE_CHECKING:
     from gpunode.outcome import Outcome, Refusal
@@ -28,7 +29,6 @@ _TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
 _UPDATES: Final = "/var/lib/dpkg/updates/*"
 _SOURCES: Final = "/etc/apt/sources.list"
-_DPKG_SETTINGS: Final = "/etc/dpkg/dpkg.cfg"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
 _DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
 _NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
@@ -117,19 +117,18 @@ def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions:
     return find_owners(paths, lists, diversions)
 
 
-def _refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
-    states = (known(facts.file(path), None) for path in facts.files if path.startswith(_DPKG_SETTINGS))
-    if not any(state and b"path-exclude" in state.content for state in states):
-        return None
-    from gpunode.packages.deb.filters import refuse_left_out  # loaded on use: few nodes leave out parts of packages
-
-    return refuse_left_out(facts, _DPKG_SETTINGS, uses)
-
-
 def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
 
     return parts.refuse_without(facts, components)
+
+
+def _refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+    if not any("path-exclude" in facts.text(one) for one in facts.files if one.startswith(configuration.DPKG_MAIN)):
+        return None
+    from gpunode.packages.deb import filters  # loaded on use: few nodes have any
+
+    return filters.refuse_left_out(facts, uses)
 
 
 def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
@@ -144,8 +143,7 @@ def _note_trust(facts: Facts) -> Iterator[str]:
         if closed := sources.explain_closed_folder(folder, facts):
             yield f"{closed}: chmod 0755 {folder}"
     for path in sorted(filter(configuration.is_read, facts.files)):
-        state = known(facts.file(path), None)
-        for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
+        for option in configuration.parse(path, facts.text(path)):
             if configuration.relaxes_checks(option.name, option.value):
                 where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
                 yield (
@@ -156,8 +154,7 @@ def _note_trust(facts: Facts) -> Iterator[str]:
 
 def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
-    state = known(facts.file(status.DIVERSIONS), None)
-    for path, target in status.manual_diversions(state.content.decode("utf-8", "replace")) if state else ():
+    for path, target in status.manual_diversions(facts.text(status.DIVERSIONS)):
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
@@ -190,12 +187,12 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, _DPKG_SETTINGS, status.DIVERSIONS, _COMMON_KEYRING),
+    files=(preferences.MAIN, configuration.MAIN, configuration.DPKG_MAIN, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
-        "dpkg-cfg-d": f"{_DPKG_SETTINGS}.d",
+        "dpkg-cfg-d": configuration.DPKG_FOLDER,
     },
     line_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),

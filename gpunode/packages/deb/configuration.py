@@ -1,4 +1,4 @@
-"""APT's configuration files, apt.conf(5): the options that a node's apt is given."""
+"""APT's configuration files, apt.conf(5): the options that a node's apt is given; and where dpkg has its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from gpunode.facts.patterns import Pattern
 
 FOLDER: Final = "/etc/apt/apt.conf.d"
 MAIN: Final = "/etc/apt/apt.conf"
+DPKG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
+DPKG_MAIN: Final = "/etc/dpkg/dpkg.cfg"
 # As apt reads a folder of its own: other names are passed over.
 _NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
 _TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")

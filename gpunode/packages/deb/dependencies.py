@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from gpunode.change import PackageState
@@ -24,7 +23,7 @@ from gpunode.packages.deb.status import (
     parse_clauses,
 )
 from gpunode.packages.deb.status import packages as packages_of
-from gpunode.packages.deb.version import DpkgVersion
+from gpunode.packages.deb.version import order_key
 from gpunode.packages.version import without_epoch
 
 # "<" and ">" are deprecated spellings of "<=" and ">=".
@@ -189,13 +188,8 @@ def _by_name(packages: Iterable[PackageId]) -> Mapping[str, Sequence[PackageId]]
 def _order(one: str, other: str) -> int:
     if one == other:
         return 0
-    first, second = _key(one), _key(other)
+    first, second = order_key(one), order_key(other)
     return (first > second) - (first < second)
-
-
-@lru_cache(maxsize=1 << 12)
-def _key(version: str) -> tuple[int, object, object]:
-    return DpkgVersion(version).key
 
 
 def _has_architecture(offered: DpkgEntry, qualifier: str, dependent: DpkgEntry, native: str) -> bool:

@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.command import command
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Refusal
+from gpunode.packages.deb.configuration import DPKG_FOLDER, DPKG_MAIN
 
 _NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
 # lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
@@ -24,15 +25,14 @@ class _PathFilter:
     excludes: bool
 
 
-def refuse_left_out(facts: Facts, settings: str, uses: Mapping[str, str]) -> Refusal | None:
+def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
     """Return the refusal of a node whose dpkg unpacks none of the files that something needs.
 
     Args:
         facts: the node's.
-        settings: dpkg's main file; ``.d`` after it makes its folder.
         uses: by a pattern of paths as dpkg takes it, what the files are for.
     """
-    rules = tuple(_read_filters(facts, settings))
+    rules = tuple(_read_filters(facts))
     found = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
     if not found:
         return None
@@ -44,7 +44,7 @@ def refuse_left_out(facts: Facts, settings: str, uses: Mapping[str, str]) -> Ref
         hint="\n".join(
             (
                 "remove that from dpkg's configuration, or add exceptions where dpkg reads them last:",
-                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {settings}" for paths in found),
+                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {DPKG_MAIN}" for paths in found),
                 "then run the same command again",
             )
         ),
@@ -57,11 +57,10 @@ def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter |
     return last if last and last.excludes else None
 
 
-def _read_filters(facts: Facts, settings: str) -> Iterator[_PathFilter]:
+def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
     """Yield the filters in dpkg's order: its folder by name, then its main file."""
-    folder = sorted(path for path in facts.files if path.startswith(f"{settings}.d/"))
-    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), settings):
-        state = known(facts.file(path), None)
-        for number, line in enumerate(state.content.decode("utf-8", "replace").splitlines() if state else (), 1):
+    folder = sorted(path for path in facts.files if path.startswith(f"{DPKG_FOLDER}/"))
+    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), DPKG_MAIN):
+        for number, line in enumerate(facts.text(path).splitlines(), 1):
             if match := _FILTER.fullmatch(line.rstrip()):
                 yield _PathFilter(f"{path}:{number}", match["glob"], match["does"] == "ex")

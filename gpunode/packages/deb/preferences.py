@@ -14,7 +14,7 @@ from typing import Final
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.version import without_epoch
@@ -181,8 +181,7 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
     """Yield the place of every record about one of ``packages`` by name that gpunode did not write."""
     names = sorted({package.name for package in packages})
     for path in files_in_order(facts.files):
-        state = known(facts.file(path), None) if path not in {PIN_FILE, CUDA_PIN_FILE} else None
-        for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
+        for record in parse(path, facts.text(path) if path not in {PIN_FILE, CUDA_PIN_FILE} else ""):
             if any(map(record.names, names)):
                 yield f"{record.file}:{record.line}"
 
@@ -190,8 +189,7 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
 def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
     """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
     for path in takewhile(lambda path: path != PIN_FILE, files_in_order({*facts.files, PIN_FILE})):
-        state = known(facts.file(path), None)
-        for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
+        for record in parse(path, facts.text(path)):
             name = next(filter(record.names, names), "")
             if name and not _pins_chosen_branch(record.pin, choice):
                 place = f"{record.file}:{record.line}"

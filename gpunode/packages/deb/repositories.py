@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.catalog.openpgp import fingerprints
+from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.deb.sources import explain_closed_folder
-from gpunode.packages.system import Repository
 
 # apt reads keyrings as the user _apt.
 _OTHERS_READ = 0o004

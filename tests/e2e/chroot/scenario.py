@@ -182,7 +182,11 @@ def install_old_driver(node: Chroot) -> None:
     """
     add_nonfree(node)
     node.run("apt-get", "-y", "install", _OLD_DRIVER[node.base.codename], env=NONINTERACTIVE)
-    # A kernel has modules of its own: dkms of Debian 13 takes one without any for one that was removed.
+    give_kernel_modules(node)
+
+
+def give_kernel_modules(node: Chroot) -> None:
+    """Have the kernel modules of its own: dkms of Debian 13 takes one without any for one that was removed."""
     folder = f"/lib/modules/{node.kernel}"
     node.run("sh", "-c", f"mkdir -p {folder}/kernel && cp {folder}/updates/dkms/*.ko {folder}/kernel/lab.ko")
     node.run("depmod", "-a", node.kernel)

@@ -17,6 +17,7 @@ from tests.e2e.chroot.scenario import (
     Lab,
     as_machine,
     ask,
+    give_kernel_modules,
     setup_ok,
 )
 from tests.e2e.lab import driver
@@ -42,6 +43,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
         made.write(CONFIG, COMMENTED)
         chroots.recipe(made, DIRECTORIES[codename], more=MORE)
         setup_ok(made)
+        give_kernel_modules(made)
         assert ask(made, "plan", RECIPE, "--lock", LOCK).exit_code == 0
         setup_ok(made, "--lock", LOCK)
         folder = made.path("/root/drift")
@@ -77,6 +79,8 @@ def _offer_headers(node: Chroot, key: Key) -> None:
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if not one.booted],
 )
 def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
+    if drift.id == "driver-of-another-system" and node.base.codename == "trixie":
+        pytest.skip("the keys of NVIDIA's repositories for Debian 13 and Ubuntu 22.04 differ")
     marked = automatic(node)
     shell = drift.shell.replace("debian12", DIRECTORIES[node.base.codename])
     node.run("sh", "-c", shell, env=NONINTERACTIVE)

@@ -13,25 +13,25 @@ def test_gtx_1080_is_a_pascal_gpu_last_driven_by_580() -> None:
     model = gpus.lookup("1b80")
 
     assert (model.name, model.architecture, model.compute_capability) == ("NVIDIA GeForce GTX 1080", "Pascal", "6.1")
-    assert (model.last_branch, model.open_modules, model.datacenter, model.listed) == (580, "no", False, True)
+    assert (model.last_branch, model.open_modules, model.listed) == (580, "no", True)
     assert model.label == "GeForce GTX 1080 (Pascal)"
 
 
 @pytest.mark.parametrize(
-    ("device_id", "modules", "datacenter", "board"),
+    ("device_id", "modules", "board"),
     [
-        ("1eb8", "yes", True, "no"),  # T4
-        ("20b0", "yes", True, "possible"),  # A100 SXM
-        ("2342", "required", True, "external"),  # GH200
-        ("2901", "required", True, "possible"),  # B200
-        ("2b85", "required", False, ""),  # RTX 5090
+        ("1eb8", "yes", "no"),  # T4
+        ("20b0", "yes", "possible"),  # A100 SXM
+        ("2342", "required", "external"),  # GH200
+        ("2901", "required", "possible"),  # B200
+        ("2b85", "required", ""),  # RTX 5090
     ],
 )
-def test_current_gpus_have_their_properties(device_id: str, modules: str, datacenter: bool, board: str) -> None:
+def test_current_gpus_have_their_properties(device_id: str, modules: str, board: str) -> None:
     model = gpus.lookup(device_id)
 
     assert model.last_branch is None
-    assert (model.open_modules, model.datacenter, model.nvswitch_board) == (modules, datacenter, board)
+    assert (model.open_modules, model.nvswitch_board) == (modules, board)
 
 
 def test_uppercase_ids_are_the_same_gpu() -> None:

@@ -25,11 +25,11 @@ def test_debian_12_repository_is_that_of_the_nvidia_keyring_package() -> None:
 
     assert repository is not None
     base = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert (repository.dir, repository.arch, repository.base_url) == ("debian12", "x86_64", base)
+    assert repository.uri == base
     assert repository.list_file == "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     assert repository.keyring == "/usr/share/keyrings/cuda-archive-keyring.gpg"
-    assert repository.key_url == f"{base}3bf863cc.pub"
-    assert repository.fingerprints == {"EB693B3035CD5710E231E123A4B469963BF863CC"}
+    assert repository.key.url == f"{base}3bf863cc.pub"
+    assert repository.key.fingerprints == {"EB693B3035CD5710E231E123A4B469963BF863CC"}
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_ubuntu_repository_by_release_and_architecture(version: str, arch: str, 
     repository = cuda_repository(distro("ubuntu", version), arch)
 
     assert repository is not None
-    assert repository.arch == {"amd64": "x86_64", "arm64": "sbsa"}[arch]
-    assert repository.dir == f"ubuntu{version.replace('.', '')}"
-    assert repository.key_url.endswith(f"/{key}")
-    assert repository.key_url.startswith(repository.base_url)
+    folder = f"ubuntu{version.replace('.', '')}/{({'amd64': 'x86_64', 'arm64': 'sbsa'})[arch]}"
+    assert repository.uri == f"{CUDA_BASE}/{folder}/"
+    assert repository.key.url.endswith(f"/{key}")
+    assert repository.key.url.startswith(repository.uri)
 
 
 @pytest.mark.parametrize(
@@ -70,28 +70,28 @@ def test_mirror_changes_addresses_and_its_own_key() -> None:
     signed = cuda_repository(distro("debian", "13"), "amd64", "http://mirror.example", " ".join(keys), "new.pub")
 
     assert mirror is not None
-    assert mirror.base_url == "http://mirror.example/cuda/debian13/x86_64/"
-    assert mirror.key_url == "http://mirror.example/cuda/debian13/x86_64/8793F200.pub"
-    assert mirror.fingerprints == {"02182E60104FCDC26EAE1B8597A5D4CB8793F200"}
+    assert mirror.uri == "http://mirror.example/cuda/debian13/x86_64/"
+    assert mirror.key.url == "http://mirror.example/cuda/debian13/x86_64/8793F200.pub"
+    assert mirror.key.fingerprints == {"02182E60104FCDC26EAE1B8597A5D4CB8793F200"}
     assert signed is not None
-    assert signed.fingerprints == set(keys)
-    assert signed.key_url == "http://mirror.example/debian13/x86_64/new.pub"
+    assert signed.key.fingerprints == set(keys)
+    assert signed.key.url == "http://mirror.example/debian13/x86_64/new.pub"
     assert mirror.list_file == signed.list_file == "/etc/apt/sources.list.d/cuda-debian13-x86_64.list"
 
 
 def test_toolkit_repository_and_its_mirror() -> None:
     mirror = toolkit_repository("http://mirror.example/ctk/")
 
-    assert TOOLKIT.url == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
-    assert TOOLKIT.key_url == "https://nvidia.github.io/libnvidia-container/gpgkey"
-    assert mirror.url == "http://mirror.example/ctk/stable/deb/$(ARCH)"
-    assert mirror.key_url == "http://mirror.example/ctk/gpgkey"
-    assert mirror.fingerprints == TOOLKIT.fingerprints == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
+    assert TOOLKIT.uri == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
+    assert TOOLKIT.key.url == "https://nvidia.github.io/libnvidia-container/gpgkey"
+    assert mirror.uri == "http://mirror.example/ctk/stable/deb/$(ARCH)"
+    assert mirror.key.url == "http://mirror.example/ctk/gpgkey"
+    assert mirror.key.fingerprints == TOOLKIT.key.fingerprints == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
 
 
 def test_every_pinned_key_is_a_full_fingerprint_and_not_retired() -> None:
     retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
-    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | TOOLKIT.fingerprints
+    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | TOOLKIT.key.fingerprints
 
     assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned)
     assert retired not in pinned
@@ -143,7 +143,7 @@ def test_cuda_folders_of_other_systems_are_recognized(base: str) -> None:
     assert debian is not None
     above = (base or CUDA_BASE).partition("://")[2]
     for folder in ("ubuntu2204", "debian11", "wsl-ubuntu"):
-        assert folder in describe_other_cuda_folder(debian, f"{above}/{folder}/x86_64")
+        assert folder in describe_other_cuda_folder(debian.uri, f"{above}/{folder}/x86_64")
     for other in ("debian12/x86_64", "debian12/sbsa", "ubuntu2204/cross-linux-sbsa", "rocm/x86_64", "x86_64", ""):
-        assert not describe_other_cuda_folder(debian, f"{above}/{other}")
-    assert describe_other_cuda_folder(debian, "developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64")
+        assert not describe_other_cuda_folder(debian.uri, f"{above}/{other}")
+    assert describe_other_cuda_folder(debian.uri, "developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64")

@@ -48,7 +48,10 @@ def test_derivative_has_the_family_and_repository_of_its_base() -> None:
     mint = Distro("linuxmint", "22.1", "", "", like=("ubuntu", "debian"))
 
     assert family(mint) is UBUNTU
-    assert cuda_repository(mint, "amd64") == cuda_repository(distro("ubuntu", "24.04"), "amd64")
+    of_mint, of_ubuntu = (cuda_repository(one, "amd64") for one in (mint, distro("ubuntu", "24.04")))
+    assert of_mint is not None
+    assert of_ubuntu is not None
+    assert (of_mint.uri, of_mint.key) == (of_ubuntu.uri, of_ubuntu.key)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +105,11 @@ def test_list_file_equals_that_of_nvidia() -> None:
     repository = cuda_repository(distro("debian", "12"), "amd64")
     assert repository is not None
 
-    assert source_list(repository.base_url, repository.keyring) == (
+    assert source_list(repository.uri, repository.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
         b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
     )
-    assert source_list(TOOLKIT.url, TOOLKIT.keyring) == (
+    assert source_list(TOOLKIT.uri, TOOLKIT.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
         b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
     )

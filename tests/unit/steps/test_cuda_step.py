@@ -93,26 +93,6 @@ def test_cuda_parts_are_installed_without_the_driver_package() -> None:
     assert _installed(outcome) == ["cuda-nvcc-12-9", "cuda-cudart-dev-12-9", "libcublas-12-9", "libcublas-dev-12-9"]
 
 
-@pytest.mark.parametrize(
-    ("release", "names"),
-    [
-        ("11.0", ["cuda-nvcc-11-0", "cuda-cudart-dev-11-0", "libcublas-11-0", "libcublas-dev-11-0"]),
-        ("10.0", ["cuda-nvcc-10-0", "cuda-cudart-dev-10-0", "cuda-cublas-10-0", "cuda-cublas-dev-10-0"]),
-        ("9.1", ["cuda-nvcc-9-1", "cuda-cudart-dev-9-1", "cuda-cublas-9-1", "cuda-cublas-dev-9-1"]),
-        ("9.0", ["cuda-core-9-0", "cuda-cudart-dev-9-0", "cuda-cublas-9-0", "cuda-cublas-dev-9-0"]),
-    ],
-)
-def test_parts_of_old_releases_have_their_own_names(release: str, names: list[str]) -> None:
-    assert _installed(planned(CUDA_TOOLKIT.plan(_recipe(release, "nvcc", "cublas"), _machine(GTX_1080)))) == names
-
-
-@pytest.mark.parametrize("release", ["10.1", "10.2"])
-def test_cublas_without_a_package_for_each_release_is_refused(release: str) -> None:
-    refused = refusal(CUDA_TOOLKIT.plan(_recipe(release, "cublas"), _machine(GTX_1080)))
-    assert f"CUDA {release}" in refused.what
-    assert _installed(planned(CUDA_TOOLKIT.plan(_recipe(release), _machine(GTX_1080))))
-
-
 def test_an_installed_release_is_kept_and_others_stay_beside_it() -> None:
     facts = _machine(packages={"cuda-toolkit-12-4": "12.4.1-1", "cuda-toolkit-12-6": "12.6.3-1"})
     outcome = planned(CUDA_TOOLKIT.plan(_recipe(), facts))

@@ -441,6 +441,17 @@ def test_headers_are_installed_for_the_running_and_the_next_kernel() -> None:
     assert wanted == [f"linux-headers-{KERNEL}", f"linux-headers-{NEWER}", "linux-headers-amd64"]
 
 
+def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
+    """An autoremove takes them with their kernel; apt spares those of the running and the newest one."""
+    changes = PackageChange.among(planned(HEADERS.plan(recipe(), machine())).changes)
+    marks = {str(one.id): isinstance(one.after, KnownAfter) and one.after.auto for one in changes}
+    assert marks == {f"linux-headers-{KERNEL}": True, "linux-headers-amd64": False}
+    custom = "6.9.0-own"
+    (alone,) = PackageChange.among(planned(HEADERS.plan(recipe(), machine(kernels=Kernels(custom, (custom,))))).changes)
+    assert isinstance(alone.after, KnownAfter)
+    assert not alone.after.auto
+
+
 def test_installed_headers_are_not_requested_again() -> None:
     packages = {"linux-headers-amd64": "6.1.140-1"}
     assert planned(HEADERS.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()

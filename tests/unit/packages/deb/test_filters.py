@@ -22,7 +22,7 @@ def refuse(**texts: str) -> Refusal | None:
     """Return the refusal of files below /etc/dpkg with these contents, ``site`` and ``main``, or of another name."""
     paths = {"site": SITE, "main": MAIN}
     files = {paths.get(name, f"/etc/dpkg/dpkg.cfg.d/{name}"): text.encode() for name, text in texts.items()}
-    return refuse_left_out(machine(files=files), "/etc/dpkg/dpkg.cfg", SOURCE)
+    return refuse_left_out(machine(files=files), SOURCE)
 
 
 def test_line_is_named_with_the_exception_that_mends_it() -> None:
