@@ -109,13 +109,28 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     status = pod.get("status", {})
     yield from _scheduling_problems(status, name, namespace)
     yield from _admission_problems(status, node)
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    if status.get("reason") == "DeadlineExceeded":
+        # Why no container started, the pod's status no longer says then; the events do.
+        if not any(map(_has_started, containers)):
+            yield from _told_problems(pod, events, node)
+        yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
+    for container in containers:
         yield from _container_problems(container, name, namespace)
-    uid = pod["metadata"].get("uid", "")
+    yield from _told_problems(pod, events, node)
+
+
+def _told_problems(pod: Body, events: Sequence[Body], node: str) -> Iterator[PodProblem]:
+    name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
     for event in reversed(events):
         about = event.get("involvedObject", {})
         if about.get("name") == name and (not uid or about.get("uid", uid) == uid):
             yield from _event_problems(event, node)
+
+
+def _has_started(container: Mapping[str, Any]) -> bool:
+    state = container.get("state", {})
+    return bool(state.get("running") or (state.get("terminated") or {}).get("startedAt"))
 
 
 def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodProblem]:
@@ -128,8 +143,6 @@ def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodPro
         case "TopologyAffinityError":
             why = f"the topology manager of {node} did not admit the pod: {message}"
             yield PodProblem("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
-        case "DeadlineExceeded":
-            yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
         case _:
             pass
 

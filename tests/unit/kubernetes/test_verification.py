@@ -548,3 +548,29 @@ def test_pod_problem_is_named(status: Mapping[str, Any], said: str) -> None:
     assert found is not None
     assert said in found.why
     assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"waiting": {"reason": "ContainerCreating"}}, "gpu-1 has no /usr/bin/nvidia-container-runtime"),
+        (
+            {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "startedAt": None}},
+            "gpu-1 has no /usr/bin/nvidia-container-runtime",
+        ),
+        ({"terminated": {"reason": "Error", "exitCode": 137, "startedAt": "2026-01-01T00:00:00Z"}}, "in time"),
+    ],
+)
+def test_deadline_hides_no_reason_why_a_pod_never_started(state: Mapping[str, Any], said: str) -> None:
+    status = {"phase": "Failed", "reason": "DeadlineExceeded", "containerStatuses": [{"image": "i", "state": state}]}
+    event = {
+        "type": "Warning",
+        "reason": "FailedCreatePodSandBox",
+        "message": "OCI runtime create failed: fork/exec /usr/bin/nvidia-container-runtime: no such file or directory",
+        "involvedObject": {"name": "p"},
+    }
+
+    found = find_problem({"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": status}, [event])
+
+    assert found is not None
+    assert said in found.why
