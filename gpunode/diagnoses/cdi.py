@@ -325,7 +325,6 @@ RULES: Final = (
         look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
         summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
         typical=_CDI_DISABLED,
-        context=_CDI_DISABLED,
         remedy=always(
             run_step(
                 "configure",

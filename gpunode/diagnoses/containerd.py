@@ -382,7 +382,7 @@ RULES: Final = (
             _RANCHER,
         ),
         typical=unless(_UNIMPLEMENTED, _DEFAULT_RUNTIME_MISSING),
-        symptoms=(_UNIMPLEMENTED, all_of(_CRI_PLUGIN_DISABLED, _KUBELET_USES_CONTAINERD)),
+        symptoms=(_UNIMPLEMENTED,),
         against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),

@@ -329,7 +329,6 @@ RULES: Final = (
         decisive=any_of(_DEFAULT_NOT_REGISTERED, all_of(_RUNTIME_UNKNOWN, _NOT_IN_FILE)),
         typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
         symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
-        context=any_of(_LACKS_NVIDIA_RUNTIME, _NOT_IN_FILE),
         against=(_HAS_NVIDIA_RUNTIME, _REGISTERED, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,

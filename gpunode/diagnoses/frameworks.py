@@ -348,7 +348,6 @@ RULES: Final = (
         decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
         typical=_SHM_SHORT,
         symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
-        context=_SHM_DEFAULT,
         summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
         look_at=(Shell("df -h /dev/shm  # in the container"),),
         remedy=always(

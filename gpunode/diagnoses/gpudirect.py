@@ -150,7 +150,6 @@ RULES: Final = (
         typical=any_of(_PEERMEM_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
         against=(_SIGNATURE,),
         summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
-        context=command_run(r"modprobe.*peer_?mem"),
         remedy=_rebuild_peermem,
         explains=frozenset({"gpudirect-rdma-disabled"}),
     ),
@@ -162,7 +161,6 @@ RULES: Final = (
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
         decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
         typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
-        context=command_run(r"peer_?mem"),
         summary="the network card cannot access GPU memory, so NCCL copies through host memory",
         remedy=_load_peermem,
     ),
@@ -172,7 +170,6 @@ RULES: Final = (
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
         decisive=_NO_FS,
         typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
-        context=command_run(r"nvidia[-_]fs|gdscheck"),
         against=(_FS_LOADED,),
         summary="nvidia_fs is not loaded, so cuFile copies through host memory",
         remedy=_install_nvidia_fs,
@@ -188,7 +185,6 @@ RULES: Final = (
         typical=any_of(
             unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
         ),
-        context=command_run(r"nvidia[-_]fs|gds"),
         summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
         remedy=_NVME_STACK,
     ),

@@ -253,7 +253,6 @@ RULES: Final = (
             _GSP_DISABLED, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
         ),
         may_be_normal=True,
-        context=command_run(r"\bgsp\b|EnableGpuFirmware"),
         against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW_BOOT_FAILED),
         summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
         remedy=_remove_gsp_option,

@@ -150,7 +150,6 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (row.citation for row in gpu.find_all("GPU Current Temp"))
 
 
-_SLOWED: Final = message_line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
 _CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP)))
 _LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
@@ -263,7 +262,6 @@ RULES: Final = (
         check=_find_heated,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
         may_be_normal=True,
-        context=unless(_SLOWED, symptoms.ALL_WELL),
         remedy=always(
             manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
             drain("move the work away until the GPU is cool again"),
@@ -281,7 +279,6 @@ RULES: Final = (
             r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
             flags=re.IGNORECASE,
         ),
-        context=unless(_SLOWED, symptoms.ALL_WELL),
         remedy=always(
             manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
             manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),

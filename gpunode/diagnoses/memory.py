@@ -458,7 +458,6 @@ RULES: Final = (
             ),
             all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
         ),
-        context=command_run(r"inforom"),
         remedy=always(
             reset_gpu("reset the GPU: the driver then repairs what it can"),
             reboot(when="the reset is refused"),

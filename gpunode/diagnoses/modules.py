@@ -407,7 +407,6 @@ RULES: Final = (
         typical=any_of(_IN_INITRAMFS, all_of(_STALE_INITRAMFS, any_of(symptoms.MISMATCH, _LOADED_DIFFERS))),
         symptoms=(symptoms.MISMATCH, _LOADED_DIFFERS),
         may_be_normal=True,
-        context=any_of(_IN_INITRAMFS, _STALE_INITRAMFS),
         against=(symptoms.DRIVER_WORKS,),
         summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
         look_at=(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -119,16 +118,6 @@ _INITRAMFS_INSPECTED: Final = all_of(
     command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_NOUVEAU_BOUND, _BLACKLIST)
 )
 
-# What people say of it without a line of its own.
-_TOLD: Final = unless(
-    message_line(
-        r"\bnouveau (?:kernel )?(?:driver|module)s?\b(?![^\n]*(?:blacklist|disabled|removed))"
-        r"|\b(?:errors?|messages?|lines?) (?:from|of|by) nouveau\b",
-        flags=re.IGNORECASE,
-    ),
-    _BLACKLIST,
-)
-
 _HYPERVISOR: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
@@ -161,7 +150,6 @@ RULES: Final = (
         ),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-        context=_TOLD,
         against=(symptoms.DRIVER_WORKS, _LEGACY),
         rivals=frozenset({"vfio-bound"}),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d")),

@@ -300,7 +300,6 @@ RULES: Final = (
         ),
         typical=_NO_SWITCH_ANYWHERE,
         against=(_BASEBOARD,),
-        context=all_of(_NO_SWITCH_FOUND, symptoms.FABRIC_FAILS),
         summary=lambda node: (
             "the fabric manager finds no NVSwitch and exits: "
             + (
@@ -339,7 +338,6 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -i xid"),),
         check=_find_nvlink5_errors,
         share=0.6,
-        context=_HAS_NVLINK5,
         typical=unless(all_of(_UNCORRECTABLE, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
         explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},

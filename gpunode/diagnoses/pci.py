@@ -316,7 +316,6 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
         typical=all_of(_ALL_ONES, _IN_D3COLD),
-        context=any_of(_ALL_ONES, _IN_D3COLD),
         summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
         remedy=always(
             power_cycle("power the machine off and on again: a reboot often does not reset the slot"),

@@ -235,7 +235,6 @@ RULES: Final = (
     _rule(
         cause="gpu-labels-without-capacity",
         disruption="restart-container",
-        decisive=all_of(_LABELLED_WITHOUT_GPU, _UNREGISTERED),
         typical=any_of(_LABELLED_WITHOUT_GPU, _UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE, _GPUS_OFFERED)),
         context=any_of(_GPU_LABELS_SEEN, _NO_CAPACITY),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),

@@ -212,7 +212,6 @@ RULES: Final = (
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
         typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE)),
         symptoms=_SYMPTOMS,
-        context=any_of(_UNSIGNED, SIGNATURE_REFUSED, _SECURE_BOOT_ON),
         against=_AGAINST,
         look_at=_LOOK_AT,
         summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",

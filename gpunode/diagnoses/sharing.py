@@ -93,11 +93,6 @@ _SHARING_DESIRED: Final = any_of(
     message_line(_SHARING_OPTIONS),
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
-_GPUS_UNDIVIDED: Final = any_of(
-    custom_sign(lambda node: _sharing_nodes(node, is_divided=False)),
-    message_line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
-)
-_UNSHARED: Final = all_of(_GPUS_UNDIVIDED, any_line(_SHARING.pattern, re.IGNORECASE))
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
 _EMPTY_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
 # A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
@@ -339,7 +334,6 @@ RULES: Final = (
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
         typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
         may_be_normal=True,
-        context=command_run(r"-d COMPUTE|compute_mode"),
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
         remedy=_restore_default_mode,
     ),
@@ -347,7 +341,7 @@ RULES: Final = (
         cause="time-slicing-config-not-applied",
         layer="kubernetes",
         disruption="restart-container",
-        symptoms=(symptoms.POD_PENDING, _UNSHARED, _SHARING_EMPTY),
+        symptoms=(symptoms.POD_PENDING, _SHARING_EMPTY),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
         decisive=all_of(_SHARING_DESIRED, _SHARING_EMPTY),
         typical=any_of(
@@ -358,7 +352,6 @@ RULES: Final = (
             _EMPTY_EXCERPT,
         ),
         may_be_normal=True,
-        context=any_of(_SHARING_EMPTY, _UNSHARED),
         against=(
             unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_EXCERPT),
         ),

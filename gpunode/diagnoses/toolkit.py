@@ -22,15 +22,11 @@ _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/contain
 _SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (one for one in snapshot.view(toolkit.absence_lines) if "nvidia-c" in one.source)
 )
-_REGISTERED: Final = any_of(
-    file_line("*daemon.json", r"\"path\"\s*:\s*\"(?:/usr/bin/)?nvidia-container-runtime\""),
-    file_line("/etc/containerd/*.toml", r"BinaryName\s*=\s*\"/usr/bin/nvidia-container-runtime\""),
-)
 _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
+_GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
@@ -214,7 +210,7 @@ RULES: Final = (
         disruption="restart-service",
         decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
         typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
-        symptoms=(*_GPU_REQUESTS_FAIL[:3], all_of(toolkit.absence_lines, _REGISTERED)),
+        symptoms=_GPU_REQUESTS_FAIL,
         against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
         may_be_normal=True,
         look_at=(
@@ -237,7 +233,6 @@ RULES: Final = (
             all_of(_WITHOUT_CGROUP_V2, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        context=any_of(_WITHOUT_CGROUP_V2, _CGROUP_V2),
         against=(unless(_WITH_CGROUP_V2, _WITHOUT_CGROUP_V2),),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
@@ -274,7 +269,6 @@ RULES: Final = (
             _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
-        context=any_of(_USES_LDCONFIG_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
         may_be_normal=True,
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         summary="the toolkit is configured to run an ldconfig that this system does not have",
