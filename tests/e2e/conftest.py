@@ -55,7 +55,7 @@ def lab() -> Iterator[Path]:
         _demand_namespaces(folder)
         yield folder
     finally:
-        run(["rm", "-rf", str(folder)], timeout=900)
+        run(["rm", "-rf", "--one-file-system", str(folder)], timeout=900)
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ class Node(ABC):
     def close(self) -> None:
         """Remove every process, mount and file of the node."""
         self.halt()
-        run(["rm", "-rf", os.fspath(self.sandbox.scratch)])
+        run(["rm", "-rf", "--one-file-system", os.fspath(self.sandbox.scratch)])
 
     def halt(self) -> None:
         """End every process and mount; the node's own files are still in ``upper``."""
