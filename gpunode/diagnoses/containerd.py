@@ -62,7 +62,8 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
     pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    return bool(pods) and runtimes.containerd_product(snapshot) == "containerd"
+    is_seen = any(item.outcome == "ok" and item.text.strip() for item in pods)  # a look that failed proves none
+    return is_seen and runtimes.containerd_product(snapshot) == "containerd"
 
 
 _KUBELET_USES_CONTAINERD: Final = unless(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpunode.diagnoses.containerd import _KUBELET_USES_CONTAINERD
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.scenarios.healthy.captures import Said, evidence, failed, held, listed
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -88,3 +90,15 @@ def test_file_ignored_by_modprobe_has_no_effect() -> None:
         "device-node-permissions"
     ]
     assert causes(ask("debian-12-docker", {"modprobe-d": held({"/etc/modprobe.d/site.conf.bak": wrong})})) == []
+
+
+def test_unread_answer_about_pods_proves_no_kubelet() -> None:
+    """As on a docker-ce host, whose containerd.io switches the CRI plugin off."""
+    asked: dict[str, Said | None] = {
+        "units": failed("Running in chroot, ignoring command 'show'\n"),
+        "docker-version": None,
+        "docker-info": None,
+    }
+    node = {**HEALTHY["debian-12-docker"](), **asked}
+    snapshot = take_snapshot(evidence({key: said for key, said in node.items() if said is not None}))
+    assert not [*snapshot.view(_KUBELET_USES_CONTAINERD)]
