@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
+from gpunode.change import CONFIGURATION_STAGE, CommandChange, ModuleChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -35,6 +35,7 @@ from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
 from gpunode.cli.screen.words import MARKS, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
+from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
 from gpunode.host.process import proxy_variables
@@ -289,20 +290,25 @@ def _closing_lines(
         yield labelled_line("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none":
             yield labelled_line("then", cluster_apply_command(argv))
-    yield labelled_line(
-        "undo", rollback_command(argv, done.run, *(["--packages"] if _leaves_no_configuration(done) else []))
-    )
+    if (undo := _undo_command(done, argv)) is not None:
+        yield labelled_line("undo", undo)
 
 
-def _leaves_no_configuration(done: SetupResult) -> bool:
-    """Return whether a rollback without --packages, which restores the configuration alone, would refuse the run."""
+def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
+    """Return what takes the run back; None where nothing of it can be, as of a module that was loaded.
+
+    A rollback without ``--packages`` restores the configuration alone, and refuses a run that changed none.
+    """
     made = ((stage.stage, change) for stage in done.applied for change in stage.ordered_changes)
     is_configuration = [
         stage == CONFIGURATION_STAGE and change.is_configuration
         for stage, change in made
-        if change.inverse() is not None and not change.is_reread and not change.is_temporary_stop
+        if change.inverse() is not None and not (change.is_reread or change.is_temporary_stop)
+        if not isinstance(change, ModuleChange)  # an undo unloads none
     ]
-    return bool(is_configuration) and not any(is_configuration)
+    if not is_configuration:
+        return None
+    return rollback_command(argv, done.run, *([] if any(is_configuration) else ["--packages"]))
 
 
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:

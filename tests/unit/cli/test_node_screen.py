@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode import builtin
-from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, ModuleChange, RuntimeExpectation, Trigger
 from gpunode.cli.node_screen import Screen
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.recipes import show_recipe
@@ -239,6 +239,15 @@ def test_undo_after_setup_undoes_something(configures: bool) -> None:
     shown = [one.text for one in setup_lines(nodes.RECIPE, done, VerifyReport(()), None, "log", ("setup", "-y"))]
     more = "" if configures else " --packages"
     assert shown[-1] == f"  undo  sudo gpunode rollback 000003-20250501T120000Z{more}"
+
+
+def test_run_that_nothing_undoes_names_no_undo() -> None:
+    """As one that loaded a module after a reboot."""
+    done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
+    kernel = [replace(one, changes=(ModuleChange("nvidia", False, True),)) for one in done.applied[0].steps[:1]]
+    done = replace(done, applied=(replace(done.applied[0], stage="kernel", steps=tuple(kernel)),))
+    shown = [one.text for one in setup_lines(nodes.RECIPE, done, VerifyReport(()), None, "log", ("setup", "-y"))]
+    assert not any("rollback" in row for row in shown)
 
 
 def test_rollback_command_repeats_the_root() -> None:
