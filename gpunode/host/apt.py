@@ -5,20 +5,22 @@ Nothing here lowers what the host asks of a package: no unauthenticated install,
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
+from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.host import files, places
 from gpunode.host.apt_failures import (
     FAILURE_TEXTS,
     FailureKind,
@@ -123,8 +125,8 @@ def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
 
 
 _PREFIX = "gpunode-"
-_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
-_LISTS_PARENT = "var/lib/apt"
+_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; of earlier versions as tempfile makes them
+_LISTS_PARENT = "/var/lib/apt"
 
 _FailureHandler = Callable[[FailureKind, FinishedCommand], bool]
 
@@ -135,20 +137,20 @@ def _retry_nothing(_kind: FailureKind, _finished: FinishedCommand) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _AptPaths:
-    """The folders of this apt, inside its root. Source: apt-config(8)."""
+    """The folders of this apt, as paths in its root. Source: apt-config(8)."""
 
-    lists: Path
-    archives: Path
-    admin: Path
+    lists: str
+    archives: str
+    admin: str
     sandbox_user: str
 
     @property
-    def list_locks(self) -> tuple[Path, ...]:
-        return (self.lists / "lock",)
+    def list_locks(self) -> tuple[str, ...]:
+        return (f"{self.lists}/lock",)
 
     @property
-    def install_locks(self) -> tuple[Path, ...]:
-        return self.admin / "lock-frontend", self.admin / "lock", self.archives / "lock"
+    def install_locks(self) -> tuple[str, ...]:
+        return f"{self.admin}/lock-frontend", f"{self.admin}/lock", f"{self.archives}/lock"
 
 
 class Apt:
@@ -164,7 +166,7 @@ class Apt:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._runner = runner
-        self._root = Path(runner.root)
+        self._root = runner.root
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
         self._clock = clock
@@ -226,12 +228,15 @@ class Apt:
             ChangeFailed: if an index could not be fetched; the previous ones stay.
             Busy: if another program held the lock past the timeout.
         """
-        present = [path for path in lists if self._path_on_host(path).exists()]
+        present = [path for path in lists if files.read_file(path, root=self._root).outcome != "absent"]
         if lists and not present:
             return
         # Of other archives, such as a frozen mirror without a valid date, the host's configuration decides.
         checked = _verification_options(self._archive_uris(present)) if present else ()
-        with self._restrict_to_lists(present) as selection, _quarantine_lists(self._paths.lists) as set_aside:
+        with (
+            self._restrict_to_lists(present) as selection,
+            _quarantine_lists(self._paths.lists, self._root) as set_aside,
+        ):
             # Set after the first try failed half way: a cache in between may be what is behind the repository.
             uncached: list[str] = []
 
@@ -257,9 +262,9 @@ class Apt:
         Raises:
             ChangeFailed: if it could not be fetched, or is larger than ``limit_bytes``.
         """
-        with self._temporary_folder() as folder:
+        with _make_temporary_folder(self._paths.lists, self._root) as folder:
             self._give_to_sandbox(folder)
-            target = folder / "fetched"
+            target = f"{folder.path}/fetched"
             # For file: it would leave a link, which means something else seen from outside its root.
             source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
             # apt's downloader knows no limit, so the kernel sets it.
@@ -271,22 +276,28 @@ class Apt:
                     *_FETCH,
                     *_verification_options((url,)),
                 ),
-                *("download-file", source, self._path_in_root(target)),
+                *("download-file", source, target),
             )
 
             def too_large(_kind: FailureKind, finished: FinishedCommand) -> bool:
                 # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
                 if re.search(r"File too large|received signal 25\b", _join_output(finished)):
                     raise _too_large_error(url, limit_bytes)
-                target.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink("fetched", dir_fd=folder.folder)
                 return False
 
             self._retry_transient(f"fetch {url}", lambda: self._run(argv, _FETCH_LIMIT_S, status=True), (), too_large)
-            with target.open("rb") as file:
-                content = file.read(limit_bytes + 1)
-        if len(content) > limit_bytes:
+            fetched = files.read_file(target, limit_bytes, root=self._root)
+        if len(fetched.data) >= limit_bytes and fetched.outcome == "failed":
             raise _too_large_error(url, limit_bytes)
-        return content
+        if fetched.outcome != "ok":
+            raise ChangeFailed(
+                f"could not fetch {redact(url)}: apt's downloader left nothing to read",
+                why=f"{target}: {fetched.error}",
+                hint="see gpunode's log for what it said, then run the same command again",
+            )
+        return fetched.data
 
     # -- a transaction ------------------------------------------------------------------------------------------
 
@@ -342,9 +353,10 @@ class Apt:
         """Wait for the dpkg that outlives a killed apt: until it ends, nobody can tell what it has changed."""
         with suppress(GpunodeError):
             deadline = self._clock() + _TRANSACTION_LIMIT_S
-            wait_until_free(
-                self._paths.install_locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep
-            )
+            self._wait_until_free(self._paths.install_locks, deadline)
+
+    def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
+        wait_until_free(locks, deadline, self._on_progress, root=self._root, clock=self._clock, sleep=self._sleep)
 
     def _refuse_deviation(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
@@ -378,7 +390,7 @@ class Apt:
     # -- trying, waiting, failing -------------------------------------------------------------------------------
 
     def _retry_transient(
-        self, action: str, attempt: Callable[[], FinishedCommand], locks: Sequence[Path], on_failure: _FailureHandler
+        self, action: str, attempt: Callable[[], FinishedCommand], locks: Sequence[str], on_failure: _FailureHandler
     ) -> None:
         """Run ``attempt`` until it succeeds, retrying transient failures.
 
@@ -391,7 +403,7 @@ class Apt:
         pauses = iter(_BACKOFF_S)
         deadline = self._clock() + self._lock_timeout_s
         while True:
-            wait_until_free(locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep)
+            self._wait_until_free(locks, deadline)
             finished = attempt()
             if finished.ok:
                 return
@@ -407,14 +419,14 @@ class Apt:
                 wait_for(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
-    def _error(self, action: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[Path]) -> GpunodeError:
+    def _error(self, action: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[str]) -> GpunodeError:
         if finished.timed_out:
             return ChangeFailed(
                 f"could not {action}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
                 why=finished.last_lines(8),
                 hint="see gpunode's log for what hangs; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
             )
-        if kind == "lock" and (found := find_first_holder(locks)):
+        if kind == "lock" and (found := find_first_holder(locks, root=self._root)):
             return busy_error(found, self._lock_timeout_s)
         said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
         make_log = self._read_make_log(_join_output(finished))
@@ -422,11 +434,7 @@ class Apt:
 
     def _read_make_log(self, output: str) -> str:
         path = find_build_log(output)
-        with suppress(OSError):
-            if path:
-                with self._path_on_host(path).open("rb") as file:
-                    return _decode_text(file.read(_LOG_LIMIT))
-        return ""
+        return files.read_file(path, _LOG_LIMIT, root=self._root).text if path else ""
 
     def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
         """Run dpkg so that it survives even gpunode's own end."""
@@ -464,21 +472,14 @@ class Apt:
                 "ask apt for its configuration", _decode_text(finished.stdout), _decode_text(finished.stderr)
             )
         said = dict(word.split("=", 1) for word in shlex.split(_decode_text(finished.stdout)) if "=" in word)
-        places = (self._path_on_host(said[key]) for key in "LAS")
-        lists, archives, status = places
-        return _AptPaths(lists, archives, status.parent, said.get("U", ""))
-
-    def _path_on_host(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
-
-    def _path_in_root(self, path: Path) -> str:
-        return f"/{path.relative_to(self._root)}"
-
-    @contextmanager
-    def _temporary_folder(self) -> Iterator[Path]:
-        """Yield a private temporary folder that apt sees, too, and whose parents its download user can enter."""
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self._paths.lists.parent) as folder:
-            yield Path(folder)
+        lists, archives, status = found = [said.get(key, "").rstrip("/") for key in "LAS"]
+        if any(not path.startswith("/") or ".." in path.split("/") for path in found):
+            raise ChangeFailed(
+                "apt's configuration names folders that gpunode does not use",
+                why=", ".join(map(repr, found)),
+                hint="give absolute paths without '..' in apt.conf:\n  apt-config dump Dir",
+            )
+        return _AptPaths(lists, archives, posixpath.dirname(status), said.get("U", ""))
 
     @contextmanager
     def _restrict_to_lists(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -486,34 +487,67 @@ class Apt:
         if not lists:
             yield ()
             return
-        with self._temporary_folder() as folder:
+        with _make_temporary_folder(self._paths.lists, self._root) as folder:
             for path in lists:
-                (folder / Path(path).name).symlink_to(path)
-            selected = f"Dir::Etc::sourceparts={self._path_in_root(folder)}"
+                os.symlink(path, posixpath.basename(path), dir_fd=folder.folder)
+            selected = f"Dir::Etc::sourceparts={folder.path}"
             yield _options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
 
     def _archive_uris(self, lists: Sequence[str]) -> Iterator[str]:
         """Yield the archives that the source lists name."""
         for path in lists:
             with suppress(ValueError):  # apt itself says what is wrong with it
-                text = self._path_on_host(path).read_text("utf-8", "replace")
+                text = files.read_file(path, root=self._root).text
                 yield from (source.uri for source in sources.parse(path, text))
 
-    def _give_to_sandbox(self, folder: Path) -> None:
+    def _give_to_sandbox(self, folder: places.OpenedPath) -> None:
         """Let apt's download user enter ``folder``; otherwise apt would download as root."""
-        owner = _find_user_id(self._root / "etc/passwd", self._paths.sandbox_user)
+        owner = _find_user_id(files.read_file("/etc/passwd", root=self._root).text, self._paths.sandbox_user)
         # Without root there is no sandbox either.
         with suppress(PermissionError):
             if owner is not None:
-                shutil.chown(folder, owner)
+                os.chown(".", owner, -1, dir_fd=folder.folder)
 
 
-def remove_temporary_folders(root: Path) -> None:
+@contextmanager
+def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]:
+    """Make a private temporary folder beside ``lists``, opened.
+
+    apt sees it, too, and its download user can enter the folders above it.
+
+    Raises:
+        ChangeFailed: if it cannot be made or used.
+    """
+    parent, name = posixpath.dirname(lists), f"{_PREFIX}{os.urandom(4).hex()}"
+    try:
+        with places.open_path(f"{parent}/{name}", root) as place:
+            os.mkdir(name, 0o700, dir_fd=place.folder)
+            above = place.folder
+            try:
+                place.enter(name)
+                place.name = "."
+                yield place
+            finally:
+                _remove_folder(name, above)
+    except OSError as error:
+        raise ChangeFailed(
+            f"{parent} cannot be used for apt's temporary files",
+            why=error.strerror or str(error),
+            hint=f"look at it with `{command('ls', '-la', parent)}`, then run the same command again",
+        ) from error
+
+
+def _remove_folder(name: str, above: int) -> None:
+    """Remove a folder with all that is in it, as far as possible; not through a link."""
+    # By way of /proc: rmtree can start at an open folder only from Python 3.11 on.
+    shutil.rmtree(f"/proc/self/fd/{above}/{name}", ignore_errors=True)
+
+
+def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run of this module left."""
-    for path in (root / _LISTS_PARENT).glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if _NAME.fullmatch(path.name):
-                shutil.rmtree(path)
+    with suppress(OSError), places.open_folder(_LISTS_PARENT, root=root) as folder:
+        for name in filter(_NAME.fullmatch, places.list_names(folder)):
+            _remove_folder(name, folder)
 
 
 def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
@@ -546,24 +580,26 @@ def _is_automatic_still(change: PackageChange) -> bool:
 
 
 @contextmanager
-def _quarantine_lists(lists: Path) -> Iterator[Callable[[str], None]]:
+def _quarantine_lists(lists: str, root: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that sets index files aside by prefix; on an error, put back those not replaced."""
-    taken: list[tuple[Path, Path]] = []
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=lists.parent) as temporary:
+    taken: list[tuple[str, str]] = []
+    with _make_temporary_folder(lists, root) as away:
 
         def set_aside(prefix: str) -> None:
-            present = [path for folder in (lists, lists / "partial") if folder.is_dir() for path in folder.iterdir()]
-            for path in (path for path in present if path.name.startswith(prefix)):
-                away = Path(temporary, str(len(taken)))
-                path.rename(away)
-                taken.append((path, away))
+            for path in (lists, f"{lists}/partial"):
+                with suppress(FileNotFoundError), places.open_folder(path, root=root) as folder:
+                    for name in (name for name in places.list_names(folder) if name.startswith(prefix)):
+                        os.rename(name, str(len(taken)), src_dir_fd=folder, dst_dir_fd=away.folder)
+                        taken.append((path, name))
 
         try:
             yield set_aside
         except BaseException:
-            for path, away in taken:
-                if path.parent == lists and not path.exists():
-                    away.rename(path)
+            with suppress(OSError), places.open_folder(lists, root=root) as folder:
+                present = places.list_names(folder)
+                for number, (path, name) in enumerate(taken):
+                    if path == lists and name not in present:
+                        os.rename(str(number), name, src_dir_fd=away.folder, dst_dir_fd=folder)
             raise
 
 
@@ -583,10 +619,10 @@ def _too_large_error(url: str, limit_bytes: int) -> ChangeFailed:
     )
 
 
-def _find_user_id(passwd: Path, name: str) -> int | None:
+def _find_user_id(passwd: str, name: str) -> int | None:
     """Return the user's id in the system that apt runs in, which need not be this one."""
-    with suppress(OSError, ValueError, IndexError):
-        rows = (line.split(":") for line in passwd.read_text().splitlines())
+    with suppress(ValueError, IndexError):
+        rows = (line.split(":") for line in passwd.splitlines())
         return next((int(row[2]) for row in rows if row[0] == name), None)
     return None
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
-from pathlib import Path
 from posixpath import normpath
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -127,8 +126,8 @@ class LocalHost:
             Busy: if one held a lock past the timeout.
         """
         # The usual places, without asking the package manager for others: a node with nothing to do pays nothing.
-        locks = [Path(self.root, lock) for system in SYSTEMS for lock in system.locks]
-        wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
+        locks = [f"/{lock}" for system in SYSTEMS for lock in system.locks]
+        wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress, root=self.root)
 
     def remove_temporary_files(self, paths: Iterable[str]) -> None:
         """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
@@ -136,7 +135,7 @@ class LocalHost:
 
         for path in paths:
             files.remove_leftovers(path, root=self.root)
-        package_manager.remove_temporary_folders(Path(self.root))
+        package_manager.remove_temporary_folders(self.root)
         if self.root != "/":
             chroot.remove_mount_points(self.root)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.errors import Busy
+from gpunode.host import places
 from gpunode.host.port import OnProgress, Progress
 from gpunode.redaction.secrets import redact_text as redact
 
@@ -46,12 +48,20 @@ class LockHolder:
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
 
-def find_holder(path: Path, *, proc: Path = Path("/proc")) -> LockHolder | None:
-    """Return the holder of the POSIX lock on ``path``; None if it is free or does not exist."""
-    pid = _query_kernel(path)
+def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> LockHolder | None:
+    """Return the holder of the POSIX lock on ``path`` inside ``root``; None if it is free, or no file is there."""
+    try:
+        with places.open_path(path, root) as place:
+            status = place.status()
+            # Asked before it is opened: opening a device can start it.
+            if status is None or not stat.S_ISREG(status.st_mode):
+                return None
+            pid = _query_kernel(place)
+    except OSError:
+        return None
     if pid is None:
-        pid = _search_proc_locks(path, proc)
-    return None if pid is None else make_holder(str(path), max(pid, 0), proc=proc)
+        pid = _search_proc_locks(status, proc)
+    return None if pid is None else make_holder(f"{root.rstrip('/')}{path}", max(pid, 0), proc=proc)
 
 
 def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
@@ -64,10 +74,11 @@ def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolde
     )
 
 
-def _query_kernel(path: Path) -> int | None:
+def _query_kernel(place: places.OpenedPath) -> int | None:
     """Return the holder's PID by F_GETLK, which needs the file open for reading and takes no lock."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        fd = os.open(place.name, flags, dir_fd=place.folder)
     except OSError:
         return None
     try:
@@ -78,10 +89,9 @@ def _query_kernel(path: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def _search_proc_locks(path: Path, proc: Path) -> int | None:
+def _search_proc_locks(status: os.stat_result, proc: Path) -> int | None:
     """Return the holder's PID by /proc/locks, for users who may not open the file (mode 0640)."""
     try:
-        status = path.stat()
         table = (proc / "locks").read_text()
     except OSError:
         return None
@@ -113,20 +123,21 @@ def _read_process_file(pid: int, what: str, proc: Path) -> bytes:
         return b""
 
 
-def find_first_holder(paths: Sequence[Path]) -> LockHolder | None:
-    """Return the holder of the first lock of ``paths`` that is held."""
-    return next((found for path in paths if (found := find_holder(path))), None)
+def find_first_holder(paths: Sequence[str], *, root: str = "/") -> LockHolder | None:
+    """Return the holder of the first lock of ``paths`` inside ``root`` that is held."""
+    return next((found for path in paths if (found := find_holder(path, root=root))), None)
 
 
 def wait_until_free(
-    paths: Sequence[Path],
+    paths: Sequence[str],
     deadline: float,
     on_progress: OnProgress,
     *,
+    root: str = "/",
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until none of ``paths`` is locked.
+    """Wait until none of ``paths`` inside ``root`` is locked.
 
     Raises:
         Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
@@ -135,7 +146,10 @@ def wait_until_free(
     def say(found: LockHolder) -> str:
         return f"{found} holds {found.path}"
 
-    wait_while(lambda: find_first_holder(paths), say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    def find() -> LockHolder | None:
+        return find_first_holder(paths, root=root)
+
+    wait_while(find, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(

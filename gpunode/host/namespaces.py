@@ -63,6 +63,8 @@ _SYSTEM_CALLS: Final = (
 )
 _CLONE3, _NEWUSER, _X32 = 435, 0x10000000, 0x40000000
 _SET_SECCOMP, _FILTER = 22, 2
+# <linux/landlock.h>; the calls have the same numbers everywhere (scripts/syscall.tbl).
+_CREATE_RULESET, _RESTRICT_SELF, _SCOPE_ABSTRACT_SOCKETS = 444, 446, 1
 # <linux/bpf_common.h>, <linux/seccomp.h>; a filter sees the call's number at 0, the architecture at 4, arguments at 16.
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
@@ -251,6 +253,7 @@ def _enter_root() -> None:
 
 def _exec_command(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command, with few capabilities."""
+    _scope_abstract_sockets()
     _install_filter()  # afterwards it may not
     _drop_capabilities()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
@@ -266,6 +269,19 @@ def _exec_command(argv: Sequence[str]) -> NoReturn:
             break
     os.write(2, f"{program}: {why}\n".encode("utf-8", "surrogateescape"))
     os._exit(status)
+
+
+def _scope_abstract_sockets() -> None:
+    """Keep the command from the abstract sockets of this machine's daemons, which would take it for root.
+
+    They belong to the network's namespace, which is shared. Older kernels than Linux 6.12 and those without Landlock
+    cannot do that, and the command runs all the same.
+    """
+    attributes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)  # file system, network, scopes
+    ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset >= 0:
+        _check_result(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+        os.close(ruleset)
 
 
 def _install_filter() -> None:

@@ -141,26 +141,23 @@ def _describe_user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def read_own_file(path: Path, limit: int, *, private: bool = False) -> bytes:
-    """Read a file that gpunode wrote, without blocking.
+def read_own_file(name: str, folder: int, limit: int, *, private: bool = False) -> bytes:
+    """Read a file that gpunode wrote in the open ``folder``, without blocking.
 
     Raises:
-        OSError: if it or its folder is a link; it is not a regular file, or longer than ``limit`` bytes; or it should
-            be ``private``, and is another user's or open to others.
+        OSError: if it is a link or no regular file; it is longer than ``limit`` bytes; or it should be ``private``, and
+            is another user's or open to others.
     """
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path.name, flags, dir_fd=folder)
-    finally:
-        os.close(folder)
+    # Asked before it is opened: opening a device can start it.
+    if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if private and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o077):
             whose = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
-            raise OSError(errno.EPERM, f"it does not belong to root alone ({whose})", str(path))
+            raise OSError(errno.EPERM, f"it does not belong to root alone ({whose})", name)
         if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", str(path))
+            raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", name)
         return file.readall()

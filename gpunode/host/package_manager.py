@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from gpunode.change import PackageChange
@@ -26,6 +25,6 @@ def simulate_in_root(root: str, changes: Sequence[PackageChange]) -> Simulation:
     return image_apt.simulate_image(root, changes)
 
 
-def remove_temporary_folders(root: Path) -> None:
+def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run left."""
     apt.remove_temporary_folders(root)

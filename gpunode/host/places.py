@@ -50,8 +50,8 @@ class OpenedPath:
         """True in a folder that would have to be made."""
         return len(self.names) >= len(self.folders)
 
-    def enter(self, name: str, *, make: bool = False, pretend: bool = False) -> None:
-        """Enter the folder ``name``; a missing one is made if ``make``, and noted if ``pretend``."""
+    def enter(self, name: str, *, make: bool = False, pretend: bool = False, mode: int = 0o755) -> None:
+        """Enter the folder ``name``; a missing one is made with ``mode`` if ``make``, and noted if ``pretend``."""
         if pretend and (self.is_missing or self._is_absent(name)):
             self.names.append(name)
             self.missing += [] if self.path in self.missing else [self.path]  # ``a/../a`` comes by twice
@@ -61,7 +61,7 @@ class OpenedPath:
         except FileNotFoundError:
             if not make:
                 raise
-            _make_folder(name, self.folder)
+            _make_folder(name, self.folder, mode)
             self.folders.append(_open_folder(name, self.folder))
             self.names.append(name)
             self.made.append(self.path)
@@ -118,13 +118,13 @@ def _exposed_folder(path: str, status: os.stat_result) -> str:
     return f"others can write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
 
 
-def _make_folder(name: str, folder: int) -> None:
-    """Make a folder as a package would: 0755 and root's, regardless of umask and set-group-id bits."""
+def _make_folder(name: str, folder: int, mode: int) -> None:
+    """Make a folder as a package would: with ``mode`` and root's, regardless of umask and set-group-id bits."""
     # Made with its mode: after a power cut the folder may be there and what was changed of it afterwards not.
-    os.mkdir(name, 0o755, dir_fd=folder)
+    os.mkdir(name, mode, dir_fd=folder)
     try:
         os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
-        os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103
+        os.chmod(name, mode, dir_fd=folder)
         sync_folder(folder)
     except OSError:
         with suppress(OSError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -42,6 +44,7 @@ def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = igno
 def read_holder(path: Path) -> LockHolder | None:
     """Return the living process that holds the lock at ``path``, without locking; None if it cannot be read."""
     try:
+        _refuse_unless_file(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
@@ -68,9 +71,17 @@ def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
 def _open(path: Path) -> int:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_unless_file(path)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise _unusable_error(path, error) from error
+
+
+def _refuse_unless_file(path: Path) -> None:
+    """Refuse an image's device before it is opened: that can start it. Raises OSError."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:

@@ -3,24 +3,74 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Collection, Iterator
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gpunode.change import digest
 from gpunode.errors import ChangeFailed, JournalDamaged
+from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_own_file
 
 # As much as is ever read of a file that is to be replaced; some of a driver's libraries have more than 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30
+OBJECTS_FOLDER: Final = "objects"
+_DIGITS: Final = re.compile(r"[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFolder:
+    """The folder of gpunode's record, at ``place`` inside ``root``.
+
+    In an image it is somebody else's, and programs of the image may exchange what is in it at any time: whoever opens
+    a folder of it stays inside the root, and follows no link below ``place``.
+    """
+
+    root: str
+    place: str
+
+    def path(self, *names: str) -> Path:
+        """Return the path of what has these names in it, for messages."""
+        return Path(self.root, self.place.lstrip("/"), *names)
+
+    @contextlib.contextmanager
+    def open(self, *names: str, make: bool = False) -> Iterator[int]:
+        """Open the folder ``names``, each in the one before; with ``make`` a missing one is made, durably.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            NotADirectoryError: if something else is there, such as a link; it names the place.
+        """
+        with places.open_path(self.place, self.root, make=make) as found:
+            above = len(found.folders)
+            try:
+                for name in (found.name, *names):
+                    found.enter(name, make=make, mode=0o700)
+            except NotADirectoryError as error:
+                raise not_a_folder_error(self.path(*names[: len(found.folders) - above])) from error
+            if make and not found.made:
+                # A run that was killed may have made it and not come to this.
+                places.sync_folder(found.folders[-2])
+            yield found.folder
+
+
+def not_a_folder_error(path: Path) -> NotADirectoryError:
+    """Return the error for something else in the place of a folder."""
+    return NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder but a link or a file", str(path))
 
 
 class BackupStore:
-    """The backups in ``folder``."""
+    """The backups in ``record``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, record: RecordFolder) -> None:
+        self._record = record
+        self.folder = record.path(OBJECTS_FOLDER)
 
     def path(self, name: str) -> Path:
         """Return the path of the backup with that name."""
@@ -33,18 +83,17 @@ class BackupStore:
     def save(self, content: bytes) -> str:
         """Save ``content`` durably and return the name of its backup. Raises OSError."""
         name = digest(content)
-        path = self.path(name)
-        make_folder(path.parent)
-        if not _is_intact(path, content):
-            draft = path.with_name(f".{name}.{os.getpid()}")
-            try:
-                write_file(draft, content)
-                draft.rename(path)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
-        # Also when it was there: a run that was killed may have named it so and not come to this.
-        sync_folder(path.parent)
+        with self._record.open(OBJECTS_FOLDER, name[:2], make=True) as folder:
+            if not _is_intact(name, folder, content):
+                draft = f".{name}.{os.getpid()}"
+                try:
+                    write_file(draft, folder, content)
+                    os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:
+                    _remove_file(draft, folder)
+                    raise
+            # Also when it was there: a run that was killed may have named it so and not come to this.
+            places.sync_folder(folder)
         return name
 
     def find(self, name: str, run: str = "some run") -> bytes | None:
@@ -55,7 +104,8 @@ class BackupStore:
         """
         path = self.path(name)
         try:
-            content = read_own_file(path, MAX_BACKUP_BYTES)
+            with self._record.open(OBJECTS_FOLDER, name[:2]) as folder:
+                content = read_own_file(name, folder, MAX_BACKUP_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -65,15 +115,34 @@ class BackupStore:
         return content
 
     def remove_temporary_files(self) -> None:
-        """Delete the partial backups of a killed run."""
-        for draft in self.folder.glob("??/.*"):
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        """Delete the partial backups of a killed run. Raises OSError."""
+        self._remove_files(lambda name: name.startswith("."))
 
     def keep_only(self, needed: Collection[str]) -> None:
-        """Delete all others."""
-        for path in [path for path in self.folder.glob("??/*") if path.name not in needed]:
-            path.unlink(missing_ok=True)
+        """Delete all others. Raises OSError."""
+        self._remove_files(lambda name: name not in needed)
+
+    def _remove_files(self, is_surplus: Callable[[str], bool]) -> None:
+        for digits in self.folder_names():
+            with self._record.open(OBJECTS_FOLDER, digits) as folder:
+                for name in filter(is_surplus, places.list_names(folder)):
+                    _remove_file(name, folder)
+
+    def folder_names(self) -> list[str]:
+        """Return the names of the folders with backups; none if there is no record yet.
+
+        Raises:
+            NotADirectoryError: one of them is none, such as a link.
+        """
+        try:
+            with self._record.open(OBJECTS_FOLDER) as folder:
+                found = list(filter(_DIGITS.fullmatch, places.list_names(folder)))
+                for name in found:
+                    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                        raise not_a_folder_error(self.folder / name)
+        except FileNotFoundError:
+            return []
+        return found
 
 
 def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
@@ -86,36 +155,25 @@ def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
     )
 
 
-def _is_intact(path: Path, content: bytes) -> bool:
+def _is_intact(name: str, folder: int, content: bytes) -> bool:
     """Return whether the object is there and whole; one that cannot be read is replaced."""
     try:
-        return read_own_file(path, MAX_BACKUP_BYTES) == content
+        return read_own_file(name, folder, MAX_BACKUP_BYTES) == content
     except OSError:
         return False
 
 
-def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Create ``folder`` durably; its parents get the permissions that packages give them."""
-    if not folder.is_dir():
-        if not folder.parent.is_dir():
-            make_folder(folder.parent, 0o755)
-        folder.mkdir(mode=mode, exist_ok=True)
-    # Also when it was there: a run that was killed may have made it and not come to this.
-    sync_folder(folder.parent)
+def _remove_file(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync the entries of ``folder`` to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``, which is no link, readable by its owner alone; the name is not yet synced."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def write_file(name: str, folder: int, content: bytes) -> None:
+    """Write ``content`` to a new file in place of ``name``, readable by its owner alone; the name is not yet synced."""
+    # Not opened as it is: a pipe would wait for a reader, and a device would be written.
+    _remove_file(name, folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import Change, Trigger
+from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import BackupStore, raise_as_change_failed, sync_folder, write_file
+from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, write_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was requested.
 REQUEST_FILE = "request.toml"
+RUNS_FOLDER = "runs"
+JOURNAL_FILE = "journal.jsonl"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 
 
@@ -22,21 +24,22 @@ class Run:
     """The journal of one run, open for writing."""
 
     def __init__(
-        self, begin: Begin, path: Path, objects: BackupStore, announce: Announce, clock: Callable[[], float]
+        self, begin: Begin, record_folder: RecordFolder, announce: Announce, clock: Callable[[], float]
     ) -> None:
         self.id = begin.run
-        self.path = path
-        self._objects = objects
+        self.path = record_folder.path(RUNS_FOLDER, self.id, JOURNAL_FILE)
+        self._record_folder = record_folder
+        self._objects = BackupStore(record_folder)
         self._announce = announce
         self._clock = clock
         self._entries: list[Entry] = []
         self._last = b""
         self._broken = ""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-        self._append(begin)
-        sync_folder(path.parent)
-        sync_folder(path.parent.parent)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with record_folder.open(RUNS_FOLDER, self.id, make=True) as folder:
+            self._descriptor = os.open(JOURNAL_FILE, flags, 0o600, dir_fd=folder)
+            self._append(begin)
+            places.sync_folder(folder)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries written so far."""
@@ -86,11 +89,8 @@ class Run:
         Raises:
             ChangeFailed: it could not be written.
         """
-        kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
-        with raise_as_change_failed(f"the rejected {path} could not be kept", kept):
-            write_file(kept, content)
-            sync_folder(kept.parent)
-        return str(kept)
+        name = f"rejected-{path.strip('/').replace('/', '-')}"
+        return self._save_file(name, content, f"the rejected {path} could not be kept")
 
     def save_request(self, request: bytes) -> None:
         """Save the request of this run, which ``Store.request`` returns to continue after a reboot.
@@ -98,10 +98,15 @@ class Run:
         Raises:
             ChangeFailed: it could not be written.
         """
-        path = self.path.with_name(REQUEST_FILE)
-        with raise_as_change_failed("could not save the recipe for after the reboot", path):
-            write_file(path, request)
-            sync_folder(path.parent)
+        self._save_file(REQUEST_FILE, request, "could not save the recipe for after the reboot")
+
+    def _save_file(self, name: str, content: bytes, unsaved: str) -> str:
+        """Write a file beside the journal and return its path; the error says ``unsaved`` where that cannot be done."""
+        path = self.path.with_name(name)
+        with raise_as_change_failed(unsaved, path), self._record_folder.open(RUNS_FOLDER, self.id) as folder:
+            write_file(name, folder, content)
+            places.sync_folder(folder)
+        return str(path)
 
     def commit(self, result: Result, reason: str = "") -> None:
         """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from gpunode import __version__
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.command import command
 from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_own_file, refuse_foreign
@@ -31,13 +32,14 @@ from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
 from gpunode.journal.objects import (
     MAX_BACKUP_BYTES,
+    OBJECTS_FOLDER,
     BackupStore,
+    RecordFolder,
     damaged_backup_error,
-    make_folder,
     raise_as_change_failed,
 )
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Verb
-from gpunode.journal.run import REQUEST_FILE, Announce, Run
+from gpunode.journal.run import JOURNAL_FILE, REQUEST_FILE, RUNS_FOLDER, Announce, Run
 
 if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
@@ -49,6 +51,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
+_FOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
 _NOT_MADE = "its run was cut short before it"
 
 
@@ -74,8 +77,8 @@ class Store:
     ) -> None:
         self.root = Path(root)
         self.folder = folder or self.root / "var/lib/gpunode"
-        self.objects = BackupStore(self.folder / "objects")
-        self._runs = self.folder / "runs"
+        self._record_folder = RecordFolder(str(root), str(folder.absolute()) if folder else "/var/lib/gpunode")
+        self.objects = BackupStore(self._record_folder)
         self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
@@ -107,9 +110,7 @@ class Store:
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
-            folder = self._runs / run
-            folder.mkdir(mode=0o700)
-            begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
+            begun = Run(begin, self._record_folder, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
         self._prune_backups_if_due()
         return begun
@@ -130,17 +131,14 @@ class Store:
             Refused: another user may have put them there.
         """
         try:
-            for folder in (self.folder, self._runs, self.objects.folder):
-                refuse_foreign(folder, self.root)
-            names = [folder.name for folder in self._runs.iterdir() if _RUN_ID.fullmatch(folder.name)]
+            for name in _FOLDERS:
+                refuse_foreign(self._record_folder.path(*name), self.root)
+            with _refuse_other_than_folder(), self._record_folder.open(RUNS_FOLDER) as folder:
+                names = filter(_RUN_ID.fullmatch, places.list_names(folder))
         except FileNotFoundError:
             return ()
         except PermissionError as error:
             raise _needs_root_error(error) from error
-        except NotADirectoryError as error:
-            wrong = self._runs if self.folder.is_dir() else self.folder
-            hint = f"look at it with `{command('ls', '-ld', str(wrong))}`, move it away, then run the command again"
-            raise Refused(f"{wrong} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunRecord, ...]:
@@ -205,13 +203,13 @@ class Store:
             UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
         """
         self._read_known_journal(run)
-        path = self._path(run).with_name(REQUEST_FILE)
         try:
-            return read_own_file(path, MAX_BACKUP_BYTES, private=True)
+            with self._record_folder.open(RUNS_FOLDER, run) as folder:
+                return read_own_file(REQUEST_FILE, folder, MAX_BACKUP_BYTES, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
-                why=f"{path}: {error.strerror}",
+                why=f"{self._path(run).with_name(REQUEST_FILE)}: {error.strerror}",
                 hint="run `gpunode setup` with the recipe and the options that you want",
             ) from error
 
@@ -302,7 +300,9 @@ class Store:
     def _append_entries(self, run: str, *entries: Entry) -> None:
         """Write ``entries`` to the end of a run that is over. Raises OSError."""
         written = record.without_torn_line(self._read_known_journal(run))
-        descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._record_folder.open(RUNS_FOLDER, run) as folder:
+            descriptor = os.open(JOURNAL_FILE, flags, dir_fd=folder)
         try:
             # A torn last line goes first: what follows it would make it damage.
             os.ftruncate(descriptor, len(written))
@@ -315,7 +315,8 @@ class Store:
 
     def remove_temporary_files(self) -> None:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
-        self.objects.remove_temporary_files()
+        with contextlib.suppress(OSError):
+            self.objects.remove_temporary_files()
 
     def untriggered_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
@@ -357,7 +358,7 @@ class Store:
         return read_holder(self._lock)
 
     def _path(self, run: str) -> Path:
-        return self._runs / run / "journal.jsonl"
+        return self._record_folder.path(RUNS_FOLDER, run, JOURNAL_FILE)
 
     def _read_known_journal(self, run: str) -> bytes:
         """Return the journal of ``run``; empty if the power went before its first line."""
@@ -367,7 +368,8 @@ class Store:
 
     def _read_journal(self, run: str) -> bytes:
         try:
-            return read_own_file(self._path(run), _LONGEST_JOURNAL)
+            with self._record_folder.open(RUNS_FOLDER, run) as folder:
+                return read_own_file(JOURNAL_FILE, folder, _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
         except PermissionError as error:
@@ -391,11 +393,13 @@ class Store:
         return content
 
     def _make_folders(self) -> None:
-        for folder in (self.folder, self._runs, self.objects.folder):
-            refuse_foreign(folder, self.root)
-            make_folder(folder)
-            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
-                folder.chmod(0o700)
+        with _refuse_other_than_folder():
+            for name in _FOLDERS:
+                refuse_foreign(self._record_folder.path(*name), self.root)
+                with self._record_folder.open(*name, make=True) as folder:
+                    if stat.S_IMODE(os.fstat(folder).st_mode) != 0o700:
+                        os.chmod(".", 0o700, dir_fd=folder)
+            self.objects.folder_names()
 
     def _next_id(self, now: float) -> str:
         numbers = [_number(run) for run in self.ids()]
@@ -419,6 +423,20 @@ class Store:
         except (JournalDamaged, OSError):
             return
         self.objects.keep_only(footprint.needed_objects(runs, kept))
+
+
+@contextlib.contextmanager
+def _refuse_other_than_folder() -> Iterator[None]:
+    """Turn the error for something else in the place of a folder into a refusal."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        wrong = str(error.filename)
+        raise Refused(
+            str(error.strerror),
+            why="gpunode keeps its journals there, and follows no link: it could lead anywhere",
+            hint=f"look at it with `{command('ls', '-ld', wrong)}`, move it away, then run the command again",
+        ) from error
 
 
 def _number(run: str) -> int:

@@ -30,23 +30,23 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
 
 def test_free_or_missing_lock_has_no_holder(tmp_path: Path) -> None:
     (tmp_path / "free").touch()
-    assert find_holder(tmp_path / "free") is None
-    assert find_holder(tmp_path / "missing") is None
+    assert find_holder(str(tmp_path / "free")) is None
+    assert find_holder(str(tmp_path / "missing")) is None
 
 
 def test_lock_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
-    found = find_holder(path)
+    found = find_holder(str(path))
     assert found is not None
     assert found.pid == child.pid
     assert found.command.startswith(sys.executable)
     assert "\n" not in found.command
-    assert find_first_holder([path.parent / "missing", path]) == found
+    assert find_first_holder([str(path.parent / "missing"), str(path)]) == found
 
 
 def test_find_holder_does_not_disturb_the_lock(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, _ = held
-    assert find_holder(path) == find_holder(path)
+    assert find_holder(str(path)) == find_holder(str(path))
 
 
 def test_proc_locks_shows_the_same_holder(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
@@ -64,7 +64,7 @@ def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[b
         heard.append(progress)
         child.communicate()
 
-    wait_until_free([path], 100.0, end, clock=lambda: 0.0, sleep=lambda _: None)
+    wait_until_free([str(path)], 100.0, end, clock=lambda: 0.0, sleep=lambda _: None)
     assert [progress.phase for progress in heard] == ["wait"]
     assert str(child.pid) in heard[0].detail
 
@@ -78,7 +78,7 @@ def test_lock_held_beyond_the_timeout_is_busy_and_named(held: tuple[Path, subpro
 
     heard: list[Progress] = []
     with pytest.raises(Busy) as caught:
-        wait_until_free([path], 3.0, heard.append, clock=lambda: now[0], sleep=sleep)
+        wait_until_free([str(path)], 3.0, heard.append, clock=lambda: now[0], sleep=sleep)
     assert f"process {child.pid} ({sys.executable}" in caught.value.what
     assert f"ps -fp {child.pid}" in caught.value.hint
     assert [progress.percent for progress in heard] == sorted(progress.percent for progress in heard)

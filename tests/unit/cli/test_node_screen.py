@@ -242,7 +242,7 @@ def test_undo_after_setup_undoes_something(configures: bool) -> None:
 
 
 def test_run_that_nothing_undoes_names_no_undo() -> None:
-    """As one that loaded a module after a reboot."""
+    """Expect none of a run that only loaded a module after a reboot."""
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
     kernel = [replace(one, changes=(ModuleChange("nvidia", False, True),)) for one in done.applied[0].steps[:1]]
     done = replace(done, applied=(replace(done.applied[0], stage="kernel", steps=tuple(kernel)),))

@@ -93,7 +93,7 @@ def test_file_ignored_by_modprobe_has_no_effect() -> None:
 
 
 def test_unread_answer_about_pods_proves_no_kubelet() -> None:
-    """As on a docker-ce host, whose containerd.io switches the CRI plugin off."""
+    """Stand for a docker-ce host, whose containerd.io switches the CRI plugin off."""
     asked: dict[str, Said | None] = {
         "units": failed("Running in chroot, ignoring command 'show'\n"),
         "docker-version": None,

@@ -100,6 +100,25 @@ def test_symlinked_lock_is_not_followed(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes a device")
+def test_device_in_the_place_of_the_lock_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "run/gpunode/lock"
+    place.parent.mkdir(parents=True)
+    try:
+        os.mknod(place, 0o020600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+
+    def refuse(path: object, *_: object, **__: object) -> int:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ChangeFailed) as stopped, Store(tmp_path).lock():
+        pass
+    assert stopped.value.why == "it is not a regular file"
+    assert Store(tmp_path).lock_holder() is None
+
+
 @pytest.mark.usefixtures("allow_subprocess")
 def test_lock_deleted_while_waiting_is_still_exclusive(tmp_path: Path) -> None:
     path = tmp_path / "run/gpunode/lock"

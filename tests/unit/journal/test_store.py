@@ -267,7 +267,7 @@ class TestRetention:
         store = Store(tmp_path, keep=2)
         runs = self.chain(store, 3)
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "mkdir", Disk.refuse)
+            patched.setattr(os, "mkdir", Disk.refuse)
             with pytest.raises(ChangeFailed):
                 store.begin("setup", version="0.1.0")
         assert [self.kept(store, run) for run in runs] == [True, True, True]
@@ -403,6 +403,49 @@ def test_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="a link out of"):
         Store(image).begin("setup", version="0.1.0")
     assert list(host.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "runs", "runs/ID", "objects", "objects/XX"])
+def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, name: str) -> None:
+    """Its own programs run between two records of one run."""
+    host, content = tmp_path / "host", b"* * * * * root touch /pwned"
+    digits = digest(content)[:2]
+    image = tmp_path / "image"
+    image.mkdir()
+    store = Store(image)
+    run = store.begin("setup", version="0.1.0")
+    store.objects.save(content)
+    (host / "runs" / run.id).mkdir(parents=True)
+    (host / "objects" / digits).mkdir(parents=True)
+    inside = name.replace("ID", run.id).replace("XX", digits)
+    (store.folder / inside).rename(image / "old")
+    (store.folder / inside).symlink_to(host / inside)
+    before = sorted(host.rglob("*"))
+
+    change = FileChange("/etc/x", None, FileState(content))
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: run.record_intent("runtime", "configure", change),
+        lambda: run.save_request(content),
+        lambda: run.save_rejected_file("/etc/x", content),
+        lambda: store.begin("setup", version="0.1.0"),
+        lambda: store.objects.keep_only(()),
+        store.objects.remove_temporary_files,
+    )
+    for act in acts:
+        with contextlib.suppress(ChangeFailed, Refused, OSError):
+            act()
+        assert sorted(host.rglob("*")) == before
+
+
+def test_pipe_in_the_place_of_a_file_to_write_is_replaced(store: Store) -> None:
+    run = store.begin("setup", version="0.1.0")
+    name = store.objects.save(b"new")
+    store.objects.path(name).unlink()
+    for planted in (run.path.with_name("request.toml"), store.objects.path(name).with_name(f".{name}.{os.getpid()}")):
+        os.mkfifo(planted)
+    store.objects.save(b"new")
+    run.save_request(b"schema = 1")
+    assert (store.objects.find(name), store.request(run.id)) == (b"new", b"schema = 1")
 
 
 def test_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
@@ -557,7 +600,7 @@ class TestJournalFolderWritableByOthers:
 def test_journal_on_another_disk_behind_a_root_symlink_is_used(store: Store) -> None:
     (store.root / "disk").mkdir(mode=0o700)
     (store.root / "var/lib").mkdir(parents=True)
-    (store.root / "var/lib/gpunode").symlink_to(store.root / "disk")
+    (store.root / "var/lib/gpunode").symlink_to("../../disk")
     setup_run(store)
     assert len(store.runs()) == 1
     assert (store.root / "disk/runs").is_dir()

@@ -47,6 +47,7 @@ def test_backup_intent_effect_and_done_are_synced_in_order(tmp_path: Path) -> No
     if reason := can_trace():
         pytest.skip(reason)
     log = tmp_path / "strace"
+    (tmp_path / "root").mkdir()
     command = [sys.executable, "-c", RUN, str(tmp_path / "root")]
     subprocess.run(["strace", "-f", "-y", "-s", "400", "-e", TRACED, "-o", str(log), *command], check=True)
     seen = [name for line in log.read_text().splitlines() for name, shape in EVENTS if re.search(shape, line)]

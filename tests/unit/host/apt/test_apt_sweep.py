@@ -18,7 +18,7 @@ def test_temporary_apt_folders_are_removed_and_foreign_entries_kept(tmp_path: Pa
     (place / "gpunode-planted_").symlink_to(precious)
     (place / "gpunode-afile123").touch()
 
-    apt.remove_temporary_folders(tmp_path)
+    apt.remove_temporary_folders(str(tmp_path))
 
     assert sorted(os.listdir(place)) == ["gpunode-afile123", "gpunode-planted_", "gpunode-somebodys-own"]
     assert os.listdir(precious) == ["file"]

@@ -45,10 +45,10 @@ class Scripted(Runner):
         self.commands.append(tuple(argv))
         verb = self._verb(argv)
         code, out, err = 0, "", ""
-        if verb == "config":
-            out = "L='/lists/'\nA='/archives/'\nS='/dpkg/status'\nU='_apt'\n"
-        elif answers := self.answers.get(verb):
+        if answers := self.answers.get(verb):
             code, out, err = answers.pop(0)
+        elif verb == "config":
+            out = "L='/lists/'\nA='/archives/'\nS='/dpkg/status'\nU='_apt'\n"
         if verb == "install":
             self.environment = env
             assert status is not None

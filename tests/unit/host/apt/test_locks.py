@@ -47,7 +47,7 @@ def test_apt_left_by_an_earlier_gpunode_is_recognized(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("allow_subprocess")
 def test_fifo_as_a_lock_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
-    assert find_holder(tmp_path / "lock") is None
+    assert find_holder(str(tmp_path / "lock")) is None
 
 
 def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path) -> None:
