@@ -70,5 +70,5 @@ def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)
     first = min(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
     first.write_bytes(b"\n".join(first.read_bytes().split(b"\n")[:2]) + b"\n")
-    assert "cut short" in image.rollback("--list").out
+    assert "incomplete" in image.rollback("--list").out
     assert image.setup().exit_code == 0
