@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.chroot.scenario import Lab, as_machine, setup_ok
+from tests.e2e.lab.architecture import NODES
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.distro import UBUNTUS, Ubuntu, become
 from tests.e2e.lab.pci import T4
@@ -31,5 +32,5 @@ def test_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases]
 
         status = node.run("dkms", "status").stdout
         for kernel in (ubuntu.kernel, ubuntu.hwe):
-            assert f"nvidia/595.91.07, {kernel}, x86_64: installed" in status
+            assert f"nvidia/595.91.07, {kernel}, {NODES.machine}: installed" in status
         assert f"linux-headers-generic-hwe-{ubuntu.version}" in node.installed()

@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.e2e.lab.architecture import NODES
 from tests.e2e.lab.archive import debian_archive, demand_archive, transport_options
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.debs import Package, build_all
 from tests.e2e.lab.tree import Base
 
-VERSIONS: Final = {"bookworm": "12", "trixie": "13"}
+# NVIDIA has packages for Debian on amd64 alone; Ubuntu's stand-in is made over bookworm.
+VERSIONS: Final = {"bookworm": "12"} | ({"trixie": "13"} if NODES.deb == "amd64" else {})
 COMPONENTS: Final = "main,contrib,non-free,non-free-firmware"
 # What is in every node: a bare server with a compiler and dkms, whose installation would take most of a test's time.
 PLAIN: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "procps", "iproute2", "pciutils"),
     *("python3", "ca-certificates", "dkms", "gcc", "make", "libc6-dev", "passwd"),
 )
-HEADERS: Final = ("linux-headers-amd64",)
+HEADERS: Final = (f"linux-headers-{NODES.deb}",)
 RUNTIMES: Final = {
     "bookworm": ("containerd", "runc", "docker.io", "iptables"),
     "trixie": ("containerd", "runc", "docker.io", "docker-cli", "iptables"),
@@ -55,12 +57,12 @@ def provide(codename: str, folder: Path) -> Bases:
         LabError: building failed.
     """
     folder.mkdir(parents=True)
-    cached = cache_folder() / f"{codename}-{_recipe_hash(codename)}.tar.zst"
+    cached = cache_folder() / f"{codename}-{NODES.deb}-{_recipe_hash(codename)}.tar.zst"
     if cached.exists():
         run(["tar", "--xattrs", "--xattrs-include=*", "-C", os.fspath(folder), "-I", "zstd", "-xf", os.fspath(cached)])
     else:
         _build(codename, folder)
-        _store(folder, cached)
+        _store(codename, folder, cached)
     return _bases(codename, folder)
 
 
@@ -88,10 +90,10 @@ def kernel_image(release: str, version: str) -> Package:
 def _build(codename: str, folder: Path) -> None:
     _debootstrap(codename, folder)
     release, version = _kernel(folder / "debs")
-    meta = Package("linux-image-amd64", version, depends=(f"linux-image-{release} (= {version})",))
+    meta = Package(f"linux-image-{NODES.deb}", version, depends=(f"linux-image-{release} (= {version})",))
     build_all([kernel_image(release, version), meta], folder / "debs")
     (folder / "kernel").write_text(release)
-    images = (f"linux-image-{release}", "linux-image-amd64")
+    images = (f"linux-image-{release}", f"linux-image-{NODES.deb}")
     _add_layer(_base(codename, folder, "root"), folder / "plain", images)
     _add_layer(_bases(codename, folder).plain, folder / "runtime", (*HEADERS, *RUNTIMES[codename]))
 
@@ -111,7 +113,8 @@ def _debootstrap(codename: str, folder: Path) -> None:
     target = os.fspath(folder / "root")
     mirror = debian_archive()
     demand_archive(mirror, codename)
-    run(["mmdebstrap", "--variant=apt", "--format=directory", *options, codename, target, mirror], timeout=900)
+    place = ["--variant=apt", f"--architectures={NODES.deb}", "--format=directory"]
+    run(["mmdebstrap", *place, *options, codename, target, mirror], timeout=3600)
 
 
 def _setting(option: str) -> str:
@@ -121,9 +124,9 @@ def _setting(option: str) -> str:
 
 def _kernel(debs: Path) -> tuple[str, str]:
     """Return release and package version of the kernel whose headers the suite has."""
-    meta = next(debs.glob("linux-headers-amd64_*.deb"), None)
+    meta = next(debs.glob(f"linux-headers-{NODES.deb}_*.deb"), None)
     if meta is None:
-        raise LabError(f"no linux-headers-amd64 among the packages in {debs}")
+        raise LabError(f"no linux-headers-{NODES.deb} among the packages in {debs}")
     depends, version = (run(["dpkg-deb", "-f", os.fspath(meta), name]).stdout for name in ("Depends", "Version"))
     found = re.search(r"linux-headers-(\S+)", depends)
     assert found
@@ -158,13 +161,13 @@ def _base(codename: str, folder: Path, *layers: str) -> Base:
     return Base(codename, VERSIONS[codename], paths, folder / "debs", kernel, f"debian/{codename}")
 
 
-def _store(folder: Path, cached: Path) -> None:
+def _store(codename: str, folder: Path, cached: Path) -> None:
     cached.parent.mkdir(parents=True, exist_ok=True)
     partial = cached.with_suffix(".partial")
     options = ["--xattrs", "--xattrs-include=*", "-C", os.fspath(folder), "-I", "zstd -1 -T0"]
     run(["tar", *options, "-cf", os.fspath(partial), "."], timeout=300)
     partial.rename(cached)
-    for old in cached.parent.glob(f"{cached.name.split('-', 1)[0]}-*.tar.zst"):
+    for old in cached.parent.glob(f"{codename}-{NODES.deb}-*.tar.zst"):
         if old != cached:
             old.unlink()
 

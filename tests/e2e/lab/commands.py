@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.e2e.lab.architecture import NODES
+
 Result = subprocess.CompletedProcess[str]
 
 
@@ -52,8 +54,8 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str
 
 def compile_library(source: Path, target: Path, *defines: str) -> Path:
     """Return the C file ``source`` as a shared library at ``target``."""
-    options = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
-    run(["gcc", *options, *(f"-D{define}" for define in defines), "-o", os.fspath(target), os.fspath(source)])
+    options = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", *(f"-D{define}" for define in defines)]
+    run([f"{NODES.triplet}-gcc", *options, "-o", os.fspath(target), os.fspath(source)])
     return target
 
 

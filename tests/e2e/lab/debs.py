@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.e2e.lab.architecture import NODES
 from tests.e2e.lab.commands import run
 from tests.e2e.lab.keys import Key
 
@@ -33,7 +34,7 @@ class Package:
     conflicts: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
     recommends: tuple[str, ...] = ()
-    architecture: str = "amd64"
+    architecture: str = NODES.deb
     files: Mapping[str, Content] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     scripts: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class Release:
     def options(self) -> list[str]:
         """Return the fields as apt-ftparchive takes them."""
         fields = {"Origin": self.origin, "Label": self.label, "Suite": self.suite, "Codename": self.codename}
-        named = {**{name: value for name, value in fields.items() if value}, "Architectures": "amd64"}
+        named = {**{name: value for name, value in fields.items() if value}, "Architectures": NODES.deb}
         return [part for name, value in named.items() for part in ("-o", f"APT::FTPArchive::Release::{name}={value}")]
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tests.e2e.lab.architecture import NODES
 from tests.e2e.lab.commands import compile_library
 from tests.e2e.lab.debs import Package
 from tests.e2e.lab.tree import NATIVE
 
-LIBRARIES: Final = "/usr/lib/x86_64-linux-gnu"
+LIBRARIES: Final = f"/usr/lib/{NODES.triplet}"
 DKMS_CONF: Final = """\
 PACKAGE_NAME="nvidia"
 PACKAGE_VERSION="@VERSION@"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.lab import distro, driver, toolkit
+from tests.e2e.lab.architecture import NODES
 from tests.e2e.lab.debs import Content, Package, Release, build_all, publish
 from tests.e2e.lab.keys import Key, make_key, stop_agent
 from tests.e2e.lab.tree import ADDRESS, Base
@@ -85,7 +86,7 @@ class Repositories:
 
     def cuda_path(self, directory: str) -> str:
         """Return the server's path of the CUDA repository ``directory``."""
-        return f"{CUDA_PATH}/{directory}/x86_64"
+        return f"{CUDA_PATH}/{directory}/{NODES.folder}"
 
     def key_path(self, directory: str) -> str:
         """Return the server's path of the key of the CUDA repository ``directory``."""
@@ -133,7 +134,7 @@ def discard_keys(keys: Keys) -> None:
 def _make_cuda(root: Path, keys: Keys) -> None:
     build = root / "build"
     for directory, key_file in KEY_FILES.items():
-        folder = root / CUDA_PATH.lstrip("/") / directory / "x86_64"
+        folder = root / CUDA_PATH.lstrip("/") / directory / NODES.folder
         folder.mkdir(parents=True)
         family = directory.rstrip("0123456789")
         for path in _driver_packages(build, family):
@@ -158,18 +159,18 @@ def _driver_packages(build: Path, family: str) -> Iterable[Path]:
 def _keyring_package(directory: str, key: Key, build: Path) -> Package:
     keyring = build / f"{directory}.gpg"
     key.write_keyring(keyring)
-    source = f"deb [signed-by={_KEYRING}] {ADDRESS}{CUDA_PATH}/{directory}/x86_64/ /\n"
+    source = f"deb [signed-by={_KEYRING}] {ADDRESS}{CUDA_PATH}/{directory}/{NODES.folder}/ /\n"
     pin = {"/etc/apt/preferences.d/cuda-repository-pin-600": _PIN} if directory.startswith("ubuntu") else {}
     files: dict[str, Content] = {
         _KEYRING: keyring,
-        f"/etc/apt/sources.list.d/cuda-{directory}-x86_64.list": source,
+        f"/etc/apt/sources.list.d/cuda-{directory}-{NODES.folder}.list": source,
         **pin,
     }
     return Package("cuda-keyring", "1.1-1", architecture="all", files=files)
 
 
 def _make_toolkit(root: Path, key: Key) -> None:
-    folder = root / "stable/deb/amd64"
+    folder = root / "stable/deb" / NODES.deb
     for version in TOOLKITS:
         build_all(toolkit.packages(version), folder)
     publish(folder, _TOOLKIT, key)
@@ -190,7 +191,7 @@ def _make_archives(root: Path, bases: tuple[Base, ...], key: Key) -> None:
     for ubuntu in distro.UBUNTUS:
         folder = root / "ubuntu" / ubuntu.codename
         build_all(distro.ubuntu_archive(ubuntu, bases[0]), folder)
-        _link(bases[0].debs, folder, besides=("linux-image-*", "linux-headers-amd64_*"))
+        _link(bases[0].debs, folder, besides=("linux-image-*", f"linux-headers-{NODES.deb}_*"))
         publish(folder, Release("Ubuntu", "Ubuntu", ubuntu.codename, ubuntu.codename), key)
 
 
