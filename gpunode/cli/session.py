@@ -37,6 +37,7 @@ class Session:
 
     Attributes:
         signals: keeps a signal until the change in progress is complete.
+        is_idle: whether package managers were waited for.
     """
 
     host: LocalHost
@@ -44,6 +45,7 @@ class Session:
     screen: Screen
     signals: SignalGuard
     log: CommandLog
+    is_idle: bool = True
 
     def notify(self, text: str) -> None:
         """Show ``text`` as a notice, unless it is empty."""
@@ -56,7 +58,7 @@ class Session:
         if interrupted is not None:
             self.store.remove_temporary_files()
             self.host.remove_temporary_files(possible_temporary_files(interrupted))
-        record_change_outcomes(self.store, self.host)
+        record_change_outcomes(self.store, self.host, is_idle=self.is_idle)
         return interrupted
 
 
@@ -91,7 +93,7 @@ def exclusive_session(
     host = LocalHost(
         root, stop.interruptible(screen.update_progress), log, lock_timeout_s=lock_timeout_s, consent=consent
     )
-    node = Session(host, store, screen, stop, log)
+    node = Session(host, store, screen, stop, log, is_idle=wait_for_others)
     with screen, ExitStack() as stack:
         if risk := program_risk():
             node.notify(f"{risk}, so that user can change what root runs here; `sudo make install` makes a safe copy")

@@ -376,11 +376,16 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
         failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
 
 
-def record_change_outcomes(store: Store, host: HostView) -> None:
+def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True) -> None:
     """Record of changes whose run ended before it could whether they were made, where the node shows it.
 
     Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
     subject a later run changed, too, and one of which the node shows neither, stay as they are.
+
+    Args:
+        store: the journal.
+        host: the node.
+        is_idle: whether no package manager is at work, which may still make what a killed run began.
 
     Raises:
         UsageError: only root may read the journals.
@@ -389,7 +394,7 @@ def record_change_outcomes(store: Store, host: HostView) -> None:
     for run, intents in store.open_intents().items():
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
-            removals, not_made = _settle_package_intents(host, intents)
+            removals, not_made = _settle_package_intents(host, intents) if is_idle else ([], [])
             made = [*_find_made_files(host, intents), *removals]
             if made or not_made:
                 store.record_change_outcomes(run, made, not_made)
@@ -412,14 +417,15 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
 def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
     """Return the removals that were made, and the intents whose package is as it was before.
 
-    A package that lost just a part of its files was neither removed nor left alone.
+    A package that lost just a part of its files was neither removed nor left alone, nor was one that is not configured.
     """
     changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
     if not changes:
         return [], []
     database = live_state.read_package_database(host)
-    installed, half = database.packages(), database.half_installed()
-    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in half]
+    installed = database.packages()
+    touched = database.half_installed() | database.list_unfinished() | live_state.list_journaled_packages(host)
+    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
     removed = [one for one, change, now in whole if change.after is None and now is None]
     return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
 
