@@ -79,14 +79,16 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    request = UndoRequest(store, run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
+    is_redo = not _undo_removes_changes(runs, run_id)
+    request = UndoRequest(
+        store, run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption, is_redo=is_redo
+    )
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(request, host)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
-    request = replace(request, is_redo=not _undo_removes_changes(runs, run_id), allow_loss=allow_loss)
-    undone = plan_undo(request, host, facts)
+    undone = plan_undo(replace(request, allow_loss=allow_loss), host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
         if not step.change.is_there_after:

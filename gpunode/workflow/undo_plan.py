@@ -193,13 +193,14 @@ def _plan_file_restores(
     """Return what restores the files of ``trails``, notes, and what stays; packages ``leaving`` have no files.
 
     A file is a package's as long as it is as the package brought it, whoever wrote it before. NVIDIA's cuda-keyring
-    brings the very list and keyring that gpunode writes.
+    brings the very list and keyring that gpunode writes. An undo of an undo changes it again, as a setup would: what is
+    as the package brought it is what the first undo restored.
     """
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
     going = {path: now for path, now in states.items() if now and now != trails[path].spans[0].change.before}
-    packaged = live_state.find_packaged_files(host, going, leaving)
+    packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
         trail = trails[path]
         former = trail.spans[0].change.before

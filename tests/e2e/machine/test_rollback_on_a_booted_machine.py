@@ -42,7 +42,9 @@ def test_units_files_and_packages_are_restored(node: Machine, recipe: str) -> No
 
     assert again.exit_code == 0, again.error
     assert is_up(node, PERSISTENCED)
-    assert ask(node, "plan", f"/root/{recipe}.toml", "--check").exit_code == 0
+    planned = ask(node, "plan", f"/root/{recipe}.toml", "--check")
+    assert [(one["kind"], one["subject"], one["action"]) for one in planned.changes] == []
+    assert planned.exit_code == 0
 
     removed = ask(node, "remove", "--yes")
 

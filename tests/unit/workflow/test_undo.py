@@ -265,6 +265,20 @@ class TestWholeRollback:
         assert back.steps == ()
         assert f"{CONTAINERD} stays: it belongs to the package containerd.io now" in back.remarks[0]
 
+    def test_undo_of_an_undo_edits_the_file_of_a_package_again(self, host: Machine, store: Store) -> None:
+        """Debian's containerd ships the file that setup edits, and which a rollback makes what it was."""
+        shipped, ours = FileState(b"version = 2\n"), FileState(b"version = 2\n[nvidia]\n")
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, shipped, ours)))
+        run.commit("done")
+        host.owned, host.files[CONTAINERD] = {"containerd": (CONTAINERD,)}, ours
+        note_checksum(host, "containerd", CONTAINERD, shipped)
+        host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "containerd"))).encode())
+        done = rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _: None)
+        assert host.files[CONTAINERD] == shipped
+        rollback(plan_rollback(store, host, done.run), host, store, on_event=lambda _: None)
+        assert host.files[CONTAINERD] == ours
+
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_refuses_while_the_owners_of_files_are_unknown(self, host: Machine, store: Store, verb: Verb) -> None:
         host.globs = {f"{INFO}/*.list": Capture("lists", "failed", error="Input/output error")}
