@@ -12,7 +12,7 @@ from gpunode.change import ServiceState
 from gpunode.cli.screen.failures import commands_in
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
@@ -127,13 +127,24 @@ def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
             return Answer(0, "", facts)  # it shows why, which a person reads
         case ["apt-mark", "unhold", *names]:
             return again(_packages(facts, {name: {"held": False} for name in names}))
-        case ["apt-get", "purge", *names]:
-            kept = {p: s for p, s in known(facts.packages, {}).items() if p.name not in names}
-            return again(replace(facts, packages=Known(kept, "dpkg-status")))
+        case ["apt-get", *words]:
+            return again(_after_apt(words, facts))
         case ["nvidia-installer", "--uninstall"]:
             return again(replace(facts, run_installer=Known(False, "run-installer")))
         case _:
             raise AssertionError(f"nobody knows what this does to a node: {command}")
+
+
+def _after_apt(words: list[str], facts: Facts) -> Facts:
+    match words:
+        case ["install", "--reinstall", *_]:  # of headers whose files were deleted
+            kernels = need(facts.kernels, "the kernels").wanted
+            return replace(facts, headers=Known(frozenset(kernels), "kernel-builds"))
+        case ["purge", *names]:
+            kept = {p: s for p, s in known(facts.packages, {}).items() if p.name not in names}
+            return replace(facts, packages=Known(kept, "dpkg-status"))
+        case _:
+            raise AssertionError(f"nobody knows what this does to a node: apt-get {words}")
 
 
 def _recipe(options: list[str]) -> Recipe:

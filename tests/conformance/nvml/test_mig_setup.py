@@ -108,6 +108,7 @@ class Machine(LocalHost):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
+    (tmp_path / "journal").mkdir()
     return Store(tmp_path / "journal")
 
 
