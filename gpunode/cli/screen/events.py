@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.change import OBSOLETE, SET_ASIDE, Change, PackageChange, Trigger, short_unit_name
+from gpunode.change import (
+    CONFFILES,
+    OBSOLETE,
+    OVERWRITTEN,
+    SET_ASIDE,
+    Change,
+    PackageChange,
+    Trigger,
+    short_unit_name,
+)
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import MARKS, describe_trigger, format_seconds, trigger_labels
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
+from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
 from gpunode.wording import count, join_with_and
 from gpunode.workflow.events import TRANSACTION, Applied
@@ -19,7 +29,12 @@ if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
 
 
-_TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file", SET_ASIDE: "obsolete file"}
+_TITLES = {
+    **{step.id: step.title for step in (*STEPS, GPU_SERVICES_STEP)},
+    **dict.fromkeys((OBSOLETE, SET_ASIDE), "obsolete file"),
+    CONFFILES: "configuration file",
+    OVERWRITTEN: "overwritten file",
+}
 _TITLE_WIDTH = max(map(len, _TITLES.values()))
 # Shorter durations are not shown.
 _NOTICEABLE_S = 0.05
