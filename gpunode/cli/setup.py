@@ -136,9 +136,10 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         node.screen.show_result(ending, failure)
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    warnings = filter(None, [str(lost or ""), node.log.problem])
-    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
-    output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
+        warnings = filter(None, [str(lost or ""), node.log.problem])
+        notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
+        # Before signals count again: a reboot ends this process as soon as it may.
+        output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 
 
 def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started: float, *, image: bool) -> SetupOptions:
