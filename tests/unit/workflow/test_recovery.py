@@ -136,17 +136,34 @@ class TestRecordOfInterruptedChanges:
         assert cut is not None
         assert cut.changes("unknown") == ()
 
-    def test_package_that_a_killed_undo_never_brought_back_is_its_installers(self, store: Store) -> None:
-        with_it = store.begin("setup", version="test")
+    @pytest.fixture
+    def cut(self, store: Store) -> Store:
+        """Return the store of a later setup that took dkms away, and of a killed rollback that was to bring it back."""
+        run = store.begin("setup", version="test")
         away = PackageChange(PackageId("dkms"), PackageState("3"), None)
-        with_it.record_done(with_it.record_intent("packages", "x", away))
-        with_it.commit("done")
-        cut = store.begin("rollback", version="test")
-        cut.record_intent("packages", "rollback", PackageChange(PackageId("dkms"), None, PackageState("3")))
-        cut.close()
-        record_change_outcomes(store, self.node())
-        record_change_outcomes(store, self.node("dkms"))
-        assert store.footprint().packages == {}
+        run.record_done(run.record_intent("packages", "x", away))
+        run.commit("done")
+        killed = store.begin("rollback", version="test")
+        killed.record_intent("packages", "rollback", PackageChange(PackageId("dkms"), None, PackageState("3")))
+        killed.close()
+        return store
+
+    def test_package_that_a_killed_undo_never_brought_back_is_its_installers(self, cut: Store) -> None:
+        record_change_outcomes(cut, self.node())
+        record_change_outcomes(cut, self.node("dkms"))
+        assert cut.footprint().packages == {}
+
+    def test_package_may_still_come_while_dpkg_is_at_work(self, cut: Store) -> None:
+        record_change_outcomes(cut, self.node(), is_idle=False)
+        assert set(cut.footprint().packages) == {PackageId("dkms")}
+
+    @pytest.mark.parametrize("status", ["install ok unpacked", "install reinstreq half-installed"])
+    def test_package_that_a_killed_undo_brought_in_part_is_owned(self, cut: Store, status: str) -> None:
+        node = self.node()
+        part = f"\nPackage: dkms\nStatus: {status}\nArchitecture: amd64\nVersion: 3\n"
+        node.files["/var/lib/dpkg/status"] = FileState((self.STATUS + part).encode())
+        record_change_outcomes(cut, node)
+        assert set(cut.footprint().packages) == {PackageId("dkms")}
 
     def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
         record_change_outcomes(store, self.node("dkms", file=self.OURS))
