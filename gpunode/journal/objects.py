@@ -26,10 +26,10 @@ _DIGITS: Final = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class RecordFolder:
-    """The folder of gpunode's record, at ``place`` inside ``root``.
+    """The folder with gpunode's journals and backups, at ``place`` inside ``root``.
 
-    In an image it is somebody else's, and programs of the image may exchange what is in it at any time: whoever opens
-    a folder of it stays inside the root, and follows no link below ``place``.
+    An image may contain a hostile one, and its programs may replace parts of it at any time. So each folder is opened
+    from the one above it, inside the root, and no link below ``place`` is followed.
     """
 
     root: str

@@ -143,7 +143,7 @@ _NAMED_ALIKE = tuple(
 
 
 def _is_nvidia_revision(revision: str) -> bool:
-    """Return whether NVIDIA's packages have it: 1 those for Debian, whose own have -0+deb12u1 or -2; or for Ubuntu."""
+    """Return whether NVIDIA's packages have this revision: 1 for Debian, whose own have 0+deb12u1 or 2."""
     return revision == "1" or _UBUNTU in revision
 
 

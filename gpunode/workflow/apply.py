@@ -276,9 +276,9 @@ class Applier:
         self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
 
     def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
-        """Record what the transaction put beside edited configuration files, and whose place packages took there.
+        """Record files that the transaction put beside edited configuration, and user files that new packages ship.
 
-        ``former`` is what was there before. A file of somebody's that a new package ships, too, goes in a purge of it.
+        ``former`` are the files beside configuration before it. A purge of such a package would delete the user's file.
         """
         aside = live_state.find_set_aside_changes(self.host, former)
         new = [change.id for change in batch if change.is_there_after and change.before is None]
@@ -417,7 +417,7 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
 def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
     """Return the removals that were made, and the intents whose package is as it was before.
 
-    A package that lost just a part of its files was neither removed nor left alone, nor was one that is not configured.
+    A package that is half-installed or not configured belongs to neither.
     """
     changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
     if not changes:

@@ -263,7 +263,7 @@ def _content_without_gpunode(trail: FileTrail | None, now: FileState | None) -> 
 
 
 def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
-    """Plan the removal of what configure added to the runtime's files; a package's file has no record of gpunode's.
+    """Plan the removal of what configure added to the runtime's files; a file as its package shipped it stays.
 
     Args:
         host: the node.

@@ -118,7 +118,7 @@ def list_gpus(host: HostView) -> dict[str, MigGpu]:
 def find_gpu_users(host: HostView, gpus: Collection[str] = ()) -> tuple[frozenset[int], tuple[str, ...]]:
     """Return the processes that NVML shows on ``gpus``, by number, and a phrase for each pod that holds one of them.
 
-    Without ``gpus``, of all. None where NVML does not answer: whoever makes the change hears of it from the driver.
+    Without ``gpus``, of all. Both are empty where NVML does not answer; the driver itself then refuses the change.
     """
     try:
         present = list_gpus(host)
@@ -214,9 +214,9 @@ def find_foreign_files(host: HostView) -> tuple[str, ...]:
 def find_packaged_files(
     host: HostView, files: Mapping[str, FileState], leaving: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return those of ``files`` that are as installed packages brought them, each with the names of these packages.
+    """Return those of ``files`` that are as installed packages shipped them, each with the names of these packages.
 
-    A file of a package's that somebody wrote since is not among them; one of which the package tells no checksum is.
+    A packaged file that was edited since is not among them; one without a recorded checksum is.
 
     Args:
         host: the node.
@@ -246,7 +246,7 @@ def find_packaged_files(
 
 
 def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
-    """Return what the package manager put beside edited configuration files, by path; None where nobody can tell."""
+    """Return what the package manager put beside edited configuration files, by path; None if it cannot be read."""
     globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
     captures = [host.run_probe(glob) for glob in globs]
     if any(looked.outcome not in {"ok", "absent"} for looked in captures):
@@ -260,7 +260,7 @@ def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
 
 
 def find_set_aside_changes(host: HostView, former: Mapping[str, FileState] | None) -> list[FileChange]:
-    """Return what has become of these files since ``former``; nothing where nobody can tell."""
+    """Return the changes of these files since ``former``; none where either state is unknown."""
     present = read_set_aside_files(host)
     if former is None or present is None:
         return []
@@ -280,7 +280,9 @@ def _read_checksum(host: HostView, package: str, path: str) -> str:
 
 
 def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the packages whose files are among ``paths``, by path, from the database's own files: so of an image, too.
+    """Return the packages whose files are among ``paths``, by path.
+
+    Read from the files of the package database, which works for an image, too.
 
     Raises:
         Undetermined: a file of the database is there and cannot be read.

@@ -112,7 +112,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
 def read_backlog(store: Store, facts: Facts) -> Backlog:
     """Return the backlog; for an ordinary user one that says that it could not be read.
 
-    A run that goes on has not been cut short, whatever it has not done yet.
+    A run that still goes on leaves no backlog, even if it has not finished yet.
 
     Raises:
         JournalDamaged: one of the journals is.

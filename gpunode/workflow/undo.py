@@ -321,10 +321,10 @@ def find_repair(facts: Facts) -> CommandChange | None:
 
 
 def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
-    """Return the packages with which a transaction has not finished, and whether it may have been one of gpunode's.
+    """Return the packages that a transaction left unfinished, and whether a run of gpunode may have left them.
 
-    It may if a run changed one of them, or if the last run that changed any, or repaired them, did not end well: that
-    also leaves others' packages unfinished, such as the one that makes the initramfs.
+    It may have if a run changed one of them, or if the last run that changed or repaired packages did not end well:
+    that can leave other packages unfinished, too, such as the one that builds the initramfs.
 
     Raises:
         Undetermined: the package database cannot be read.
@@ -411,7 +411,7 @@ def revert_change(
         change: of the file, which did not take it away.
         now: the file as somebody has edited it since.
         entries: the tables that go as a whole; see ``revert_edit``.
-        keeps_changed: whether a value of gpunode's that somebody has changed since stays; else it cannot be told apart.
+        keeps_changed: keep a value that gpunode set and somebody edited; otherwise the two cannot be separated.
     """
     from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
 

@@ -156,7 +156,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
 
 
 def _describe_held(packages: Iterable[PackageChange]) -> Iterator[str]:
-    """Yield a note for the packages that somebody holds: an undo was asked for, so it does not spare them."""
+    """Yield a note for held packages: the undo was requested explicitly, so it changes them all the same."""
     if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
         yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
@@ -190,11 +190,11 @@ def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[Und
 def _plan_file_restores(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail], leaving: Collection[str] = ()
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    """Return what restores the files of ``trails``, notes, and what stays; packages ``leaving`` have no files.
+    """Return the steps that restore the files of ``trails``, notes, and what stays.
 
-    A file is a package's as long as it is as the package brought it, whoever wrote it before. NVIDIA's cuda-keyring
-    brings the very list and keyring that gpunode writes. An undo of an undo changes it again, as a setup would: what is
-    as the package brought it is what the first undo restored.
+    A file that is as an installed package shipped it stays, unless the package is ``leaving``: NVIDIA's cuda-keyring
+    ships the list and keyring that gpunode writes. An undo of an undo edits such a file again, as a setup would, since
+    the first undo restored it to what the package ships.
     """
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
