@@ -106,7 +106,7 @@ class Refused(GpunodeError):
     """gpunode will not do this here; nothing was changed."""
 
     exit_code, status = 3, "refused"
-    meaning = "refused: no GPU, an unsupported host, no driver that fits, or a file to change cannot be parsed"
+    meaning = "refused: no GPU, an unsupported host, no driver that fits, a package in no archive, an unreadable file"
 
 
 class ChangesPending(GpunodeError):
@@ -155,7 +155,7 @@ class RebootRequired(GpunodeError):
     """The rest can only happen after a reboot."""
 
     exit_code, status = 10, "reboot-required"
-    meaning = "reboot required"
+    meaning = "reboot required; `plan --check`: only a reboot is left"
 
 
 class DrainRequired(GpunodeError):
