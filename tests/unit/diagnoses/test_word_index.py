@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.diagnoses.snapshot import lines_with
-from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, vocabulary_of
+from gpunode.diagnoses.word_index import ItemGroup, LineIndex, vocabulary_of
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Source
@@ -34,15 +34,16 @@ def test_vocabularies_lack_no_word_that_is_there(texts: list[str], word: str) ->
     items = [item(text) for text in texts]
     having = [one for one in items if word in one.lowered]
     assert not (having and vocabulary_of(items).lacks(word))
-    may_have = {id(one) for one in SharedVocabulary(items).items_that_may_have(word)}
-    assert {id(one) for one in having} <= may_have
+    found = {id(one) for one in ItemGroup(items).with_words(Pattern(re.escape(word), re.IGNORECASE))}
+    assert {id(one) for one in having} <= found
 
 
 def test_absent_word_is_known_from_the_vocabulary() -> None:
     items = [item("NVRM: loading"), item("GPU 0: Tesla T4")]
     assert vocabulary_of(items).lacks("fallen off the ")
     assert not vocabulary_of(items).lacks("tesla t4")
-    assert [one.text for one in SharedVocabulary(items).items_that_may_have("tesla")] == ["GPU 0: Tesla T4"]
+    assert ItemGroup(items).with_words(Pattern("tesla", re.IGNORECASE)) == (items[1],)
+    assert ItemGroup(items).with_words(Pattern("fallen off")) == ()
 
 
 @pytest.mark.parametrize(
