@@ -64,6 +64,7 @@ _SERIALS: Final = (
 _GPU_QUERY_TABLE: Final = (
     r"^(?:[^\n]{0,200}--query-gpu=([\w.,]{1,400})[^\n]{0,200}|([a-z_.]+(?:,[ ][\w.]+(?:[ ]\[\w+\])?){0,40}))\n"
 )
+_QUERIED_VALUE: Final = r"[\w.+/-]{1,64}|\[[^\]]{1,40}\]"
 _USER_NAME: Final = r"([a-z_][\w.-]{0,31})"
 _USERS: Final = (
     # the owner of a home, a session or a sudo command; of a run of a package manager
@@ -278,7 +279,8 @@ def _queried_serials(text: str) -> Iterator[str]:
             continue
         for line in text[head.end() : head.end() + 40_000].split("\n")[:200]:
             row = line.split(", ")
-            if len(row) != len(columns):
+            # The next command's output may have as many commas.
+            if len(row) != len(columns) or not compile_cached(_QUERIED_VALUE).fullmatch(row[index].strip()):
                 break
             yield row[index].strip()
 
@@ -314,6 +316,9 @@ class _Masks:
         match kind:
             case "number":
                 digits = "".join(filter(str.isalnum, value))
+                # Almost all zeros is a mask already, or nobody's number.
+                if compile_cached(r"0{4,}[0-9a-f]{4}").fullmatch(digits):
+                    return value
                 masked = iter(f"{self._number_of(kind, digits):x}".rjust(len(digits), "0"))
                 return "".join(next(masked) if char.isalnum() else char for char in value)
             case "user":
