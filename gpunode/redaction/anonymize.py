@@ -311,16 +311,19 @@ class _Masks:
             text = mask_matches(pattern, text, partial(self.mask, kind), _FLAGS)
         return text
 
+    def _mask_number(self, value: str) -> str:
+        digits = "".join(filter(str.isalnum, value))
+        # Almost all zeros is a mask already, or nobody's number.
+        if compile_cached(r"0{4,}[0-9a-f]{4}").fullmatch(digits):
+            return value
+        masked = iter(f"{self._number_of('number', digits):x}".rjust(len(digits), "0"))
+        return "".join(next(masked) if char.isalnum() else char for char in value)
+
     def mask(self, kind: IdentityKind, value: str) -> str:
         """Return the mask for ``value``, or ``value`` if it identifies nobody."""
         match kind:
             case "number":
-                digits = "".join(filter(str.isalnum, value))
-                # Almost all zeros is a mask already, or nobody's number.
-                if compile_cached(r"0{4,}[0-9a-f]{4}").fullmatch(digits):
-                    return value
-                masked = iter(f"{self._number_of(kind, digits):x}".rjust(len(digits), "0"))
-                return "".join(next(masked) if char.isalnum() else char for char in value)
+                return self._mask_number(value)
             case "user":
                 is_kept = compile_cached(_SYSTEM_USER, 0).fullmatch(value)
                 return value if is_kept else f"user-{self._number_of(kind, value)}"
