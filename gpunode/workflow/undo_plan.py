@@ -98,22 +98,21 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """
     footprint, there = request.footprint, installed_packages(facts)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
-    wanted = {
-        package: span.change.before
-        for package, span in footprint.packages.items()
-        if request.undone_run or not span.change.is_there_before
-    }
-    packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
+    wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
+    packages, needed = plan_package_restore(wanted, there, database)
     leaving = {change.id.name for change in packages if not change.is_there_after}
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     lost: tuple[str, ...] = ()
-    if not request.undone_run:
-        packages = (*packages, *_plan_mark_restores(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
             raise loss_error(lost)
+        if lost:  # what was to come back can no longer serve others
+            packages, serving = plan_package_restore(
+                {one.id: one.known_final_state for one in packages}, there, database
+            )
+            needed = (*needed, *serving)
         packages = with_dependency_installs(host, packages)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
@@ -388,24 +387,29 @@ def plan_package_restore(
         if not _is_restored(installed.get(package), state)
     ]
     leaving = [change.id for change in changes if not change.is_there_after]
-    changing = [change.id for change in changes if change.is_there_after]
+    changing = [change.id for change in changes if change.is_there_after and not change.is_mark]
     staying = database.needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
 
 
-def _plan_mark_restores(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
-    """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
+def _list_wanted_packages(
+    request: UndoRequest, there: Mapping[PackageId, PackageState]
+) -> dict[PackageId, PackageState | None]:
+    """Return the states that packages get: the former ones.
 
-    What somebody marked otherwise since stays so.
+    In a removal, those that were there before gpunode get back only their marks, automatic or manual, held or not; what
+    somebody marked otherwise since stays so.
     """
-    for package, span in footprint.packages.items():
+    wanted: dict[PackageId, PackageState | None] = {}
+    for package, span in request.footprint.packages.items():
         before, now, after = span.change.before, there.get(package), span.change.known_final_state
-        if before is None or before.config_files_only or now is None or now.config_files_only:
-            continue
-        is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
-        if is_gpunodes and (now.auto, now.held) != (before.auto, before.held):
-            yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
+        if request.undone_run or before is None or before.config_files_only:
+            wanted[package] = before
+        elif now is not None and not now.config_files_only:
+            is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
+            wanted[package] = replace(now, auto=before.auto, held=before.held) if is_gpunodes else now
+    return wanted
 
 
 def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[UndoStep]:

@@ -213,6 +213,36 @@ class TestWholeRollback:
         back = plan_rollback(store, host, newest(store), facts_now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
         assert [str(change.id) for change in back.packages] == ["dkms"]
 
+    def test_alternative_that_comes_back_serves_those_that_need_one(self, host: Machine, store: Store) -> None:
+        # As after another flavour of the kernel module: packages of NVIDIA's depend on either.
+        needs = paragraph("cuda-app", "nvidia-driver | nvidia-driver-cuda")
+        host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
+        back = plan_rollback(store, host, newest(store), facts_now())
+        assert {(str(one.id), one.after) for one in back.packages} == {
+            ("nvidia-driver-cuda", None),
+            ("dkms", None),
+            ("nvidia-driver", OLD),
+        }
+        assert back.kept == ()
+        host.archives.clear()
+        lossy = plan_rollback(store, host, newest(store), facts_now(), allow_loss=True)
+        assert [str(one.id) for one in lossy.packages] == ["dkms"]
+        assert "nvidia-driver-cuda stays: cuda-app needs it now" in lossy.remarks
+
+    def test_package_that_gets_only_its_marks_back_keeps_what_it_needs(self, host: Machine, store: Store) -> None:
+        marked, before = PackageState("1"), PackageState("1", auto=True)
+        run = store.begin("setup", version="test")
+        for change in (
+            PackageChange(PackageId("zfs"), before, marked),
+            PackageChange(PackageId("gcc"), None, PackageState("9")),
+        ):
+            run.record_done(run.record_intent("packages", "x", change))
+        run.commit("done")
+        host.files[STATUS] = FileState((paragraph("zfs", "gcc") + paragraph("gcc")).encode())
+        back = plan_rollback(store, host, run.id, facts_now({"zfs": marked, "gcc": PackageState("9")}))
+        assert back.packages == (PackageChange(PackageId("zfs"), marked, before),)
+        assert "gcc stays: zfs needs it now" in back.remarks
+
     def test_package_upgraded_since_is_removed_too(self, host: Machine, store: Store) -> None:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
         back = plan_rollback(store, host, newest(store), facts_now(newer))
