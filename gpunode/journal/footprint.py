@@ -165,8 +165,8 @@ def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[
     """Yield the backups that the run made under ``steps``."""
     for one in run.change_records:
         # Where a rollback restored one, its package goes again, and the purge takes the file along.
-        if isinstance(file := one.change, FileChange) and one.intent.step in steps and file.after is None:
-            yield NetChange(one.intent.stage, one.intent.step, file)
+        if one.intent.step in steps and not one.change.is_there_after:
+            yield from (NetChange(one.intent.stage, one.intent.step, file) for file in FileChange.among((one.change,)))
 
 
 def _join_with_files(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:

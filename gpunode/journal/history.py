@@ -84,15 +84,8 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """Return ``inverse_intents`` that change something.
-
-    A file that was only read again is left out, and a unit that stopped for the sake of other changes.
-    """
-    return tuple(
-        intent
-        for intent in inverse_intents(entries)
-        if not (intent.change.is_reread or intent.change.is_temporary_stop)
-    )
+    """Return those of ``inverse_intents`` that an undo makes."""
+    return tuple(intent for intent in inverse_intents(entries) if intent.change.is_undoable)
 
 
 def is_configuration(intent: Intent) -> bool:

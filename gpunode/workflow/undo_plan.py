@@ -100,8 +100,6 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
     packages, needed = plan_package_restore(wanted, there, database)
-    leaving = {change.id.name for change in packages if not change.is_there_after}
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     lost: tuple[str, ...] = ()
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
@@ -114,6 +112,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
             )
             needed = (*needed, *serving)
         packages = with_dependency_installs(host, packages)
+    leaving = {change.id.name for change in packages if not change.is_there_after}
+    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
