@@ -15,7 +15,6 @@ from gpunode.journal.record import (
     Done,
     Entry,
     Failed,
-    Forget,
     Intent,
     Result,
     TriggerCompleted,
@@ -144,7 +143,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
                 seen += [] if settled else [RequiredTrigger(entry.trigger)]  # an earlier run required it
                 for each in settled or seen[-1:]:
                     each.settled = entry
-            case Begin() | Commit() | Forget():
+            case Begin() | Commit():
                 pass
     return [each for each in seen if each.required_by or each.settled]
 
@@ -230,11 +229,6 @@ class RunRecord:
         if self.commit is None:
             return "running" if self.is_running else "incomplete"
         return self.commit.result
-
-    @cached_property
-    def forgotten(self) -> Forget | None:
-        """The entry by which somebody gave up undoing it; None without one."""
-        return next((entry for entry in self.entries if isinstance(entry, Forget)), None)
 
     @cached_property
     def change_records(self) -> tuple[ChangeRecord, ...]:

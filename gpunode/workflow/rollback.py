@@ -190,8 +190,6 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
 def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
-    if run.forgotten:
-        return "cannot be undone: its backups are forgotten"
     if run.is_fully_undone:
         return by
     beyond = "needs --packages" if run.other_subjects else ""
@@ -254,7 +252,7 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
-    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS and not one.forgotten)
+    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS)
     return [one for one in made if one.configuration or (with_packages and one.other_subjects)]
 
 

@@ -384,7 +384,7 @@ ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], Res
 def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
     """Return the file without gpunode's changes, the newest taken out first."""
     found = RestoredFile(now)
-    for span in reversed(trail.spans):
+    for span in reversed(trail):
         if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
         elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it

@@ -167,7 +167,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         as ``plan_undo``.
     """
     footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION_STAGE}
+    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == CONFIGURATION_STAGE}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION_STAGE}
     files, notes, kept = _plan_file_restores(request, host, trails)
     layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
@@ -198,30 +198,25 @@ def _plan_file_restores(
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
-    going = {path: now for path, now in states.items() if now and now != trails[path].spans[0].change.before}
+    going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
-        trail = trails[path]
-        former = trail.spans[0].change.before
-        if path in packaged:
-            backup = ""
-            if former is not None and not trail.forgotten:
-                backup = f"; what was there before gpunode is in {backup_of(former.content)}"
+        if not (trail := trails[path]):
+            kept += [KeptItem(path, "stays as it is: a backup of it was deleted")] if now else []
+        elif path in packaged:
+            former = trail[0].change.before
+            backup = f"; what was there before gpunode is in {backup_of(former.content)}" if former else ""
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
-            continue
-        if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
-            kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
-            continue
-        restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
-        found.append((path, trail, now, restored))
+        else:
+            found.append((path, trail, now, restore_file(trail, now, request.resolve_edit)))
     removed = frozenset(path for path, _, _, restored in found if restored.state is None)
     steps: list[UndoStep] = []
     notes: list[str] = []
     for path, trail, now, restored in found:
-        first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
+        first, folders = trail[0], tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
         if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
             continue
-        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
+        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
         steps.append(
             UndoStep(first.stage, first.step, change, _runtime_expectation(path) if restored.is_merged else None)
@@ -266,15 +261,6 @@ def _plan_layout_restores(
 def _is_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
     """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
     return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
-
-
-def _is_only_gpunodes(trail: FileTrail, now: FileState, *, force: bool) -> bool:
-    """Return whether nobody else's content is in a file whose backups are gone; with ``force`` that does not matter."""
-    if force:
-        return trail.spans[0].change.before is None
-    # Where a run found what somebody had made of gpunode's file, that is in it still.
-    is_made_anew = all(span.change.before is None for span in trail.spans)
-    return is_made_anew and now.with_digest().content.decode() == trail.last_sha256
 
 
 def _runtime_expectation(path: str) -> RuntimeExpectation | None:
@@ -336,7 +322,7 @@ def _plan_conffile_restores(
             continue
         if now == back.after:
             continue
-        is_nobodys = now is None or is_as_shipped or (trail and trail.spans[-1].may_have_left(now))
+        is_nobodys = now is None or is_as_shipped or (trail and trail[-1].may_have_left(now))
         if not is_nobodys and not force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)

@@ -44,7 +44,6 @@ from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan
-from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
@@ -1086,26 +1085,11 @@ class TestRemove:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
 
-    def test_file_of_a_forgotten_run_is_removed_by_its_hash(self, host: Machine, store: Store) -> None:
-        forget(store, newest(store))
+    def test_file_whose_backup_was_deleted_stays_and_is_named(self, host: Machine, store: Store) -> None:
+        Path(store.objects.path_of_content(FORMER.content)).unlink()
         back = plan_removal(store, host, facts_now())
-        assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
-        assert any(CONTAINERD in note and "deleted" in note for note in back.remarks)
-        host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
-
-    def test_edit_between_two_forgotten_runs_is_kept(self, host: Machine, store: Store) -> None:
-        change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
-        run = store.begin("setup", version="test")
-        run.record_done(run.record_intent("packages", "step", change))
-        run.commit("done")
-        host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
-        for name in store.ids():
-            forget(store, name)
-        back = plan_removal(store, host, facts_now())
-        assert BLACKLIST not in {file.path for file in back.files}
-        assert any(BLACKLIST in remark and "deleted" in remark for remark in back.remarks)
-        assert BLACKLIST in {file.path for file in plan_removal(store, host, facts_now(), force=True).files}
+        assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}
+        assert f"{CONTAINERD} stays as it is: a backup of it was deleted" in back.remarks
 
     def test_package_installed_by_the_user_after_an_undo_is_kept(self, host: Machine, store: Store) -> None:
         undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
