@@ -317,5 +317,7 @@ def needed_objects(runs: Sequence[RunRecord], kept: Collection[str]) -> frozense
     """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
     undoable = (run for run in runs if run.run in kept or run.commit is None)
     changes = (one.change for run in undoable for one in run.change_records)
-    # What `remove` takes the node back to, however old the run is that found it.
-    return footprint_of_node(runs).objects.union(content.decode() for one in changes for content in one.contents)
+    # What `remove` takes the node back to, however old the run is that found it; also once a kept undo is undone.
+    histories = (runs, *(runs[: runs.index(undo)] for undo in find_effective_undos(runs) if undo.run in kept))
+    needed = (footprint_of_node(history).objects for history in histories)
+    return frozenset(content.decode() for one in changes for content in one.contents).union(*needed)

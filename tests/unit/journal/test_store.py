@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,21 @@ class TestRetention:
             FileState(b"ours"),
             FileState(b"theirs"),
         )
+
+    def test_undo_that_may_be_undone_keeps_what_it_would_bring_back(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=2)
+        store.begin("setup", version="0.1.0").commit("done")
+        setup_run(store, b"ours")
+        setup_run(store, b"ours again", FileState(b"theirs"))
+        removed = store.begin("remove", version="0.1.0")
+        back = FileChange(CONFIG.path, FileState(b"ours again"), FileState(b"merged"))
+        removed.record_done(removed.record_intent("runtime", "x", back))
+        removed.commit("done")
+        again = store.begin("rollback", version="0.1.0", undoes=removed.id)
+        again.record_done(again.record_intent("runtime", "x", replace(back, before=back.after, after=back.before)))
+        again.commit("done")
+        first, second = (span.change for span in store.footprint().files[CONFIG.path])
+        assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))
 
     def test_run_that_cannot_begin_deletes_no_backups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = Store(tmp_path, keep=2)
