@@ -112,7 +112,7 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     changes = [
         _MadeChange(
             one.intent,
-            is_undo=run.run in undos,
+            is_undo=run.run in undos and run.run not in withdrawals and one.outcome == "done",
             is_removal=run.run in undos and run.verb == "remove",
             is_handler_removal=run.run in withdrawals,
             is_known=one.outcome == "done",
@@ -171,7 +171,8 @@ class _MadeChange:
     """A change that was made, or may have been.
 
     Attributes:
-        is_undo: whether an undo made it that was done and not undone; ``is_removal`` if that took back all runs.
+        is_undo: whether it was made by an undo that stands, unless that is about a run that took a handler out.
+        is_removal: whether the undo that stands took back all runs.
         is_handler_removal: whether a run made it that took a handler out of a file.
         is_known: False if the run ended before it was recorded that the change was made.
         is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
@@ -208,13 +209,11 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, NetChange[StatefulT]] = {}
     for made, change in _changes_of_kind(changes, kind):
-        former = found.get(change.subject)
-        span = _begin_net_change(made, change)
-        if former is not None:
-            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
-        # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
+        former, span = found.get(change.subject), _begin_net_change(made, change)
         if made.is_removal:
-            span = None
+            span = None  # what is there of that name from now on is somebody else's
+        elif former is not None:
+            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
         _put_in_undo_order(found, change.subject, span, is_new=span is not None and span.change.before is None)
     return tuple(found.values())
 
@@ -260,9 +259,8 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
             found.pop(change.path, None)
             continue
         spans = _confirm_last(found.get(change.path, ()), change)
-        if made.is_undo and made.is_known and not made.is_handler_removal and _passed_through(spans, change.after):
-            # With --force somebody's edit of gpunode's version went, too: that does not come back.
-            spans = _truncate_to_state(spans, change.after)
+        if made.is_undo and (shorter := _end_with_state(spans, change.after)) is not None:
+            spans = shorter
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
         elif not made.is_handler_removal or (spans and spans[-1].change.after == change.before):
             span = _begin_net_change(made, change)
@@ -282,16 +280,16 @@ def _confirm_last(spans: FileTrail, later: FileChange) -> FileTrail:
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
-def _passed_through(spans: FileTrail, state: object) -> bool:
-    """Return whether the last of ``spans`` begins with ``state`` or came through it, as far as it is known."""
-    return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].intermediate_states)
+def _end_with_state(spans: FileTrail, state: FileState | UnknownContent | None) -> FileTrail | None:
+    """Return ``spans`` once the file is back in ``state``; None if their last one is not known to have come from there.
 
-
-def _truncate_to_state(spans: FileTrail, state: FileState | UnknownContent | None) -> FileTrail:
-    """Return ``spans`` as they are once the file is back in ``state``, whatever somebody had made of it by then."""
-    last = spans[-1]
-    if state == last.change.before:
-        return spans[:-1]
+    With --force somebody's edit of gpunode's version went, too: that does not come back.
+    """
+    last = spans[-1] if spans else None
+    if last is None or state == last.change.before:
+        return spans[:-1] if last else None
+    if state is not None and state not in last.intermediate_states:
+        return None
     return (*spans[:-1], replace(last, change=replace(last.change, after=state)))
 
 

@@ -49,6 +49,7 @@ from gpunode.workflow.undo import (
     UndoStep,
     drop_source_conflicts,
     installed_packages,
+    recorded_edit,
     restore_file,
     with_dependency_installs,
 )
@@ -85,11 +86,6 @@ class UndoRequest:
 
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return what takes back the whole footprint.
-
-    Args:
-        request: what is to be taken back.
-        host: the node.
-        facts: of it.
 
     Raises:
         Conflict: somebody edited what gpunode wrote.
@@ -283,9 +279,8 @@ def with_needed_restart(change: FileChange) -> FileChange:
 def _takes_effect_on_reload(change: FileChange) -> bool:
     from gpunode.runtimes import docker  # only where a file of docker's comes back
 
-    before, after = (
-        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
-    )
+    edit = recorded_edit(change)
+    before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
     try:
         return docker.applies_on_reload(before, after, DesiredConfig(config=change.path))
     except Refused:
@@ -297,12 +292,7 @@ def _plan_conffile_restores(
 ) -> Iterator[UndoStep]:
     """Yield what restores the configuration files of purged packages, and files whose place packages took.
 
-    Args:
-        footprint: what is undone.
-        host: the node.
-        leaving: the names of the packages that are purged.
-        restored: what the undo makes of the files that gpunode changed.
-        force: whether files come back that somebody has written anew.
+    ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
 
     Raises:
         Conflict: somebody has written or edited one since.
@@ -331,12 +321,8 @@ def _plan_conffile_restores(
 def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
 
-    It shows the two ways from gpunode's version to the others.
-
-    Args:
-        change: what would take gpunode's version back.
-        now: what is there.
-        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
+    It shows the two ways from gpunode's version to the others: to what is there ``now``, and ``change``, which would
+    take it back. ``keep`` is the command that takes gpunode's part out and keeps the edits; empty where there is none.
     """
     edit, back = (
         "\n".join(redact_change(one).diff()) or "(only secrets differ)"
@@ -360,13 +346,7 @@ def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
-    """Plan the packages' return to ``wanted``; also return those that others need now, which stay.
-
-    Args:
-        wanted: the state of each; None for what was not there.
-        installed: the packages that there are.
-        database: of the node, as it is now.
-    """
+    """Plan the packages' return to ``wanted``, None for none; also return those that others need now, which stay."""
     changes = [
         PackageChange(package, installed.get(package), state)
         for package, state in wanted.items()
@@ -482,10 +462,7 @@ def loss_error(lost: Sequence[str]) -> Refused:
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
 
-    Args:
-        facts: of the node.
-        span: of the unit.
-        is_coming: whether its package may be among those that come back before it.
+    ``is_coming``: whether its package may be among those that come back before it.
     """
     back, fact = span.change.inverse(), facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
@@ -498,12 +475,8 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
     """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
 
-    A run since the boot that took the driver away may have failed before it could say so, and none since has said it.
-
-    Args:
-        store: the journal.
-        facts: of the node.
-        packages: what changes now.
+    Not only ``packages`` change it: a run since the boot that took the driver away may have failed before it could say
+    so, and none since has said it.
     """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
