@@ -147,7 +147,7 @@ def wrap_line(one: Line, width: int) -> Iterator[Line]:
         cut = (
             len(styled_chars)
             if width <= 0
-            else _find_break(styled_chars, width - lead, one.hang if first else 0, breaks_anywhere=one.breaks_anywhere)
+            else _find_break(styled_chars, width - lead, hang if first else 0, breaks_anywhere=one.breaks_anywhere)
         )
         row, styled_chars = styled_chars[:cut], styled_chars[cut:]
         if not one.breaks_anywhere:

@@ -96,3 +96,9 @@ def test_copyable_command_is_not_wrapped() -> None:
     long = Line((span("sudo " + "x" * 100, "command"),), never_breaks=True)
     assert list(wrap_line(long, 40)) == [long]
     assert next(wrap_line(indent_lines([long], 3)[0], 40)).text.startswith("   sudo")
+
+
+def test_narrow_screen_breaks_a_long_label_between_its_words() -> None:
+    label = "✓ programs and libraries are those of their packages"
+    rows = [row.text for row in wrap_line(line(label, "  by checksum", hang=42), 40)]
+    assert rows == ["✓ programs and libraries are those of", " " * 20 + "their packages  by", " " * 20 + "checksum"]
