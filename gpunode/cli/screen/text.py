@@ -135,12 +135,16 @@ def pad_right(text: str, width: int) -> str:
 
 
 def wrap_line(one: Line, width: int) -> Iterator[Line]:
-    """Wrap a line to ``width`` columns; 0 does not wrap."""
+    """Wrap a line to ``width`` columns; 0 does not wrap.
+
+    Beyond the middle a hanging indent leaves no room for a path or a UUID: then rows begin near the line's own start.
+    """
     if one.never_breaks:
         yield one
         return
     styled_chars = [(char, part.style) for part in one.spans for char in part.text]
-    hang = min(one.hang, width // 2)
+    indent = len(one.text) - len(one.text.lstrip(" "))
+    hang = min(one.hang if one.hang <= width // 2 else indent + 4, width // 2)
     first = True
     while styled_chars:
         lead = 0 if first else hang

@@ -65,6 +65,14 @@ def test_wrapped_words_stay_whole_with_a_hanging_indent() -> None:
     assert [row.text for row in wrap_line(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
 
 
+def test_long_label_leaves_the_row_below_to_what_it_labels() -> None:
+    uuid = f"GPU-{'0' * 36},"
+    one = line("  ✓ GPU 0" + " " * 30, f"NVIDIA Lab GPU, {uuid} persistence on", hang=39)
+    first, *rows = wrap_line(one, 70)
+    assert first.text.endswith("NVIDIA Lab GPU,")
+    assert [row.text for row in rows] == [f"      {uuid} persistence on"]
+
+
 def test_diff_line_is_folded_anywhere_and_keeps_its_blanks() -> None:
     one = Line((Span("+  key   =  value", "add"),), 2, breaks_anywhere=True)
     assert [row.text for row in wrap_line(one, 8)] == ["+  key  ", "   =  va", "  lue"]
