@@ -104,6 +104,8 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
 def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
     hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
+    if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
+        hint = "the library comes with a driver: this node has none loaded, and gpunode manages none here"
     if _managed_driver(recipe, facts):
         hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with gpunode setup"
     return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)

@@ -182,7 +182,7 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
         )
     if plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="sudo systemctl reboot"
         )
     return None
 

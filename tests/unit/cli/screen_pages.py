@@ -120,7 +120,7 @@ def reboot(screen: Screen) -> None:
     failure = RebootRequired(
         "a reboot is needed; everything before it is done",
         why="\n".join(wait.reason for wait in done.waits),
-        hint="systemctl reboot, then run the same command again",
+        hint="sudo systemctl reboot, then run the same command again",
     )
     ended(screen, finished, VerifyReport(()), failure)
 
