@@ -498,7 +498,7 @@ def _remedy_lines(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
 
 
 def _command_line(command: str) -> Line:
-    return Line((span(command, "command"),), never_breaks=True)
+    return line(span(command, "command"))
 
 
 def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions) -> Iterator[Line]:
@@ -508,7 +508,7 @@ def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions)
         yield from _citation_lines(doubt.citations, relevant_words(doubt.question), display, indent=4)
         for number, command in enumerate(doubt.look_at):
             head = " " * 9 if number else "look at  "
-            yield Line((Span("    "), span(head, "dim"), span(command, "command")), never_breaks=True)
+            yield line("    ", span(head, "dim"), span(command, "command"), hang=13)
 
 
 def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[Line]:
