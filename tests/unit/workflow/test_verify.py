@@ -16,7 +16,7 @@ from gpunode.check import Check
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, LoadedDriver, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings
 from gpunode.runtimes import ObservedConfig
@@ -118,6 +118,20 @@ def test_missing_libcuda_fails_although_nvml_answers() -> None:
 def test_no_failed_check_sends_back_to_verify(module: str) -> None:
     text = (Path(gpunode.__file__).parent / f"{module}.py").read_text()
     assert not re.findall(r'gpunode\("verify"|`(?:sudo )?gpunode verify(?! (?:--cuda )?--json`)', text)
+
+
+def test_driver_is_not_missed_without_a_gpu_and_unwanted() -> None:
+    """A machine that compiles, or that is made ready for a GPU, is finished without a driver."""
+    without = {"schema": 1, "error": {"code": 12, "name": "LibraryNotFound", "text": "x"}, "libcuda_error": "y"}
+    none = Recipe("test", driver=Driver(version="none"))
+    bare = machine(devices=Known((), "pci-modalias"))
+    found = report(none, bare, without)
+    assert not found.failed
+    assert (check(found, "nvml").status, check(found, "nvml").detail) == ("skipped", "no NVIDIA GPU is here")
+    with_gpu = report(none, machine(), without)
+    assert [one.id for one in with_gpu.failed] == ["nvml", "libcuda"]
+    loaded = replace(bare, loaded_driver=Known(LoadedDriver("580.95.05", open_module=False), "nvidia-version"))
+    assert check(report(none, loaded, without), "nvml").status == "failed"
 
 
 VERIFIED = """\
