@@ -321,7 +321,7 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     older = found.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if found.command:
-        yield next_line(f"sudo {found.command}")
+        yield next_line(found.command)
 
 
 def describe_run(run: RunRecord) -> str:

@@ -117,7 +117,7 @@ def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
         hint = "the library comes with a driver: this node has none loaded, and gpunode manages none here"
     if _managed_driver(recipe, facts):
-        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with gpunode setup"
+        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with `sudo gpunode setup`"
     return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
 
 

@@ -307,3 +307,10 @@ def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
     assert not [part for line in shown for part in line.spans if part.style == "command"]
     *_, advice = error_lines(ChangeFailed("it failed", hint="see `systemctl status docker`"))
     assert [part.text for part in advice.spans if part.style == "command"] == ["`systemctl status docker`"]
+
+
+def test_own_words_after_the_first_line_of_a_cause_break_at_blanks() -> None:
+    told = ChangeFailed("it failed", why=f"first\nthere is no key {'x' * 40} of that name\n-{'y' * 80}")
+    _, _, words, diff = error_lines(told)
+    assert [row.text for row in wrap_line(words, 50)] == ["    there is no key", f"    {'x' * 40} of", "    that name"]
+    assert next(wrap_line(diff, 50)).text == f"    -{'y' * 45}"
