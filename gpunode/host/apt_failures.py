@@ -228,7 +228,7 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     )
 
 
-_REPAIR = "  dpkg --configure -a\nthen run the same command again"
+_REPAIR = "  sudo dpkg --configure -a\nthen run the same command again"
 
 FAILURE_TEXTS: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
@@ -265,7 +265,7 @@ _UNREACHABLE = (
 
 _HINT: dict[FailureKind, str] = {
     "interrupted": f"finish what it began:\n{_REPAIR}",
-    "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  apt-get clean",
+    "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  sudo apt-get clean",
     "dkms": _REPAIR,
     "script": _REPAIR,
     "lock": "wait until it has finished, then run the same command again",
@@ -283,7 +283,7 @@ _HINT: dict[FailureKind, str] = {
         "Signed-By against the one that the repository publishes; gpunode never turns verification off"
     ),
     "release-changed": (
-        "read what changed, and accept it if it is intended:\n  apt-get update --allow-releaseinfo-change\n"
+        "read what changed, and accept it if it is intended:\n  sudo apt-get update --allow-releaseinfo-change\n"
         "then run the same command again"
     ),
     "release-date": "compare the clock with the dates above, then run the same command again:\n  timedatectl",

@@ -241,14 +241,14 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     if found := _undoable_runs(store, with_packages=with_packages):
         return found[0]
     made = _undoable_runs(store, with_packages=True)
-    why = "no recorded run can be undone" if store.runs() else "no run of gpunode is recorded on this node"
-    if made:
+    why, hint = "no recorded run can be undone", "sudo gpunode log"
+    if not store.runs():
+        # remove looks at the node without a record, too.
+        why, hint = "no run of gpunode is recorded on this node", "sudo gpunode remove"
+    elif made:
         why = "no recorded run changed a container runtime's configuration"
-    raise UsageError(
-        "there is nothing to roll back",
-        why=why,
-        hint=rollback_command(store, made[0], with_packages=True) if made else "gpunode log shows the recorded runs",
-    )
+        hint = rollback_command(store, made[0], with_packages=True)
+    raise UsageError("there is nothing to roll back", why=why, hint=hint)
 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
