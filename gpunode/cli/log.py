@@ -109,7 +109,6 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
         "counts": dict(sorted(Counter(change.kind_name for change in run.changes("done", "unknown")).items())),
-        "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
     }
 
 
@@ -290,10 +289,6 @@ def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | 
     )
     if run.undone_by:
         yield _labelled_line("undone by", run.undone_by)
-    if run.forgotten:
-        yield _labelled_line(
-            "forgotten", f"backups deleted by {run.forgotten.user}, {format_local_time(run.forgotten.at, zone)}"
-        )
 
 
 def _user_text(run: RunRecord, logins: Mapping[int, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.change import CONFIGURATION_STAGE, CommandChange, ModuleChange, Trigger
+from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -304,8 +304,7 @@ def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
     is_configuration = [
         stage == CONFIGURATION_STAGE and change.is_configuration
         for stage, change in made
-        if change.inverse() is not None and not (change.is_reread or change.is_temporary_stop)
-        if not isinstance(change, ModuleChange)  # an undo unloads none
+        if change.inverse() is not None and change.is_undoable
     ]
     if not is_configuration:
         return None

@@ -142,6 +142,8 @@ def wrap_line(one: Line, width: int) -> Iterator[Line]:
     longest = max(map(cell_width, one.text[one.hang :].split()), default=0)
     is_narrow = one.hang > width // 2 or width - one.hang < longest <= width - indent - 4
     hang = min(indent + 4 if is_narrow and not one.breaks_anywhere else one.hang, width // 2)
+    # A label that is wider than the screen is broken as the text behind it is.
+    label = one.hang if one.hang <= width else hang
     first = True
     while styled_chars:
         lead = 0 if first else hang
@@ -151,9 +153,9 @@ def wrap_line(one: Line, width: int) -> Iterator[Line]:
             else _find_break(
                 styled_chars,
                 width - lead,
-                one.hang if first else 0,
+                label if first else 0,
                 breaks_anywhere=one.breaks_anywhere,
-                has_label=first and hang < one.hang,
+                has_label=first and hang < label,
             )
         )
         row, styled_chars = styled_chars[:cut], styled_chars[cut:]

@@ -27,7 +27,7 @@ from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RESTART, SECR
 
 SUMMARY = {
     "run", "verb", "undoes", "with_packages", "started_at", "ended_at", "user", "uid", "loginuid", "login", "recipe",
-    "recipe_sha256", "version", "result", "reason", "counts", "undone_by", "forgotten",
+    "recipe_sha256", "version", "result", "reason", "counts", "undone_by",
 }  # fmt: skip
 WHOLE = SUMMARY | {"argv", "boot_id", "changes", "triggers"}
 CHANGE = {"seq", "stage", "step", "reason", "started_at", "ended_at", "result", "error", "kind", "subject"}

@@ -111,3 +111,9 @@ def test_copyable_command_is_not_wrapped() -> None:
     assert [row.text for row in wrap_line(told, 40)] == [f"  undo  {long.text}", "        (on that node)"]
     told = Line(mark_commands("some words, then run `sudo ldconfig` and look"))
     assert [row.text for row in wrap_line(told, 30)] == ["some words, then run", "`sudo ldconfig` and look"]
+
+
+def test_narrow_screen_breaks_a_long_label_between_its_words() -> None:
+    label = "✓ programs and libraries are those of their packages"
+    rows = [row.text for row in wrap_line(line(label, "  by checksum", hang=42), 40)]
+    assert rows == ["✓ programs and libraries are those of", "    their packages  by checksum"]
