@@ -436,7 +436,8 @@ class Apt:
             return ChangeFailed(
                 f"could not {action}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
                 why=finished.last_lines(8),
-                hint="see gpunode's log for what hangs; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
+                hint="see gpunode's log for what hangs; if dpkg was at work:\n  sudo dpkg --configure -a\nthen run it "
+                "again",
             )
         if kind == "lock" and (found := find_first_holder(locks, root=self._root)):
             return busy_error(found, self._lock_timeout_s)

@@ -239,7 +239,7 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     )
 
 
-_DPKG_REPAIR_ADVICE = "  dpkg --configure -a\nthen run the same command again"
+_DPKG_REPAIR_ADVICE = "  sudo dpkg --configure -a\nthen run the same command again"
 
 FAILURE_TEXTS: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
@@ -276,7 +276,7 @@ _ARCHIVE_UNREACHABLE_HINT = (
 
 _HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
     "interrupted": f"finish what it began:\n{_DPKG_REPAIR_ADVICE}",
-    "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  apt-get clean",
+    "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  sudo apt-get clean",
     "dkms": _DPKG_REPAIR_ADVICE,
     "script": _DPKG_REPAIR_ADVICE,
     "lock": "wait until it has finished, then run the same command again",
@@ -294,7 +294,7 @@ _HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
         "Signed-By against the one that the repository publishes; gpunode never turns verification off"
     ),
     "release-changed": (
-        "read what changed, and accept it if it is intended:\n  apt-get update --allow-releaseinfo-change\n"
+        "read what changed, and accept it if it is intended:\n  sudo apt-get update --allow-releaseinfo-change\n"
         "then run the same command again"
     ),
     "release-date": "compare the clock with the dates above, then run the same command again:\n  timedatectl",

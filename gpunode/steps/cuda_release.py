@@ -142,7 +142,7 @@ def _refuse_jetson(facts: Facts) -> Refusal | None:
     return Refusal(
         what=f"gpunode installs no CUDA toolkit on a Jetson ({facts.platform.value.detail})",
         why="NVIDIA's repository for this distribution has it for servers; a Jetson's own comes with JetPack",
-        hint=f"leave cuda.version out, and install JetPack's:\n{system(facts).install(('nvidia-jetpack',))}",
+        hint=f"leave cuda.version out, and install JetPack's:\nsudo {system(facts).install(('nvidia-jetpack',))}",
     )
 
 
@@ -160,7 +160,7 @@ def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
         why="its driver is of other packages, or is not gpunode's to manage: with that repository the next upgrade "
         "would mix NVIDIA's driver packages with them",
         hint='have gpunode manage the driver (driver.version = "auto" and --upgrade), or take your distribution\'s own '
-        f"toolkit:\n{system(facts).install(('nvidia-cuda-toolkit',))}",
+        f"toolkit:\nsudo {system(facts).install(('nvidia-cuda-toolkit',))}",
     )
 
 

@@ -176,7 +176,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
-            hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+            hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
     purges = (PackageChange(package, state, None) for package, state in {**old, **along}.items())

@@ -129,7 +129,7 @@ def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _Drive
         return Refusal(
             what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
             why=f"DKMS builds {feature.module} with them, and this run does not install them",
-            hint=f"{system(facts).install([f'linux-headers-{kernel}' for kernel in bare])}, or {feature.instead}",
+            hint=f"sudo {system(facts).install([f'linux-headers-{kernel}' for kernel in bare])}, or {feature.instead}",
         )
     return None
 

@@ -122,7 +122,7 @@ def _missing_cuda_repository_hint(facts: Facts) -> str:
     """Return what to do where only the CUDA toolkit needs NVIDIA's repository, and there is none."""
     return (
         'use a release that has one, or set cuda.version = "none" and take your distribution\'s own toolkit:\n'
-        f"{system(facts).install(('nvidia-cuda-toolkit',))}"
+        f"sudo {system(facts).install(('nvidia-cuda-toolkit',))}"
     )
 
 
@@ -186,7 +186,7 @@ def refuse_held_packages(facts: Facts, packages: Iterable[PackageId], requester:
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {requester} needs another version",
         why="somebody put it on hold; gpunode breaks no holds",
-        hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
+        hint=f"sudo {system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,
     )
 
@@ -201,7 +201,7 @@ def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
         first,
         what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
         why="\n".join((*(one.what for one in (first, *others) if one.held), first.why)),
-        hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+        hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
         held=held,
     )
 

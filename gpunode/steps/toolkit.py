@@ -42,7 +42,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held",
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
-            hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+            hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
     notes = (

@@ -230,10 +230,12 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     """
     if found := _undoable_runs(store, with_packages=with_packages):
         return found[0]
-    why, hint = "no run of gpunode is recorded on this node", "gpunode log shows the recorded runs"
-    if store.runs():
-        why = "no recorded run can be undone"
-    if made := _undoable_runs(store, with_packages=True):
+    made = _undoable_runs(store, with_packages=True)
+    why, hint = "no recorded run can be undone", "sudo gpunode log"
+    if not store.runs():
+        # remove looks at the node without a record, too.
+        why, hint = "no run of gpunode is recorded on this node", "sudo gpunode remove"
+    elif made:
         why = "no recorded run changed a container runtime's configuration"
         hint = rollback_command(store, made[0], with_packages=True)
     raise UsageError("there is nothing to roll back", why=why, hint=hint)

@@ -91,4 +91,4 @@ def test_hold_is_released_by_the_named_command() -> None:
         for package, state in node.packages.value.items()
     }
     done = walk(setup, wanted, replace(node, packages=Known(held, "dpkg-status")))
-    assert done == ["apt-mark unhold libnvidia-container1"]
+    assert done == ["sudo apt-mark unhold libnvidia-container1"]

@@ -153,7 +153,7 @@ def _hint_on_unmet_dependencies(problem: str) -> str:
     return (
         "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing until "
         "they are met; gpunode repairs only those of driver, toolkit, headers and runtime:\n"
-        "  apt-get --fix-broken install\nthen run the same command again"
+        "  sudo apt-get --fix-broken install\nthen run the same command again"
     )
 
 

@@ -91,7 +91,7 @@ def test_conflict_names_a_command_that_keeps_the_edit(image: Path) -> None:
     conflict = gpunode("rollback", "--yes", *place)
     assert conflict.exit_code == 5
     (keep,) = (line.strip() for line in conflict.err.splitlines() if "unconfigure" in line)
-    assert gpunode(*keep.split()[1:]).exit_code == 0, keep
+    assert gpunode(*keep.split()[2:]).exit_code == 0, keep
     assert json.loads(daemon.read_text()) == {"debug": True}
 
 

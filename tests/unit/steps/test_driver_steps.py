@@ -397,7 +397,7 @@ def test_all_blocking_holds_are_named_in_one_command() -> None:
     assert no is not None
     held = {"libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-container-toolkit", "libnvidia-container1"}
     (command,) = [line.partition(",")[0] for line in no.hint.splitlines() if "apt-mark" in line]
-    assert set(command.split()[2:]) == held
+    assert set(command.split()[3:]) == held
     assert all(name in no.what for name in held)
 
 

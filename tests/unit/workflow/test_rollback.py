@@ -481,6 +481,7 @@ def test_node_without_runs_has_nothing_to_roll_back(store: Store) -> None:
     with pytest.raises(UsageError, match="nothing to roll back") as caught:
         find_newest_run(store)
     assert "no run of gpunode" in caught.value.why
+    assert caught.value.hint == "sudo gpunode remove", "a log without runs tells nothing"
 
 
 DEFAULT = FileState(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')
