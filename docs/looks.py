@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
+
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, Probe
 
@@ -119,7 +121,8 @@ _SUBJECTS = (
         "docker-* snap-docker file:*daemon.json file:/root/.docker/config.json containerd-* "
         "file:/etc/containerd/* rancher-containerd crio-* file:/etc/crio/* containers-conf* file:/etc/containers/* "
         "podman-version cri-* "
-        "log:docker log:containerd log:crio file:*containerd*.toml* cgroup-version reloads",
+        "log:docker log:containerd log:crio file:*containerd*.toml* cgroup-version reloads "
+        + " ".join(f"file:{row.config}" for row in CONTAINER_RUNTIMES.values() if row.config),
     ),
     Subject(
         "The toolkit and CDI",

@@ -154,6 +154,11 @@ class ChangeKind(ABC):
         return False
 
     @property
+    def is_undoable(self) -> bool:
+        """True unless an undo leaves it: a module, a file that is only read again, a unit that stops for others."""
+        return not (self.is_reread or self.is_temporary_stop)
+
+    @property
     def outlasts_stage(self) -> bool:
         """True if a new plan of the stage may contain it again: making it once does not complete it."""
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
@@ -169,6 +169,16 @@ class FileChange(ChangeKind):
     @property
     def contents(self) -> tuple[bytes, ...]:
         return tuple(state.content for state in (self.before, self.after) if isinstance(state, FileState))
+
+    def with_contents(self, load: Callable[[str], bytes | None]) -> FileChange | None:
+        """Return it with the bytes of its states, each of which has a digest; None where ``load`` has none for one."""
+        found = {name: content for name in self.contents if (content := load(name.decode())) is not None}
+        if not found.keys() >= {*self.contents}:
+            return None
+        before, after = self.before, self.after
+        if isinstance(after, FileState):
+            after = replace(after, content=found[after.content])
+        return replace(self, before=before and replace(before, content=found[before.content]), after=after)
 
     @property
     def record(self) -> dict[str, object]:

@@ -115,6 +115,10 @@ class ModuleChange(ChangeKind):
         return f"{self.action} the kernel module {self.module}"
 
     @property
+    def is_undoable(self) -> bool:
+        return False
+
+    @property
     def record(self) -> dict[str, object]:
         return {"before": {"loaded": self.before}, "after": {"loaded": self.after}}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.change import CONFIGURATION_STAGE, CommandChange, ModuleChange, Trigger
+from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
 
 
-_REBOOT = "systemctl reboot, then run the same command again"
+_REBOOT = "sudo systemctl reboot, then run the same command again"
 _CONSOLE = """\
 open the machine's console first: the BMC's (IPMI, serial over LAN), the hypervisor's, or screen and keyboard
-systemctl reboot
+sudo systemctl reboot
 in MokManager, the blue screen: press a key, then Enroll MOK → Continue → Yes → the one-time password → Reboot
-(it reads a US keyboard; without a password at hand: mokutil --revoke-import, then run the same command for a new one)
+(it reads a US keyboard; password lost: sudo mokutil --revoke-import, then run the same command for a new one)
 then run the same command again: it checks the enrolment and continues
 a cloud VM without a console cannot enrol a key: use the vendor's signed driver, or a VM without Secure Boot"""
 
@@ -304,8 +304,7 @@ def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
     is_configuration = [
         stage == CONFIGURATION_STAGE and change.is_configuration
         for stage, change in made
-        if change.inverse() is not None and not (change.is_reread or change.is_temporary_stop)
-        if not isinstance(change, ModuleChange)  # an undo unloads none
+        if change.inverse() is not None and change.is_undoable
     ]
     if not is_configuration:
         return None

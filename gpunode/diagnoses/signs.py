@@ -15,7 +15,7 @@ from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Sign
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel
-from gpunode.facts.items import EvidenceItem
+from gpunode.diagnoses.word_index import ItemGroup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
@@ -77,14 +77,14 @@ def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
 
 
 def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
-    items = snapshot.items_with_words(snapshot.view(_text_items), pattern)
+    items = () if snapshot.lacks_words(pattern) else snapshot.view(_text_items).with_words(pattern)
     return (line for item in items if item.where == "host" or not on_host for line in lines_with(item, pattern))
 
 
-def _text_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
+def _text_items(snapshot: Snapshot) -> ItemGroup:
     """Return messages, files and listings."""
     found = (item for item in snapshot.items if item.kind not in _TABLE_KINDS and item.was_answered)
-    return tuple(item for item in found if not item.is_package_record)
+    return ItemGroup(item for item in found if not item.is_package_record)
 
 
 def custom_sign(reader: CitationReader) -> Sign:

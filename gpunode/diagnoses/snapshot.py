@@ -9,7 +9,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, Vocabulary, vocabulary_of
+from gpunode.diagnoses.word_index import (
+    ItemGroup,
+    LineIndex,
+    Vocabulary,
+    join_wrapped_lines,
+    vocabulary_of,
+)
 from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -24,11 +30,6 @@ T = TypeVar("T")
 _KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
-# Of these each line is a row by itself.
-_ROW_KINDS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
-# A message may be wrapped where it was pasted; only short pieces were.
-_MAX_WRAPPED_LINES: Final = 400
-_JOINED_LINES: Final = 3
 _MAX_CITED: Final = 12
 
 
@@ -132,9 +133,13 @@ class Snapshot:
 
     def _items_to_search(self, kinds: tuple[SourceKind, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
         """Return the items that ``pattern`` may match."""
+        if self.lacks_words(pattern):
+            return ()
         if not kinds:
-            return self.items_with_words(self.view(_message_items), pattern)
-        return () if self.lacks_words(pattern) else self.items_with_words(self.items_of(*kinds), pattern)
+            return self.view(_message_items).with_words(pattern)
+        if (key := ("group", kinds)) not in self._views:
+            self._views[key] = ItemGroup(self.items_of(*kinds))
+        return cast(ItemGroup, self._views[key]).with_words(pattern)
 
     def lacks_words(self, pattern: Pattern) -> bool:
         """Return whether every word without which ``pattern`` cannot match is absent from all evidence."""
@@ -143,34 +148,6 @@ class Snapshot:
             if not vocabulary.lacks(word):
                 return False
         return bool(pattern.words)
-
-    def items_with_words(self, items: tuple[EvidenceItem, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
-        """Return those of ``items``, which are items of this snapshot, that ``pattern`` may match."""
-        if not pattern.words:
-            return items
-        vocabulary, found = self.view(_vocabulary), set[int]()
-        for word in pattern.words:
-            if not vocabulary.lacks(word):
-                found |= self.view(_ItemsByWord).ids_with(word)
-        return tuple(item for item in items if id(item) in found) if found else ()
-
-
-class _ItemsByWord:
-    """The items in which a word stands, each word looked up once."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._vocabularies = SharedVocabulary(snapshot.items)
-        self._ids: dict[str, frozenset[int]] = {}
-
-    def ids_with(self, word: str) -> frozenset[int]:
-        """Return the identities of the items with the lower-case ``word``, a wrapped line joined."""
-        if word not in self._ids:
-            self._ids[word] = frozenset(
-                id(item)
-                for item in self._vocabularies.items_that_may_have(word)
-                if item.view(LineIndex).line_starts(word) or word in item.view(_joined_lowered)
-            )
-        return self._ids[word]
 
 
 def _vocabulary(snapshot: Snapshot) -> Vocabulary:
@@ -202,10 +179,10 @@ def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem
     return {kind: tuple(items) for kind, items in found.items()}
 
 
-def _message_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
+def _message_items(snapshot: Snapshot) -> ItemGroup:
     """Return the items that may contain messages."""
     found = (item for item in snapshot.items if item.kind not in _KINDS_WITHOUT_MESSAGES and item.was_answered)
-    return tuple(item for item in found if not item.is_package_record)
+    return ItemGroup(item for item in found if not item.is_package_record)
 
 
 def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
@@ -224,26 +201,31 @@ def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
 
 def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the first match of ``pattern`` in each line that has one of its words; every match if it has no words."""
-    text = item.text
     if not pattern.words or not pattern.is_line_based:
         yield from find_all(item, pattern)
         return
     for start in item.view(LineIndex).line_starts_of(pattern):
-        end = text.find("\n", start)
-        if match := pattern.search(text, start, len(text) if end < 0 else end):
+        if match := pattern.search(item.text, start, _line_end(item, start)):
             yield match
 
 
 def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
     """Return the first match in the lines of a short item, joined as if they had been wrapped."""
-    return pattern.search(item.view(_joined_text)) if pattern.may_match(item.view(_joined_lowered)) else None
+    return next(_matches_by_line(item.view(join_wrapped_lines), pattern), None)
 
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
-    """Yield the matches of ``pattern`` in the text of ``item``."""
-    index = item.view(LineIndex)
-    may_match = not pattern.words or any(index.line_starts(word) for word in pattern.words)
-    return pattern.finditer(item.text) if may_match else iter(())
+    """Yield the matches of ``pattern`` in the text of ``item``; of one that stays in its line, line by line."""
+    if not pattern.words or not (starts := item.view(LineIndex).line_starts_of(pattern)):
+        return iter(()) if pattern.words else pattern.finditer(item.text)
+    if pattern.may_span_lines:
+        return pattern.finditer(item.text)
+    return (match for start in starts for match in pattern.finditer(item.text, start, _line_end(item, start)))
+
+
+def _line_end(item: EvidenceItem, start: int) -> int:
+    end = item.text.find("\n", start)
+    return len(item.text) if end < 0 else end
 
 
 def find_first(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
@@ -254,21 +236,6 @@ def find_first(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
 def line_number_at(item: EvidenceItem, offset: int) -> int:
     """Return the number of the line in which the character at ``offset`` stands."""
     return item.line_number_at(offset)
-
-
-def _joined_lowered(item: EvidenceItem) -> str:
-    return item.view(_joined_text).lower()
-
-
-def _joined_text(item: EvidenceItem) -> str:
-    """Return each line of a short piece joined with the next two, without the kernel's prefixes."""
-    if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
-        return ""
-    lines = [_PREFIX.sub("", line).rstrip() for line in item.lines]
-    return "\n".join(" ".join(lines[start : start + _JOINED_LINES]) for start in range(len(lines)))
-
-
-_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 def cite_fact(source: str, words: str, key: str = "") -> Citation:

@@ -7,18 +7,27 @@ shared by all patterns: a word that is known to be absent costs nothing, and one
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Final
 
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import SourceKind
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 _LETTERS_ONLY: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
 # Shorter ones are part of some word in every text.
 _MIN_LETTERS: Final = 3
+# A message may be wrapped where it was pasted: only short pieces were, and no line is longer than a wide screen.
+_MAX_WRAPPED_LINES: Final = 400
+_MAX_SCREEN_WIDTH: Final = 400
+_JOINED_LINES: Final = 3
+# Of these each line is a row by itself.
+_ROW_KINDS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
+_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 @cache
@@ -49,26 +58,45 @@ def vocabulary_of(items: Iterable[EvidenceItem]) -> Vocabulary:
     return Vocabulary(run for item in items for run in item.view(LineIndex).vocabulary.runs)
 
 
-class SharedVocabulary:
-    """The vocabularies of several items side by side, to find in one pass the items that may have a word."""
+class ItemGroup:
+    """Items that are searched together, to find those with a pattern's words; each word is looked up in them once."""
 
-    def __init__(self, items: Sequence[EvidenceItem]) -> None:
-        self._items = items
-        texts = [item.view(LineIndex).vocabulary.text for item in items]
+    def __init__(self, items: Iterable[EvidenceItem]) -> None:
+        self.items = tuple(items)
+        texts = [item.view(LineIndex).vocabulary.text for item in self.items]
         self._text = "\n".join(texts)
-        self._line_offsets = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
+        self._offsets = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
+        self._numbers: dict[str, frozenset[int]] = {}
 
-    def items_that_may_have(self, word: str) -> Iterable[EvidenceItem]:
-        """Yield the items whose vocabulary does not lack the lower-case ``word``."""
+    def with_words(self, pattern: Pattern) -> tuple[EvidenceItem, ...]:
+        """Return the items that have one of the pattern's words, in their order; all if it has none."""
+        if not pattern.words:
+            return self.items
+        found = set[int]()
+        for word in pattern.words:  # a loop: this is asked thousands of times of one node
+            found |= self._numbers[word] if word in self._numbers else self._find_word(word)
+        return tuple(self.items[number] for number in sorted(found)) if found else ()
+
+    def _find_word(self, word: str) -> frozenset[int]:
+        """Return the numbers of the items with the lower-case ``word``, a wrapped line joined."""
+        likely = ((number, self.items[number]) for number in self._numbers_that_may_have(word))
+        found = (
+            number for number, item in likely if word in item.lowered or word in item.view(join_wrapped_lines).lowered
+        )
+        self._numbers[word] = frozenset(found)
+        return self._numbers[word]
+
+    def _numbers_that_may_have(self, word: str) -> Iterable[int]:
+        """Yield the numbers of the items whose vocabulary does not lack the lower-case ``word``."""
         letters = _longest_letters(word)
         if len(letters) < _MIN_LETTERS:
-            yield from self._items
+            yield from range(len(self.items))
             return
         at = self._text.find(letters)
         while at >= 0:
-            place = bisect_right(self._line_offsets, at) - 1
-            yield self._items[place]
-            at = self._text.find(letters, self._line_offsets[place + 1])
+            number = bisect_right(self._offsets, at) - 1
+            yield number
+            at = self._text.find(letters, self._offsets[number + 1])
 
 
 class LineIndex:
@@ -99,3 +127,11 @@ class LineIndex:
             yield text.rfind("\n", 0, at) + 1
             end = text.find("\n", at)
             at = text.find(word, end) if end >= 0 else -1
+
+
+def join_wrapped_lines(item: EvidenceItem) -> EvidenceItem:
+    """Return a short item with each line joined with the next two, without the kernel's prefixes; others empty."""
+    if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
+        return replace(item, text="")
+    lines = [_PREFIX.sub("", line).rstrip() if len(line) <= _MAX_SCREEN_WIDTH else "" for line in item.lines]
+    return replace(item, text="\n".join(" ".join(lines[start : start + _JOINED_LINES]) for start in range(len(lines))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from gpunode.change import (
     CONFFILES,
@@ -56,19 +56,9 @@ class NetChange(Generic[StatefulT]):
         return state == self.change.after or name in self.intermediate_states
 
 
-@dataclass(frozen=True, slots=True)
-class FileTrail:
-    """The changes that gpunode made to one file.
-
-    Attributes:
-        spans: oldest first. Between two of them somebody else wrote the file.
-        forgotten: whether the bytes of one of them are gone, so that it cannot be taken back.
-        last_sha256: the sha256 of the file as gpunode left it; empty where it left none.
-    """
-
-    spans: tuple[NetChange[FileChange], ...]
-    forgotten: bool = False
-    last_sha256: str = ""
+# The changes that gpunode made to one file, oldest first; between two of them somebody else wrote it. Loaded, it is
+# empty if the bytes of one of them are gone, so that nobody can take it back.
+FileTrail: TypeAlias = tuple[NetChange[FileChange], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +90,14 @@ class Footprint:
     @property
     def objects(self) -> frozenset[str]:
         """The backup objects that are needed to take it all back; of a footprint that is not loaded."""
-        spans = (*(span for trail in self.files.values() for span in trail.spans), *self.conffiles)
+        spans = (*(span for trail in self.files.values() for span in trail), *self.conffiles)
         return frozenset(content.decode() for span in spans for content in span.change.contents)
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
         """Return the same with the bytes of files, which ``load`` gives by the name of their object, or None."""
-        conffiles = (replace(span, change=_load_states(span.change, load)) for span in self.conffiles)
-        return replace(
-            self, files={path: _load_trail(trail, load) for path, trail in self.files.items()}, conffiles=(*conffiles,)
-        )
+        files = {path: _load_spans(trail, load) for path, trail in self.files.items()}
+        conffiles = tuple(loaded for span in self.conffiles for loaded in _load_spans((span,), load))
+        return replace(self, files=files, conffiles=conffiles)
 
 
 def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
@@ -123,7 +112,7 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     changes = [
         _MadeChange(
             one.intent,
-            is_undo=run.run in undos,
+            is_undo=run.run in undos and run.run not in withdrawals and one.outcome == "done",
             is_removal=run.run in undos and run.verb == "remove",
             is_handler_removal=run.run in withdrawals,
             is_known=one.outcome == "done",
@@ -151,9 +140,7 @@ def footprint_of_run(run: RunRecord) -> Footprint:
         for one in known
         if one.intent.step not in _BACKUP_STEPS and one.may_have_been_made
     ]
-    found = _join_with_files(
-        changes, {one.change.path: _make_trail((one,)) for one in _join_by_subject(changes, FileChange)}
-    )
+    found = _join_with_files(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
     return replace(
         found,
         conffiles=tuple(_find_backups(run, _BACKUP_STEPS)),
@@ -165,8 +152,8 @@ def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[
     """Yield the backups that the run made under ``steps``."""
     for one in run.change_records:
         # Where a rollback restored one, its package goes again, and the purge takes the file along.
-        if isinstance(file := one.change, FileChange) and one.intent.step in steps and file.after is None:
-            yield NetChange(one.intent.stage, one.intent.step, file)
+        if one.intent.step in steps and not one.change.is_there_after:
+            yield from (NetChange(one.intent.stage, one.intent.step, file) for file in FileChange.among((one.change,)))
 
 
 def _join_with_files(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
@@ -184,7 +171,8 @@ class _MadeChange:
     """A change that was made, or may have been.
 
     Attributes:
-        is_undo: whether an undo made it that was done and not undone; ``is_removal`` if that took back all runs.
+        is_undo: whether it was made by an undo that stands, unless that is about a run that took a handler out.
+        is_removal: whether the undo that stands took back all runs.
         is_handler_removal: whether a run made it that took a handler out of a file.
         is_known: False if the run ended before it was recorded that the change was made.
         is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
@@ -221,13 +209,11 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
     """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, NetChange[StatefulT]] = {}
     for made, change in _changes_of_kind(changes, kind):
-        former = found.get(change.subject)
-        span = _begin_net_change(made, change)
-        if former is not None:
-            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
-        # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
+        former, span = found.get(change.subject), _begin_net_change(made, change)
         if made.is_removal:
-            span = None
+            span = None  # what is there of that name from now on is somebody else's
+        elif former is not None:
+            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
         _put_in_undo_order(found, change.subject, span, is_new=span is not None and span.change.before is None)
     return tuple(found.values())
 
@@ -267,29 +253,23 @@ def _join_net_changes(
 
 
 def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
-    found: dict[str, tuple[NetChange[FileChange], ...]] = {}
+    found: dict[str, FileTrail] = {}
     for made, change in _changes_of_kind(changes, FileChange):
         if made.is_removal:
             found.pop(change.path, None)
             continue
         spans = _confirm_last(found.get(change.path, ()), change)
-        if made.is_undo and made.is_known and not made.is_handler_removal and _passed_through(spans, change.after):
-            # With --force somebody's edit of gpunode's version went, too: that does not come back.
-            spans = _truncate_to_state(spans, change.after)
+        if made.is_undo and (shorter := _end_with_state(spans, change.after)) is not None:
+            spans = shorter
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
         elif not made.is_handler_removal or (spans and spans[-1].change.after == change.before):
             span = _begin_net_change(made, change)
             spans = spans if span is None else _append_net_change(spans, span)
         _put_in_undo_order(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
-    return {path: _make_trail(spans) for path, spans in found.items()}
+    return found
 
 
-def _make_trail(spans: tuple[NetChange[FileChange], ...]) -> FileTrail:
-    last = spans[-1].change.after
-    return FileTrail(spans, last_sha256=last.content.decode() if isinstance(last, FileState) else "")
-
-
-def _confirm_last(spans: tuple[NetChange[FileChange], ...], later: FileChange) -> tuple[NetChange[FileChange], ...]:
+def _confirm_last(spans: FileTrail, later: FileChange) -> FileTrail:
     """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
@@ -300,24 +280,20 @@ def _confirm_last(spans: tuple[NetChange[FileChange], ...], later: FileChange) -
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
-def _passed_through(spans: tuple[NetChange[FileChange], ...], state: object) -> bool:
-    """Return whether the last of ``spans`` begins with ``state`` or came through it, as far as it is known."""
-    return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].intermediate_states)
+def _end_with_state(spans: FileTrail, state: FileState | UnknownContent | None) -> FileTrail | None:
+    """Return ``spans`` once the file is back in ``state``; None if their last one is not known to have come from there.
 
-
-def _truncate_to_state(
-    spans: tuple[NetChange[FileChange], ...], state: FileState | UnknownContent | None
-) -> tuple[NetChange[FileChange], ...]:
-    """Return ``spans`` as they are once the file is back in ``state``, whatever somebody had made of it by then."""
-    last = spans[-1]
-    if state == last.change.before:
-        return spans[:-1]
+    With --force somebody's edit of gpunode's version went, too: that does not come back.
+    """
+    last = spans[-1] if spans else None
+    if last is None or state == last.change.before:
+        return spans[:-1] if last else None
+    if state is not None and state not in last.intermediate_states:
+        return None
     return (*spans[:-1], replace(last, change=replace(last.change, after=state)))
 
 
-def _append_net_change(
-    spans: tuple[NetChange[FileChange], ...], later: NetChange[FileChange]
-) -> tuple[NetChange[FileChange], ...]:
+def _append_net_change(spans: FileTrail, later: NetChange[FileChange]) -> FileTrail:
     """Return ``spans`` with ``later`` after them; joined to the last one if it went on from there, and is known.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
@@ -329,28 +305,17 @@ def _append_net_change(
     return (*spans[:-1], joined) if joined else spans[:-1]
 
 
-def _load_states(change: FileChange, load: Callable[[str], bytes | None]) -> FileChange:
-    def state(of: FileState) -> FileState:
-        return replace(of, content=load(of.content.decode()) or b"")
-
-    after = state(change.after) if isinstance(change.after, FileState) else change.after
-    return replace(change, before=change.before and state(change.before), after=after)
-
-
-def _load_trail(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
-    forgotten = any(load(content.decode()) is None for span in trail.spans for content in span.change.contents)
-    spans = tuple(replace(span, change=_load_states(span.change, load)) for span in trail.spans)
-    return replace(trail, spans=spans, forgotten=forgotten)
+def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
+    loaded = ((span, span.change.with_contents(load)) for span in spans)
+    found = tuple(replace(span, change=change) for span, change in loaded if change is not None)
+    return found if len(found) == len(spans) else ()
 
 
 def needed_objects(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
     """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
-    forgotten, others = ([one for one in runs if bool(one.forgotten) is is_so] for is_so in (True, False))
-    undoable = _list_objects(one for one in others if one.run in kept or one.commit is None)
-    # What `remove` takes the node back to, however old the run is that found it.
-    return footprint_of_node(runs).objects - (_list_objects(forgotten) - _list_objects(others)) | undoable
-
-
-def _list_objects(runs: Iterable[RunRecord]) -> frozenset[str]:
-    changes = (one.change for run in runs for one in run.change_records)
-    return frozenset(content.decode() for change in changes for content in change.contents)
+    undoable = (run for run in runs if run.run in kept or run.commit is None)
+    changes = (one.change for run in undoable for one in run.change_records)
+    # What `remove` takes the node back to, however old the run is that found it; also once a kept undo is undone.
+    histories = (runs, *(runs[: runs.index(undo)] for undo in find_effective_undos(runs) if undo.run in kept))
+    needed = (footprint_of_node(history).objects for history in histories)
+    return frozenset(content.decode() for one in changes for content in one.contents).union(*needed)

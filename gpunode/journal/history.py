@@ -15,7 +15,6 @@ from gpunode.journal.record import (
     Done,
     Entry,
     Failed,
-    Forget,
     Intent,
     Result,
     TriggerCompleted,
@@ -84,15 +83,8 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """Return ``inverse_intents`` that change something.
-
-    A file that was only read again is left out, and a unit that stopped for the sake of other changes.
-    """
-    return tuple(
-        intent
-        for intent in inverse_intents(entries)
-        if not (intent.change.is_reread or intent.change.is_temporary_stop)
-    )
+    """Return those of ``inverse_intents`` that an undo makes."""
+    return tuple(intent for intent in inverse_intents(entries) if intent.change.is_undoable)
 
 
 def is_configuration(intent: Intent) -> bool:
@@ -151,7 +143,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
                 seen += [] if settled else [RequiredTrigger(entry.trigger)]  # an earlier run required it
                 for each in settled or seen[-1:]:
                     each.settled = entry
-            case Begin() | Commit() | Forget():
+            case Begin() | Commit():
                 pass
     return [each for each in seen if each.required_by or each.settled]
 
@@ -237,11 +229,6 @@ class RunRecord:
         if self.commit is None:
             return "running" if self.is_running else "incomplete"
         return self.commit.result
-
-    @cached_property
-    def forgotten(self) -> Forget | None:
-        """The entry by which somebody gave up undoing it; None without one."""
-        return next((entry for entry in self.entries if isinstance(entry, Forget)), None)
 
     @cached_property
     def change_records(self) -> tuple[ChangeRecord, ...]:

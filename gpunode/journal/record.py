@@ -143,15 +143,7 @@ class Commit:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Somebody gave up undoing this run, after it was over; its backups may go."""
-
-    user: str
-    at: float = 0.0
-
-
-Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerCompleted | Commit | Forget
+Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerCompleted | Commit
 
 _TYPE_NAMES: dict[type[Any], str] = {
     Begin: "begin",
@@ -160,7 +152,6 @@ _TYPE_NAMES: dict[type[Any], str] = {
     Failed: "failed",
     TriggerCompleted: "trigger-completed",
     Commit: "commit",
-    Forget: "forget",
     FileState: "file-state",
     Deferred: "deferred",
     SigningKey: "signing-key",
@@ -200,7 +191,7 @@ _PACKAGE_TYPE = "PackageId"
 # Keys of fields that are stored by something that stands for them, by the words of the annotations.
 _STORED_NAMES = {_PACKAGE_TYPE: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
-_ENTRIES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit, Forget)
+_ENTRIES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode import __version__
-from gpunode.change import FileChange, FileState, Trigger
+from gpunode.change import FileChange, Trigger
 from gpunode.command import command
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import places
@@ -176,12 +176,6 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._runs_with_backups(self.ids())
-        if (given_up := RunRecord(self._read_entries(run)).forgotten) is not None:
-            raise Refused(
-                f"run {run} can no longer be undone",
-                why=f"{given_up.user} deleted its backups",
-                hint="`gpunode log` still shows what it changed; `gpunode remove` removes what gpunode added",
-            )
         return record.decode(
             self._read_known_journal(run), lambda name: self._load_backup(name, run, kept), file=str(self._path(run))
         )
@@ -329,18 +323,8 @@ class Store:
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
         waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
-        loaded = (self._with_contents(change) for change in waiting)
+        loaded = (change.with_contents(self.objects.find) for change in waiting)
         return tuple(change for change in loaded if change is not None)
-
-    def _with_contents(self, change: FileChange) -> FileChange | None:
-        """Return ``change`` with the bytes of its states; None if they were forgotten and cannot be restored."""
-        states: list[FileState | None] = []
-        for state in (change.before, change.after):
-            content = self.objects.find(state.content.decode()) if isinstance(state, FileState) else b""
-            if content is None:
-                return None
-            states.append(replace(state, content=content) if isinstance(state, FileState) else None)
-        return replace(change, before=states[0], after=states[1])
 
     def lock(
         self, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress

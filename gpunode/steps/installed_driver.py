@@ -166,10 +166,10 @@ def _are_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
 
 def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
-    names = sorted(package.name for package in packages if is_at_version(packages[package], ""))
-    return next(
-        (n.removeprefix(PINNING) for n in names if n.startswith(f"{PINNING}") and n[len(PINNING)].isdigit()), ""
-    )
+    # By the name first: a node has a thousand packages, and every step asks this.
+    held = (one for one in packages if one.name.startswith(PINNING) and is_at_version(packages[one], ""))
+    branches_held = sorted(one.name.removeprefix(PINNING) for one in held)
+    return next((one for one in branches_held if one[:1].isdigit()), "")
 
 
 def flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:

@@ -16,7 +16,6 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
-    digest,
     restrict_writes_to_root,
     triggers,
 )
@@ -256,7 +255,7 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
 
 def _content_without_gpunode(trail: FileTrail | None, now: FileState | None) -> bytes | None:
     """Return what others than gpunode have in a file; None if gpunode has no known part in it."""
-    if trail is None or trail.forgotten or now is None:
+    if not trail or now is None:
         return None
     restored = restore_file(trail, now, partial(_revert_span, None))
     return restored.state.content if restored.state else b""
@@ -277,14 +276,12 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     row, desired, files = target.row, target.desired, contents(target.present)
     # runc comes along where its table would be missed.
     entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
-    trails = {path: trail for path, trail in trails.items() if path in {*entries, *target.own} and not trail.forgotten}
-    present = {path: target.present.get(path) for path in trails}
-    edited_files = {
-        path: now for path, now in present.items() if now and digest(now.content) != trails[path].last_sha256
-    }
-    packaged = live_state.find_packaged_files(host, edited_files)
+    trails = {path: trail for path, trail in trails.items() if trail and path in {*entries, *target.own}}
+    left = {path: _content(trail[-1].change.after) for path, trail in trails.items()}
+    differing = {path: now for path in trails if (now := target.present.get(path)) and now.content != left[path]}
+    packaged = live_state.find_packaged_files(host, differing)
     trails = {path: trail for path, trail in trails.items() if path not in packaged}
-    recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail.spans]
+    recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail]
     recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
     contents_before = {
         path: edit.before for path, trail in recent_trails.items() if (edit := _first_edit(trail, desired.handler))
@@ -310,13 +307,13 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
     """Return the trail since the handler was taken out last: that took back all before it."""
-    spans = takewhile(lambda span: not removes_handler(recorded_edit(span.change), handler), reversed(trail.spans))
-    return replace(trail, spans=tuple(reversed(tuple(spans))))
+    spans = takewhile(lambda span: not removes_handler(recorded_edit(span.change), handler), reversed(trail))
+    return tuple(reversed(tuple(spans)))
 
 
 def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
     """Return the first edit of a trail that is about the handler, or about none, such as one of the default alone."""
-    edits = (recorded_edit(span.change) for span in trail.spans)
+    edits = (recorded_edit(span.change) for span in trail)
     return next((edit for edit in edits if handler in (changed_handlers(edit) or {handler})), None)
 
 
@@ -334,7 +331,7 @@ def _with_folders(change: FileChange, trails: Trails) -> FileChange:
     """Have a file that is removed take along the folders that were made for it, if they are empty then."""
     if change.after is not None or change.path not in trails:
         return change
-    made = (folder for span in trails[change.path].spans for folder in span.folders)
+    made = (folder for span in trails[change.path] for folder in span.folders)
     return replace(change, folders=tuple(dict.fromkeys(made)))
 
 
@@ -382,7 +379,7 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
     before = present.get(path)
     after = replace(before or restrict_writes_to_root(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
-    reason = f"{reason}; every container start reads it, so no daemon has to"
+    reason = f"{reason}; every container start reads it, so nothing has to be restarted"
     return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
 
 

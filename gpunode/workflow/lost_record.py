@@ -50,27 +50,17 @@ class LostRecord:
 
     def refusal(self) -> VerifyFailed:
         """Return the error with which a removal ends that cannot take these things away."""
-        packages, ambiguous_items = ", ".join(map(str, self.packages)), ", ".join(self.ambiguous_items)
+        why = [self._written]
+        if self.packages:
+            why.append(f"installed under its pin: {', '.join(map(str, self.packages))}")
+        if self.ambiguous_items:
+            why.append(f"possibly added by gpunode, but anybody would add the same: {', '.join(self.ambiguous_items)}")
+        why.append("without the record gpunode cannot tell what was there before, so it removed none of this")
+        hint = f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:"
         return VerifyFailed(
             "gpunode is not fully removed: it keeps things whose record was lost",
-            why="\n".join(
-                (
-                    self._written,
-                    *([f"installed under its pin: {packages}"] if packages else []),
-                    *(
-                        [f"possibly added by gpunode, but anybody would add the same: {ambiguous_items}"]
-                        if ambiguous_items
-                        else []
-                    ),
-                    "without the record gpunode cannot tell what was there before, so it removed none of this",
-                )
-            ),
-            hint="\n".join(
-                (
-                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
-                    *self.removal_commands,
-                )
-            ),
+            why="\n".join(why),
+            hint="\n".join((hint, *self.removal_commands)),
         )
 
 
@@ -87,7 +77,8 @@ def assess_lost_record(
         recorded: all that the journals say of it.
         folder: where these are.
     """
-    files = {path: state for path, state in marked.items() if not _is_recorded(path, state, recorded)}
+    names, before = {path: digest(state.content) for path, state in marked.items()}, recorded.sha256_before
+    files = {path: state for path, state in marked.items() if before.get(path, names[path]) == names[path]}
     if not files:
         return None
     installed = known(facts.packages, {})
@@ -96,9 +87,7 @@ def assess_lost_record(
     drivers = tuple(sorted(held - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
-        path
-        for path in _repository_files(facts)
-        if known(facts.file(path), None) is not None and path not in recorded.sha256_before
+        path for path in _repository_files(facts) if known(facts.file(path), None) is not None and path not in before
     )
     purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
     removal_commands = (*purge, str(command("sudo", "rm", *files)))
@@ -112,7 +101,3 @@ def _repository_files(facts: Facts) -> Iterator[str]:
     if isinstance(facts.distro, Known):
         cuda = cuda_repository(facts.distro.value, known(facts.architecture, ""))
         yield from (cuda.list_file, cuda.keyring) if cuda else ()
-
-
-def _is_recorded(path: str, state: FileState, recorded: RecordedAdditions) -> bool:
-    return path in recorded.sha256_before and digest(state.content) != recorded.sha256_before[path]

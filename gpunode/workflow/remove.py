@@ -6,15 +6,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpunode.change import (
-    Change,
-    FileChange,
-    FileState,
-    PackageChange,
-    PackageState,
-    ServiceChange,
-    digest,
-)
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, ServiceChange, digest
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts.model import Facts, Known, known
@@ -44,14 +36,13 @@ def plan_removal(
         host: the node.
         facts: of it.
         force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
-        allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        allow_disruption: as in ``UndoRequest``.
 
     Raises:
         Conflict: somebody edited the very lines of a file that gpunode wrote.
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else.
     """
-    footprint = store.footprint()
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile | None:
         after = span.change.after
@@ -59,9 +50,9 @@ def plan_removal(
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
         return RestoredFile(span.change.before) if force else _revert_keeping_edits(span.change, now)
 
-    request = UndoRequest(store, "", footprint, resolve_edit, force=force, allow_disruption=allow_disruption)
+    request = UndoRequest(store, "", store.footprint(), resolve_edit, force=force, allow_disruption=allow_disruption)
     undone = plan_undo(request, host, facts)
-    first = {package: span.change.before for package, span in footprint.packages.items()}
+    first = {package: span.change.before for package, span in request.footprint.packages.items()}
     notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
     # What cannot come back is of no use to a node without gpunode.
     return replace(undone, notes=notes, is_incomplete=False)
@@ -143,12 +134,10 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
     named = {*not_removed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
     found = (
         *_find_remaining_files(recorded, store, host),
-        *_find_remaining_packages(recorded, facts),
-        *_find_units_left_enabled(recorded, facts),
+        *_find_remaining_additions(recorded, facts, with_modules=not undone.reboot_reason),
         *_find_copied_handlers(undone, facts),
     )
-    modules = () if undone.reboot_reason else _find_remaining_modules(recorded, facts)
-    kept = tuple(one for one in (*found, *modules) if one.subject not in named)
+    kept = tuple(one for one in found if one.subject not in named)
     return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
 
 
@@ -193,8 +182,9 @@ def _remove_command(path: str) -> str:
     return f"`{command('sudo', 'rm', path)}`"
 
 
-def _find_remaining_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
-    installed = undo.installed_packages(facts)
+def _find_remaining_additions(recorded: RecordedAdditions, facts: Facts, *, with_modules: bool) -> Iterator[KeptItem]:
+    """Yield what the facts show of the packages, the units and the kernel modules."""
+    installed, loaded = undo.installed_packages(facts), known(facts.modules, frozenset())
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
             how = (
@@ -202,14 +192,14 @@ def _find_remaining_packages(recorded: RecordedAdditions, facts: Facts) -> Itera
                 "or came back after gpunode had removed it"
             )
             yield KeptItem(str(package), how)
-
-
-def _find_units_left_enabled(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     for unit in sorted(recorded.units):
         fact = facts.unit(unit)
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
             disable = command("sudo", "systemctl", "disable", unit)
             yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
+    for module in sorted(recorded.modules if with_modules else ()):
+        if module.replace("-", "_") in loaded:
+            yield KeptItem(module, "stays in the kernel until the next boot")
 
 
 def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
@@ -227,13 +217,6 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
                 by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
                 where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
                 yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
-
-
-def _find_remaining_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
-    loaded = known(facts.modules, frozenset())
-    for module in sorted(recorded.modules):
-        if module.replace("-", "_") in loaded:
-            yield KeptItem(module, "stays in the kernel until the next boot")
 
 
 def _changes_not_undone(

@@ -24,12 +24,7 @@ from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
 from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
-from gpunode.workflow.undo_plan import (
-    UndoRequest,
-    edit_conflict_error,
-    plan_configuration_undo,
-    plan_undo,
-)
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_configuration_undo, plan_undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +54,8 @@ def plan_rollback(
         run_id: of the run.
         facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
         force: whether files come back that somebody edited since; the edit is backed up as any other version.
-        allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
-        allow_loss: whether packages may stay away whose former version no archive has.
+        allow_disruption: as in ``UndoRequest``.
+        allow_loss: as there.
 
     Raises:
         Conflict: a later run touched something of it or needs it, or somebody edited a file since.
@@ -68,8 +63,7 @@ def plan_rollback(
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
     """
-    footprint = store.footprint_of(run_id)
-    runs = {run.run: run for run in store.runs()}
+    footprint, runs = store.footprint_of(run_id), {run.run: run for run in store.runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
@@ -80,15 +74,13 @@ def plan_rollback(
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
     is_redo = not _undo_removes_changes(runs, run_id)
-    request = UndoRequest(
-        store, run_id, footprint, resolve_edit, force=force, allow_disruption=allow_disruption, is_redo=is_redo
-    )
+    request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(request, host)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
-    undone = plan_undo(replace(request, allow_loss=allow_loss), host, facts)
+    undone = plan_undo(request, host, facts)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
         if not step.change.is_there_after:
@@ -125,7 +117,7 @@ def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -
 
     edits = (recorded_edit(change), Edit(change.path, None, now.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
-    command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
+    command = ["sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (
         shlex.join([*command, *([] if name == DesiredConfig().handler else [f"--nvidia-runtime-name={name}"])])
@@ -182,7 +174,7 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
         )
     if plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="sudo systemctl reboot"
         )
     return None
 
@@ -190,8 +182,6 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
 def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
-    if run.forgotten:
-        return "cannot be undone: its backups are forgotten"
     if run.is_fully_undone:
         return by
     beyond = "needs --packages" if run.other_subjects else ""
@@ -240,21 +230,19 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     """
     if found := _undoable_runs(store, with_packages=with_packages):
         return found[0]
-    made = _undoable_runs(store, with_packages=True)
-    why = "no recorded run can be undone" if store.runs() else "no run of gpunode is recorded on this node"
-    if made:
+    why, hint = "no run of gpunode is recorded on this node", "gpunode log shows the recorded runs"
+    if store.runs():
+        why = "no recorded run can be undone"
+    if made := _undoable_runs(store, with_packages=True):
         why = "no recorded run changed a container runtime's configuration"
-    raise UsageError(
-        "there is nothing to roll back",
-        why=why,
-        hint=rollback_command(store, made[0], with_packages=True) if made else "gpunode log shows the recorded runs",
-    )
+        hint = rollback_command(store, made[0], with_packages=True)
+    raise UsageError("there is nothing to roll back", why=why, hint=hint)
 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
-    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS and not one.forgotten)
+    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS)
     return [one for one in made if one.configuration or (with_packages and one.other_subjects)]
 
 
@@ -265,13 +253,9 @@ def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: boo
         for one in _undoable_runs(store, with_packages=with_packages)
         if one.run != run.run and not one.is_undone(with_packages=with_packages)
     )
-    newest_not_undone = next(left, None)
-    return NothingToUndo(
-        run,
-        why,
-        newest_not_undone,
-        rollback_command(store, newest_not_undone, with_packages=with_packages) if newest_not_undone else "",
-    )
+    newest = next(left, None)
+    command = rollback_command(store, newest, with_packages=with_packages) if newest else ""
+    return NothingToUndo(run, why, newest, command)
 
 
 def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord:
@@ -311,11 +295,8 @@ def refuse_needed_removals(
 ) -> None:
     """Refuse if a later run that stands needs something that undoing ``run_id`` would remove.
 
-    Args:
-        store: the journal.
-        run_id: of the run to undo.
-        removed: what would be taken away, by the step that brought it.
-        is_there: whether the subject of a change is still on the node.
+    ``removed`` has what would be taken away, by the step that brought it; ``is_there`` tells whether the subject of a
+    change is still on the node.
 
     Raises:
         Conflict: naming the runs to undo first, newest first.
@@ -365,7 +346,7 @@ def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> 
 
 def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
+    words = ["sudo", "gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]
     return shlex.join(words)

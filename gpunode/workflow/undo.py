@@ -198,13 +198,10 @@ class UndoExecutor:
             back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
             self.applier.apply_change("packages", SET_ASIDE, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
-        self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
-
-    def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
-        """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
-        for path, shipped in sorted(obsolete.items()):
+        # Configuration files that only the removed version shipped go; those that somebody edited stay.
+        for path in sorted(now.keys() - former.keys()):
             state = live_state.read_file_state(self.host, path)
-            if state is not None and live_state.package_checksum(state.content) == shipped:
+            if state is not None and live_state.package_checksum(state.content) == now[path]:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
@@ -237,18 +234,10 @@ def drop_source_conflicts(
     does not come back. And it is a keyring that an entry which stays names: gpunode's own entry needs gpunode's
     keyring, and an entry of somebody else's any.
 
-    Args:
-        steps: of the undo.
-        kept: what it leaves already, gpunode's own list maybe among it.
-        facts: of the node before it.
-        backup_of: where the backup with this content is.
-
-    Returns:
-        The remaining steps, and what is kept now, each with the reason.
+    ``kept`` is what the undo leaves already, gpunode's own list maybe among it, and ``backup_of`` says where the backup
+    with some content is.
     """
-    own = {one.subject for one in kept}
-    kept_items = list(kept)
-    remaining = list(steps)
+    own, kept_items, remaining = {one.subject for one in kept}, list(kept), list(steps)
     while (found := _find_contradiction(remaining, facts)) is not None:
         step, other = found
         remaining.remove(step)
@@ -384,7 +373,7 @@ ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], Res
 def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
     """Return the file without gpunode's changes, the newest taken out first."""
     found = RestoredFile(now)
-    for span in reversed(trail.spans):
+    for span in reversed(trail):
         if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
         elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it

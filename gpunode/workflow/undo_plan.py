@@ -49,6 +49,7 @@ from gpunode.workflow.undo import (
     UndoStep,
     drop_source_conflicts,
     installed_packages,
+    recorded_edit,
     restore_file,
     with_dependency_installs,
 )
@@ -86,11 +87,6 @@ class UndoRequest:
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return what takes back the whole footprint.
 
-    Args:
-        request: what is to be taken back.
-        host: the node.
-        facts: of it.
-
     Raises:
         Conflict: somebody edited what gpunode wrote.
         DrainRequired: containers would be stopped, or processes lose the driver.
@@ -98,23 +94,22 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """
     footprint, there = request.footprint, installed_packages(facts)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
-    wanted = {
-        package: span.change.before
-        for package, span in footprint.packages.items()
-        if request.undone_run or not span.change.is_there_before
-    }
-    packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
-    leaving = {change.id.name for change in packages if not change.is_there_after}
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
+    wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
+    packages, needed = plan_package_restore(wanted, there, database)
     lost: tuple[str, ...] = ()
-    if not request.undone_run:
-        packages = (*packages, *_plan_mark_restores(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
             raise loss_error(lost)
+        if lost:  # what was to come back can no longer serve others
+            packages, serving = plan_package_restore(
+                {one.id: one.known_final_state for one in packages}, there, database
+            )
+            needed = (*needed, *serving)
         packages = with_dependency_installs(host, packages)
+    leaving = {change.id.name for change in packages if not change.is_there_after}
+    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
@@ -168,7 +163,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         as ``plan_undo``.
     """
     footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION_STAGE}
+    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == CONFIGURATION_STAGE}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION_STAGE}
     files, notes, kept = _plan_file_restores(request, host, trails)
     layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
@@ -199,30 +194,25 @@ def _plan_file_restores(
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
-    going = {path: now for path, now in states.items() if now and now != trails[path].spans[0].change.before}
+    going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
-        trail = trails[path]
-        former = trail.spans[0].change.before
-        if path in packaged:
-            backup = ""
-            if former is not None and not trail.forgotten:
-                backup = f"; what was there before gpunode is in {backup_of(former.content)}"
+        if not (trail := trails[path]):
+            kept += [KeptItem(path, "stays as it is: a backup of it was deleted")] if now else []
+        elif path in packaged:
+            former = trail[0].change.before
+            backup = f"; what was there before gpunode is in {backup_of(former.content)}" if former else ""
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
-            continue
-        if trail.forgotten and now is not None and not _is_only_gpunodes(trail, now, force=request.force):
-            kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
-            continue
-        restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
-        found.append((path, trail, now, restored))
+        else:
+            found.append((path, trail, now, restore_file(trail, now, request.resolve_edit)))
     removed = frozenset(path for path, _, _, restored in found if restored.state is None)
     steps: list[UndoStep] = []
     notes: list[str] = []
     for path, trail, now, restored in found:
-        first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
+        first, folders = trail[0], tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
         if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
             continue
-        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
+        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
         steps.append(
             UndoStep(first.stage, first.step, change, _runtime_expectation(path) if restored.is_merged else None)
@@ -269,15 +259,6 @@ def _is_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
     return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
 
 
-def _is_only_gpunodes(trail: FileTrail, now: FileState, *, force: bool) -> bool:
-    """Return whether nobody else's content is in a file whose backups are gone; with ``force`` that does not matter."""
-    if force:
-        return trail.spans[0].change.before is None
-    # Where a run found what somebody had made of gpunode's file, that is in it still.
-    is_made_anew = all(span.change.before is None for span in trail.spans)
-    return is_made_anew and now.with_digest().content.decode() == trail.last_sha256
-
-
 def _runtime_expectation(path: str) -> RuntimeExpectation | None:
     """Return that the runtime whose file it is can read it."""
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
@@ -298,9 +279,8 @@ def with_needed_restart(change: FileChange) -> FileChange:
 def _takes_effect_on_reload(change: FileChange) -> bool:
     from gpunode.runtimes import docker  # only where a file of docker's comes back
 
-    before, after = (
-        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
-    )
+    edit = recorded_edit(change)
+    before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
     try:
         return docker.applies_on_reload(before, after, DesiredConfig(config=change.path))
     except Refused:
@@ -312,12 +292,7 @@ def _plan_conffile_restores(
 ) -> Iterator[UndoStep]:
     """Yield what restores the configuration files of purged packages, and files whose place packages took.
 
-    Args:
-        footprint: what is undone.
-        host: the node.
-        leaving: the names of the packages that are purged.
-        restored: what the undo makes of the files that gpunode changed.
-        force: whether files come back that somebody has written anew.
+    ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
 
     Raises:
         Conflict: somebody has written or edited one since.
@@ -337,7 +312,7 @@ def _plan_conffile_restores(
             continue
         if now == back.after:
             continue
-        is_nobodys = now is None or is_as_shipped or (trail and trail.spans[-1].may_have_left(now))
+        is_nobodys = now is None or is_as_shipped or (trail and trail[-1].may_have_left(now))
         if not is_nobodys and not force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)
@@ -346,12 +321,8 @@ def _plan_conffile_restores(
 def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
 
-    It shows the two ways from gpunode's version to the others.
-
-    Args:
-        change: what would take gpunode's version back.
-        now: what is there.
-        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
+    It shows the two ways from gpunode's version to the others: to what is there ``now``, and ``change``, which would
+    take it back. ``keep`` is the command that takes gpunode's part out and keeps the edits; empty where there is none.
     """
     edit, back = (
         "\n".join(redact_change(one).diff()) or "(only secrets differ)"
@@ -375,37 +346,36 @@ def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
-    """Plan the packages' return to ``wanted``; also return those that others need now, which stay.
-
-    Args:
-        wanted: the state of each; None for what was not there.
-        installed: the packages that there are.
-        database: of the node, as it is now.
-    """
+    """Plan the packages' return to ``wanted``, None for none; also return those that others need now, which stay."""
     changes = [
         PackageChange(package, installed.get(package), state)
         for package, state in wanted.items()
         if not _is_restored(installed.get(package), state)
     ]
     leaving = [change.id for change in changes if not change.is_there_after]
-    changing = [change.id for change in changes if change.is_there_after]
+    changing = [change.id for change in changes if change.is_there_after and not change.is_mark]
     staying = database.needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
 
 
-def _plan_mark_restores(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
-    """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
+def _list_wanted_packages(
+    request: UndoRequest, there: Mapping[PackageId, PackageState]
+) -> dict[PackageId, PackageState | None]:
+    """Return the states that packages get: the former ones.
 
-    What somebody marked otherwise since stays so.
+    In a removal, those that were there before gpunode get back only their marks, automatic or manual, held or not; what
+    somebody marked otherwise since stays so.
     """
-    for package, span in footprint.packages.items():
+    wanted: dict[PackageId, PackageState | None] = {}
+    for package, span in request.footprint.packages.items():
         before, now, after = span.change.before, there.get(package), span.change.known_final_state
-        if before is None or before.config_files_only or now is None or now.config_files_only:
-            continue
-        is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
-        if is_gpunodes and (now.auto, now.held) != (before.auto, before.held):
-            yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
+        if request.undone_run or before is None or before.config_files_only:
+            wanted[package] = before
+        elif now is not None and not now.config_files_only:
+            is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
+            wanted[package] = replace(now, auto=before.auto, held=before.held) if is_gpunodes else now
+    return wanted
 
 
 def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[UndoStep]:
@@ -492,10 +462,7 @@ def loss_error(lost: Sequence[str]) -> Refused:
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
 
-    Args:
-        facts: of the node.
-        span: of the unit.
-        is_coming: whether its package may be among those that come back before it.
+    ``is_coming``: whether its package may be among those that come back before it.
     """
     back, fact = span.change.inverse(), facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
@@ -508,12 +475,8 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
     """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
 
-    A run since the boot that took the driver away may have failed before it could say so, and none since has said it.
-
-    Args:
-        store: the journal.
-        facts: of the node.
-        packages: what changes now.
+    Not only ``packages`` change it: a run since the boot that took the driver away may have failed before it could say
+    so, and none since has said it.
     """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:

@@ -1,17 +1,10 @@
-"""Journals as text, and what earlier versions of gpunode left in them."""
+"""Journals as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpunode.journal.record import Entry, Forget, encode
-from gpunode.journal.store import Store
-
-
-def forget(store: Store, run: str) -> None:
-    """Give up the backups of ``run`` as `rollback --forget` of an earlier gpunode did."""
-    store._append_entries(run, Forget("ada", 0.0))
-    store._prune_backups(store._runs_with_backups(store.ids()))
+from gpunode.journal.record import Entry, encode
 
 
 def encode_lines(entries: Iterable[Entry], previous_line: bytes = b"") -> tuple[bytes, ...]:

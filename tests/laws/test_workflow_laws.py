@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import reduce
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpunode.change import Change, FileChange, FileState, Trigger
+from gpunode.change import Change, FileChange, FileState, PackageChange, Trigger
 from gpunode.errors import GpunodeError
 from gpunode.facts.model import Facts, Known
 from gpunode.host.port import TriggerResult
@@ -26,6 +27,8 @@ from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
 
 ASKED = SetupOptions()
+# They follow each node's kernel, and what is broken on it.
+NOT_LOCKED = {"headers", "missing-dependencies"}
 quick = settings(
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -101,6 +104,17 @@ def test_stage_changes_each_subject_once(recipe: Recipe, node: Facts) -> None:
     for stage in _plan(recipe, node, Memory(node)):
         subjects = [change.subject for change in stage.ordered_changes]
         assert len(subjects) == len(set(subjects))
+
+
+@quick
+@given(recipes(), facts())
+def test_row_of_a_step_has_the_packages_that_it_installs(recipe: Recipe, node: Facts) -> None:
+    plans = _plan(recipe, node, Memory(node))
+    after = reduce(project_stage, plans, node)
+    for step in (step for stage in plans for step in stage.steps):
+        brought = {change.id for change in PackageChange.among(step.changes) if change.action == "install"}
+        of_row = {*step.step.packages.wanted(recipe, after)} if step.step.packages else set()
+        assert step.step.id in NOT_LOCKED or brought <= of_row, f"{brought - of_row}: a lock file would not hold them"
 
 
 @quick

@@ -11,6 +11,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.facts import machine
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import SourceKind
 
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
@@ -235,6 +236,9 @@ _GUEST: Final = Pattern(
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
 _HYPERVISOR_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+_PLACES_OF_HYPERVISORS: Final[tuple[SourceKind, ...]] = (
+    *("lspci", "kernel-log", "journal", "file", "text", "virtualization"),
+)
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
 _IN_GUEST: Final = Pattern(
     r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
@@ -259,6 +263,4 @@ def is_guest(snapshot: Snapshot) -> bool | None:
         # Beside other commands' answers its own is one word on a line.
         if any(line.strip() in _HYPERVISORS for line in item.lines):
             return True
-    places = snapshot.items_of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
-    shown = any(_GUEST.search(item.text[:200_000]) or _HYPERVISOR_FLAG.search(item.text[:20_000]) for item in places)
-    return True if shown else None
+    return any(snapshot.contains(one, *_PLACES_OF_HYPERVISORS) for one in (_GUEST, _HYPERVISOR_FLAG)) or None

@@ -152,7 +152,7 @@ def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
     found = [*_lines_ending_with(item, f"/{name}")]
     if item.kind in {"which", "listing"} and found:
         return Presence(True, cite(item, found[0]))
-    is_asked = re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)
+    is_asked = name in item.written and re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)
     if is_asked and (item.kind == "which" or re.search(r"\b(?:command -[vV]|type -[pP]|hash)\b", item.written)):
         return Presence(bool(found), cite(item, *found[:1]))
     would_match = any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)

@@ -182,7 +182,8 @@ def obsolete(text: str) -> Mapping[str, str]:
 def find_needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
     """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
-    Those ``changing`` their version remain; what they need then ``text`` does not say, so it is not checked.
+    Those ``changing`` their version, or coming back, are there afterwards; what they need then ``text`` does not say,
+    so it is not checked.
 
     A dependency with several alternatives needs one of ``leaving`` only when no package that stays is another of them.
     What recommends a package does not need it. Versions are left to apt, whose simulation has the last word.
@@ -192,7 +193,7 @@ def find_needed(text: str, leaving: Collection[str], changing: Collection[str] =
     while True:
         removed = {name for name in leaving if name not in kept}
         staying = [one for one in relations if one.name not in removed]
-        remaining = {name for one in staying for name in (one.name, *one.provides)}
+        remaining = {*changing, *(name for one in staying for name in (one.name, *one.provides))}
         by_leaving = {name: one.name for one in relations if one.name in removed for name in (one.name, *one.provides)}
         found = {
             by_leaving[alternative]: one.name

@@ -52,13 +52,3 @@ def test_unconfigure_removes_the_template(image: Image) -> None:
     words = ("--runtime=containerd", "--nvidia-runtime-name=gpu", "--root", str(image.root))
     assert gpunode("ctk", "runtime", "unconfigure", *words).exit_code == 0
     assert not image.path(TEMPLATE).exists()
-
-
-def test_forgotten_run_is_listed_and_its_files_stay(tmp_path: Path) -> None:
-    """Run 1 configured docker and was forgotten by `rollback --forget`, run 2 configured containerd."""
-    image = unpack("forgotten-run", tmp_path)
-    assert gpunode("log", "--root", str(image.root)).exit_code == 0
-    assert image.rollback("1", "--yes").exit_code == 3
-    docker = image.path("etc/docker/daemon.json").read_bytes()
-    assert gpunode("remove", "--root", str(image.root), "--yes").exit_code == 0
-    assert files(image.root) == {**files(tmp_path / "before"), "etc/docker/daemon.json": docker}

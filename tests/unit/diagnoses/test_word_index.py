@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses.snapshot import lines_with
-from gpunode.diagnoses.word_index import LineIndex, SharedVocabulary, vocabulary_of
+from gpunode.diagnoses.snapshot import find_all, lines_with
+from gpunode.diagnoses.word_index import ItemGroup, LineIndex, vocabulary_of
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Source
@@ -34,15 +34,16 @@ def test_vocabularies_lack_no_word_that_is_there(texts: list[str], word: str) ->
     items = [item(text) for text in texts]
     having = [one for one in items if word in one.lowered]
     assert not (having and vocabulary_of(items).lacks(word))
-    may_have = {id(one) for one in SharedVocabulary(items).items_that_may_have(word)}
-    assert {id(one) for one in having} <= may_have
+    found = {id(one) for one in ItemGroup(items).with_words(Pattern(re.escape(word), re.IGNORECASE))}
+    assert {id(one) for one in having} <= found
 
 
 def test_absent_word_is_known_from_the_vocabulary() -> None:
     items = [item("NVRM: loading"), item("GPU 0: Tesla T4")]
     assert vocabulary_of(items).lacks("fallen off the ")
     assert not vocabulary_of(items).lacks("tesla t4")
-    assert [one.text for one in SharedVocabulary(items).items_that_may_have("tesla")] == ["GPU 0: Tesla T4"]
+    assert ItemGroup(items).with_words(Pattern("tesla", re.IGNORECASE)) == (items[1],)
+    assert ItemGroup(items).with_words(Pattern("fallen off")) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,10 @@ def test_lines_of_any_pattern_are_those_of_a_plain_search() -> None:
         for flags in (re.MULTILINE, re.MULTILINE | re.IGNORECASE):
             wanted = [n for n, line in enumerate(text.split("\n"), 1) if re.search(pattern, line, flags)]
             assert [one.line_number for one in lines_with(item(text), Pattern(pattern, flags))] == wanted
+
+
+@pytest.mark.parametrize("pattern", [r"Spec directories:\s*/etc/cdi", r"directories:\D/etc", r"directories:[^x]/etc"])
+def test_pattern_that_a_line_end_matches_is_found_over_it(pattern: str) -> None:
+    one = item("CDI Spec directories:\n/etc/cdi\n/var/run/cdi")
+    assert [match[0] for match in find_all(one, Pattern(pattern))] == re.findall(pattern, one.text) != []
+    assert not Pattern(r"CDI[^\n]+ directories:[ \t]").may_span_lines

@@ -58,7 +58,7 @@ def packages_before(found: Footprint) -> dict[PackageId, PackageState | None]:
 def spans(*runs: RunRecord, path: str = "/a") -> list[tuple[str | None, str | None]]:
     trail = footprint_of_node(runs).files.get(path)
     texts = []
-    for span in trail.spans if trail else ():
+    for span in trail or ():
         change = span.change
         assert change.after is None or isinstance(change.after, FileState)
         texts.append(tuple(one.content.decode() if one else None for one in (change.before, change.after)))
@@ -214,7 +214,7 @@ def test_conffiles_of_packages_are_not_counted() -> None:
 def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     first = FileChange("/a", None, state("1"), frozenset({RESTART}), ("/new",))
     second = FileChange("/a", state("1"), state("2"), frozenset({Trigger("initramfs")}))
-    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"].spans
+    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"]
     assert span.change.path == "/a"
     assert span.folders == ("/new",)
     assert span.change.triggers == {RESTART, Trigger("initramfs")}
@@ -226,7 +226,7 @@ def test_folders_survive_an_interrupted_undo() -> None:
     cut = [run(1, made), run(2, later), run(3, taken, verb="remove", result=None)]
     for goes_on in (wrote("2", "3"), wrote(None, "3")):
         trail = footprint_of_node([*cut, run(4, goes_on)]).files["/a"]
-        assert {folder for span in trail.spans for folder in span.folders} == {"/new"}
+        assert {folder for span in trail for folder in span.folders} == {"/new"}
 
 
 def test_mig_layout_made_between_runs_is_not_ours() -> None:
@@ -242,9 +242,9 @@ def test_mig_layout_made_between_runs_is_not_ours() -> None:
 def test_file_removed_after_two_runs_differs_from_the_first_result() -> None:
     """They removed what the second one wrote; what the first one removed does not come back for that."""
     first, second = wrote("0", None), wrote(None, "1")
-    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"].spans
+    (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"]
     assert (span.may_have_left(state("1")), span.may_have_left(None)) == (True, False)
-    (alone,) = footprint_of_run(run(1, first, second)).files["/a"].spans
+    (alone,) = footprint_of_run(run(1, first, second)).files["/a"]
     assert alone.may_have_left(None), "it may have ended in between"
 
 
@@ -266,13 +266,12 @@ def test_created_file_is_listed_before_the_file_that_names_it() -> None:
         assert list(found.files) == ["/drop-in", "/config"]
 
 
-def test_forgotten_contents_are_marked() -> None:
+def test_trail_is_empty_where_a_backup_is_gone() -> None:
     bare = footprint_of_node([run(1, wrote("name of 0", "name of 1"))])
     assert bare.objects == {"name of 0", "name of 1"}
     kept = bare.with_contents({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
-    assert not kept.forgotten
-    assert (kept.spans[0].change.before, kept.spans[0].change.after) == (state("0"), state("1"))
-    assert bare.with_contents({"name of 1": b"1"}.get).files["/a"].forgotten
+    assert (kept[0].change.before, kept[0].change.after) == (state("0"), state("1"))
+    assert bare.with_contents({"name of 1": b"1"}.get).files["/a"] == ()
 
 
 def test_empty_and_missing_files_are_loaded_as_such() -> None:
@@ -281,5 +280,4 @@ def test_empty_and_missing_files_are_loaded_as_such() -> None:
         .with_contents({"name of nothing": b""}.get)
         .files["/a"]
     )
-    assert not gone.forgotten
-    assert (gone.spans[0].change.before, gone.spans[0].change.after) == (state(""), None)
+    assert (gone[0].change.before, gone[0].change.after) == (state(""), None)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.journal.history import RunRecord
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, TriggerCompleted
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, TriggerCompleted
 from tests.unit.journal.chronicles import AT, BEGIN, RELOAD, RESTART, entries
 
 FILE = FileChange("/etc/x", None, FileState(b"x"), frozenset({RELOAD}))
@@ -41,12 +41,6 @@ def test_interrupted_run_lists_intended_changes() -> None:
 def test_running_run_is_not_called_interrupted() -> None:
     going, over = RunRecord(entries(ended=False), is_running=True), RunRecord(entries(), is_running=True)
     assert (going.ending, over.ending) == ("running", "done")
-
-
-def test_forgotten_run_says_by_whom() -> None:
-    told = RunRecord((*entries(), Forget("bob", AT + 99)))
-    assert told.forgotten == Forget("bob", AT + 99)
-    assert told.ending == "done"
 
 
 def test_several_changes_share_one_settlement() -> None:

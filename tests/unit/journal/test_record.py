@@ -40,7 +40,6 @@ from gpunode.journal.record import (
     Done,
     Entry,
     Failed,
-    Forget,
     Intent,
     TriggerCompleted,
     decode,
@@ -107,7 +106,6 @@ def test_format_3_is_read_as_what_it_says() -> None:
             ),
             Intent(1, "s", "s", FileChange("/a", FileState(b"00", xattrs=(("user.a", b"\xff"),)), None)),
         ),
-        (b'{"is":"forget","user":"ada"}', Forget("ada")),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, bytes) else "",
 )

@@ -16,7 +16,6 @@ from gpunode.journal.record import Done, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from tests.fakes.journals import forget
 
 RESTART = Trigger("restart", "containerd.service")
 BEFORE = FileState(b"version = 2\n", 0o600, 0, 0)
@@ -236,7 +235,7 @@ class TestRetention:
         self.chain(store, 4)
         for _ in range(3):
             store.begin("setup", version="0.1.0").commit("done")
-        (span,) = store.footprint().files["/etc/containerd/config.toml"].spans
+        (span,) = store.footprint().files["/etc/containerd/config.toml"]
         assert (span.change.before, span.change.after) == (BEFORE, FileState(b"3"))
 
     def test_edit_between_two_runs_keeps_its_backups(self, tmp_path: Path) -> None:
@@ -245,23 +244,28 @@ class TestRetention:
         setup_run(store, b"ours again", FileState(b"theirs"))
         store.begin("setup", version="0.1.0").commit("done")
         store.begin("setup", version="0.1.0").commit("done")
-        first, second = (span.change for span in store.footprint().files["/etc/containerd/config.toml"].spans)
+        first, second = (span.change for span in store.footprint().files["/etc/containerd/config.toml"])
         assert (first.before, first.after, second.before) == (
             BEFORE,
             FileState(b"ours"),
             FileState(b"theirs"),
         )
 
-    def test_forgotten_run_deletes_its_backups_and_says_so(self, tmp_path: Path) -> None:
-        store = Store(tmp_path)
-        first, second = setup_run(store, b"one"), setup_run(store, b"two", FileState(b"one"))
-        forget(store, first.id)
-        assert [self.kept(store, first), self.kept(store, second)] == [False, True]
-        assert [bool(run.forgotten) for run in store.runs()] == [True, False]
-        with pytest.raises(Refused, match="can no longer be undone") as refused:
-            store.read_with_contents(first.id)
-        assert "ada deleted its backups" in refused.value.why
-        assert store.footprint().files["/etc/containerd/config.toml"].forgotten
+    def test_undo_that_may_be_undone_keeps_what_it_would_bring_back(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=2)
+        store.begin("setup", version="0.1.0").commit("done")
+        setup_run(store, b"ours")
+        setup_run(store, b"ours again", FileState(b"theirs"))
+        removed = store.begin("remove", version="0.1.0")
+        ours, merged = FileState(b"ours again"), FileState(b"merged")
+        back = FileChange(CONFIG.path, ours, merged)
+        removed.record_done(removed.record_intent("runtime", "x", back))
+        removed.commit("done")
+        again = store.begin("rollback", version="0.1.0", undoes=removed.id)
+        again.record_done(again.record_intent("runtime", "x", FileChange(CONFIG.path, merged, ours)))
+        again.commit("done")
+        first, second = (span.change for span in store.footprint().files[CONFIG.path])
+        assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))
 
     def test_run_that_cannot_begin_deletes_no_backups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = Store(tmp_path, keep=2)

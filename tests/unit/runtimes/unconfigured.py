@@ -26,7 +26,7 @@ def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, record
 
 def _trail(edit: Edit) -> FileTrail:
     before, after = (None if content is None else FileState(content) for content in (edit.before, edit.after))
-    return FileTrail((NetChange("runtime", "runtime-config", FileChange(edit.path, before, after)),))
+    return (NetChange("runtime", "runtime-config", FileChange(edit.path, before, after)),)
 
 
 def _content(state: object) -> bytes | None:

@@ -46,9 +46,7 @@ def test_edited_file_keeps_its_mode_and_new_drop_in_belongs_to_root(store: Store
 
 
 def trail_of(*changes: FileChange) -> FileTrail:
-    return FileTrail(
-        tuple(NetChange("runtime", "runtime-config", change, folders=change.folders) for change in changes)
-    )
+    return tuple(NetChange("runtime", "runtime-config", change, folders=change.folders) for change in changes)
 
 
 def test_rootless_drop_in_belongs_to_the_user(store: Store) -> None:
@@ -80,13 +78,10 @@ def written(content: bytes, desired: DesiredConfig) -> bytes:
     return apply_edits(files, runtime("containerd").configure(files, desired))[CONTAINERD]
 
 
-def test_forgotten_runs_are_no_former_state() -> None:
+def test_lost_backup_is_no_former_state() -> None:
     """The entry is removed by its name; the state before it is unknown."""
-    content = written(PLAIN, replace(IN_PLACE, default=True))
-    span = FileChange(CONTAINERD, FileState(b"version = 2\n"), FileState(content))
-    forgotten = replace(trail_of(span), forgotten=True)
-    host = Machine({CONTAINERD: content})
-    (change,) = edits.plan_unconfiguring(host, target_of(host, IN_PLACE), {CONTAINERD: forgotten}).files
+    host = Machine({CONTAINERD: written(PLAIN, replace(IN_PLACE, default=True))})
+    (change,) = edits.plan_unconfiguring(host, target_of(host, IN_PLACE), {CONTAINERD: ()}).files
     assert isinstance(change.after, FileState)
     assert set(runtime("containerd").inspect({CONTAINERD: change.after.content}, IN_PLACE).handlers) == {"runc"}
 

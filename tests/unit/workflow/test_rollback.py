@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, MigChange, MigLayout, Trigger
+from gpunode.change import (
+    FileChange,
+    FileState,
+    MigChange,
+    MigLayout,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    Trigger,
+)
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError, VerifyFailed
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import (
     RollbackResult,
     explain_undone,
@@ -26,7 +36,6 @@ from gpunode.workflow.rollback import (
     rollback,
     undo_failure,
 )
-from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node
 
@@ -177,7 +186,7 @@ def test_rollback_conflict_offers_unconfigure_where_that_keeps_the_edit(
     host.files[DAEMON_JSON] = FileState(now)
     with pytest.raises(Conflict) as caught:
         plan_rollback(store, host, run)
-    command = f"gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
+    command = f"sudo gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
     assert (command in caught.value.hint.splitlines()) is offered
     assert "--force" in caught.value.hint
 
@@ -215,7 +224,7 @@ def test_later_run_on_the_same_file_must_be_rolled_back_first(store: Store, host
     with pytest.raises(Conflict) as caught:
         plan_rollback(store, host, first)
     assert second in caught.value.what
-    assert caught.value.hint == f"gpunode rollback 2 --root {store.root}"
+    assert caught.value.hint == f"sudo gpunode rollback 2 --root {store.root}"
     undo(host, store, second)
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
@@ -343,7 +352,7 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
         assert (run.run, run.is_undone(with_packages=False)) == (second, True)
     older = explain_undone(store, run, "", with_packages=False)
     assert older.newest_not_undone is not None
-    assert (older.newest_not_undone.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
+    assert (older.newest_not_undone.run, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
@@ -402,7 +411,7 @@ def test_run_without_configuration_points_to_the_packages_option(store: Store, h
     for refused in refusals:
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
-        assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
+        assert caught.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
     assert find_newest_run(store, with_packages=True).run == find_run(store, "1", with_packages=True).run
 
 
@@ -432,8 +441,21 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
         "undone by run 5",
     ]
     host.files[CONTAINERD] = OURS
-    forget(store, runs[1])
-    assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
+    assert told(host)[2] == "its files are already restored or gone"
+
+
+def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -> None:
+    # Its module stays until the next boot, so it hinders no undo of the run that installed the driver.
+    driver = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("1"))
+    module = ModuleChange("nvidia", before=False, after=True)
+    for stage, step, change in (("packages", "driver", driver), ("kernel", "module-load", module)):
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent(stage, step, change))
+        run.commit("done")
+    first, second = store.runs()
+    assert preview_rollback(store, host, second) == "changed nothing that can be undone"
+    back = plan_rollback(store, host, first.run, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
+    assert [one.subject for one in back.changes] == ["nvidia-driver-cuda"]
 
 
 def test_rollback_that_could_not_restore_a_layout_can_be_run_again(store: Store, host: Node) -> None:

@@ -220,10 +220,10 @@ def test_refusal_names_what_a_package_that_must_stay_needs() -> None:
     """And no command that would only be refused again."""
     other = PackageState("570.1.1-1")
     installed = by_id({"nvidia-utils-570": other, "site-tool": PackageState("1")})
-    rows = [
+    rows = (
         DpkgEntry("nvidia-utils-570", "install", False, "installed", "amd64", "570.1.1-1"),
         DpkgEntry("site-tool", "install", False, "installed", "amd64", "1", depends="nvidia-utils-570"),
-    ]
+    )
     facts = replace(machine(), packages=Known(installed, "x"), dependencies=Known(InstalledRelations(rows), "x"))
     gone = [Action("purge", one, former=state.version) for one, state in installed.items()]
     purge = PackageChange(PackageId("nvidia-utils-570"), other, None)

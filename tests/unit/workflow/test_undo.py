@@ -44,7 +44,6 @@ from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan
-from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
@@ -212,6 +211,36 @@ class TestWholeRollback:
     def test_already_restored_package_is_left_out(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
         assert [str(change.id) for change in back.packages] == ["dkms"]
+
+    def test_alternative_that_comes_back_serves_those_that_need_one(self, host: Machine, store: Store) -> None:
+        # As after another flavour of the kernel module: packages of NVIDIA's depend on either.
+        needs = paragraph("cuda-app", "nvidia-driver | nvidia-driver-cuda")
+        host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
+        back = plan_rollback(store, host, newest(store), facts_now())
+        assert {(str(one.id), one.after) for one in back.packages} == {
+            ("nvidia-driver-cuda", None),
+            ("dkms", None),
+            ("nvidia-driver", OLD),
+        }
+        assert back.kept == ()
+        host.archives.clear()
+        lossy = plan_rollback(store, host, newest(store), facts_now(), allow_loss=True)
+        assert [str(one.id) for one in lossy.packages] == ["dkms"]
+        assert "nvidia-driver-cuda stays: cuda-app needs it now" in lossy.remarks
+
+    def test_package_that_gets_only_its_marks_back_keeps_what_it_needs(self, host: Machine, store: Store) -> None:
+        marked, before = PackageState("1"), PackageState("1", auto=True)
+        run = store.begin("setup", version="test")
+        for change in (
+            PackageChange(PackageId("zfs"), before, marked),
+            PackageChange(PackageId("gcc"), None, PackageState("9")),
+        ):
+            run.record_done(run.record_intent("packages", "x", change))
+        run.commit("done")
+        host.files[STATUS] = FileState((paragraph("zfs", "gcc") + paragraph("gcc")).encode())
+        back = plan_rollback(store, host, run.id, facts_now({"zfs": marked, "gcc": PackageState("9")}))
+        assert back.packages == (PackageChange(PackageId("zfs"), marked, before),)
+        assert "gcc stays: zfs needs it now" in back.remarks
 
     def test_package_upgraded_since_is_removed_too(self, host: Machine, store: Store) -> None:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
@@ -473,7 +502,7 @@ class TestWholeRollback:
         assert plan_rollback(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
             plan_rollback(store, host, first, facts_now())
-        assert refused.value.hint == f"gpunode rollback 2 --packages --root {store.root}"
+        assert refused.value.hint == f"sudo gpunode rollback 2 --packages --root {store.root}"
 
     @pytest.mark.parametrize(
         ("brought", "package", "later", "path"),
@@ -510,7 +539,7 @@ class TestWholeRollback:
             plan_rollback(store, host, first.id, facts)
         assert f"{path}, of run 2, needs {package}" in refused.value.why
         beyond = "" if path == DAEMON_JSON else " --packages"
-        assert refused.value.hint == f"gpunode rollback 2{beyond} --root {store.root}"
+        assert refused.value.hint == f"sudo gpunode rollback 2{beyond} --root {store.root}"
 
         if path in made and path != UNIT:
             host.files[path] = None  # by hand: what is gone needs nothing
@@ -1068,26 +1097,11 @@ class TestRemove:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
 
-    def test_file_of_a_forgotten_run_is_removed_by_its_hash(self, host: Machine, store: Store) -> None:
-        forget(store, newest(store))
+    def test_file_whose_backup_was_deleted_stays_and_is_named(self, host: Machine, store: Store) -> None:
+        Path(store.objects.path_of_content(FORMER.content)).unlink()
         back = plan_removal(store, host, facts_now())
-        assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
-        assert any(CONTAINERD in note and "deleted" in note for note in back.remarks)
-        host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
-
-    def test_edit_between_two_forgotten_runs_is_kept(self, host: Machine, store: Store) -> None:
-        change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
-        run = store.begin("setup", version="test")
-        run.record_done(run.record_intent("packages", "step", change))
-        run.commit("done")
-        host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
-        for name in store.ids():
-            forget(store, name)
-        back = plan_removal(store, host, facts_now())
-        assert BLACKLIST not in {file.path for file in back.files}
-        assert any(BLACKLIST in remark and "deleted" in remark for remark in back.remarks)
-        assert BLACKLIST in {file.path for file in plan_removal(store, host, facts_now(), force=True).files}
+        assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}
+        assert f"{CONTAINERD} stays as it is: a backup of it was deleted" in back.remarks
 
     def test_package_installed_by_the_user_after_an_undo_is_kept(self, host: Machine, store: Store) -> None:
         undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
