@@ -61,7 +61,7 @@ def read_holder(place: RecordFolder) -> LockHolder | None:
 def _acquire(place: RecordFolder, deadline: float, on_progress: OnProgress) -> int:
     """Lock the file that is in ``place`` now and return its descriptor; a lock on a deleted file excludes nobody."""
     while True:
-        descriptor = _open(place)
+        descriptor = _open_lock_file(place)
         try:
             _wait_for_lock(descriptor, place.path(_NAME), deadline, on_progress)
             if _is_same_file(descriptor, place):
@@ -72,7 +72,7 @@ def _acquire(place: RecordFolder, deadline: float, on_progress: OnProgress) -> i
         os.close(descriptor)
 
 
-def _open(place: RecordFolder) -> int:
+def _open_lock_file(place: RecordFolder) -> int:
     try:
         with place.open(make=True) as folder:
             with contextlib.suppress(FileNotFoundError):

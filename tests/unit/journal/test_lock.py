@@ -166,7 +166,7 @@ def test_lock_is_not_taken_behind_a_link_that_came_after_the_look(
     (image / "run").mkdir(parents=True)
     elsewhere.mkdir()
     monkeypatch.setattr(
-        "gpunode.journal.store.refuse_foreign", lambda *_: (image / "run/gpunode").symlink_to(elsewhere)
+        "gpunode.journal.store.refuse_untrusted_folder", lambda *_: (image / "run/gpunode").symlink_to(elsewhere)
     )
     with Store(image).lock():
         assert [*elsewhere.iterdir()] == []
