@@ -15,16 +15,18 @@ from pathlib import Path
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.locks import LockHolder, make_holder, wait_while
 from gpunode.host.port import OnProgress, ignore_progress
+from gpunode.journal.objects import RecordFolder
 
+_LOCK_FILE_NAME = "lock"
 _POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
-    """Hold the lock at ``path`` for the duration; it is freed even if its holder dies.
+def hold_lock(place: RecordFolder, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
+    """Hold the lock in ``place`` for the duration; it is freed even if its holder dies.
 
     Args:
-        path: of the lock file; its folder is created.
+        place: the folder of the lock file; it is created.
         timeout_s: how long to wait for it.
         on_progress: called with who holds it.
 
@@ -32,7 +34,7 @@ def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = igno
         Busy: another process holds it after ``timeout_s``; its pid and command are named.
         ChangeFailed: the file cannot be opened for writing.
     """
-    descriptor = _acquire(path, time.monotonic() + timeout_s, on_progress)
+    descriptor = _acquire(place, time.monotonic() + timeout_s, on_progress)
     try:
         _write_holder(descriptor, f"{os.getpid()} {_process_start('self')}\n{' '.join(sys.argv)}\n")
         yield
@@ -41,26 +43,28 @@ def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = igno
         os.close(descriptor)
 
 
-def read_holder(path: Path) -> LockHolder | None:
-    """Return the living process that holds the lock at ``path``, without locking; None if it cannot be read."""
+def read_holder(place: RecordFolder) -> LockHolder | None:
+    """Return the living process that holds the lock in ``place``, without locking; None if it cannot be read."""
     try:
-        _refuse_unless_file(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with place.open() as folder:
+            _refuse_unless_file(folder)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(_LOCK_FILE_NAME, flags, dir_fd=folder)
     except OSError:
         return None
     try:
-        return _parse_holder(descriptor, path)
+        return _parse_holder(descriptor, place.path(_LOCK_FILE_NAME))
     finally:
         os.close(descriptor)
 
 
-def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
-    """Lock the file that is at ``path`` now and return its descriptor; a lock on a deleted file excludes nobody."""
+def _acquire(place: RecordFolder, deadline: float, on_progress: OnProgress) -> int:
+    """Lock the file that is in ``place`` now and return its descriptor; a lock on a deleted file excludes nobody."""
     while True:
-        descriptor = _open_lock_file(path)
+        descriptor = _open_lock_file(place)
         try:
-            _wait_for_lock(descriptor, path, deadline, on_progress)
-            if _is_same_file(descriptor, path):
+            _wait_for_lock(descriptor, place.path(_LOCK_FILE_NAME), deadline, on_progress)
+            if _is_same_file(descriptor, place):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -68,20 +72,20 @@ def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
         os.close(descriptor)
 
 
-def _open_lock_file(path: Path) -> int:
+def _open_lock_file(place: RecordFolder) -> int:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            _refuse_unless_file(path)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with place.open(make=True) as folder:
+            with contextlib.suppress(FileNotFoundError):
+                _refuse_unless_file(folder)
+            return os.open(_LOCK_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     except OSError as error:
-        raise _unusable_error(path, error) from error
+        raise _unusable_error(place.path(_LOCK_FILE_NAME), error) from error
 
 
-def _refuse_unless_file(path: Path) -> None:
+def _refuse_unless_file(folder: int) -> None:
     """Refuse an image's device before it is opened: that can start it. Raises OSError."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if not stat.S_ISREG(os.lstat(_LOCK_FILE_NAME, dir_fd=folder).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", _LOCK_FILE_NAME)
 
 
 def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
@@ -106,9 +110,10 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, place: RecordFolder) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
+        with place.open() as folder:
+            return os.path.samestat(os.fstat(descriptor), os.lstat(_LOCK_FILE_NAME, dir_fd=folder))
     except OSError:
         return False
 

@@ -79,7 +79,7 @@ class Store:
         self.folder = folder or self.root / "var/lib/gpunode"
         self._record_folder = RecordFolder(str(root), str(folder.absolute()) if folder else "/var/lib/gpunode")
         self.objects = BackupStore(self._record_folder)
-        self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
+        self._lock_folder = self._record_folder if folder else RecordFolder(str(root), "/run/gpunode")
         self._keep = keep
         self._clock = clock
         self._announce = announce
@@ -334,12 +334,12 @@ class Store:
         Raises:
             Refused: its folder is somebody else's, or a link out of an image.
         """
-        refuse_untrusted_folder(self._lock.parent, self.root)
-        return hold_lock(self._lock, timeout_s, on_progress)
+        refuse_untrusted_folder(self._lock_folder.path(), self.root)
+        return hold_lock(self._lock_folder, timeout_s, on_progress)
 
     def lock_holder(self) -> LockHolder | None:
         """Return the gpunode that is changing this node, if the lock names it; takes no lock."""
-        return read_holder(self._lock)
+        return read_holder(self._lock_folder)
 
     def _path(self, run: str) -> Path:
         return self._record_folder.path(RUNS_FOLDER, run, JOURNAL_FILE)

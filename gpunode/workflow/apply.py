@@ -289,12 +289,12 @@ class Applier:
         database = live_state.read_package_database(self.host)
         shipped = database.shipped() if new else {}
         paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
-        states = ((path, live_state.read_file_state(self.host, path)) for path in paths)
-        theirs = [
-            FileChange(path, state, None)
-            for path, state in states
-            if state is not None and live_state.package_checksum(state.content) != shipped[path]
-        ]
+        theirs: list[FileChange] = []
+        for path in paths:
+            with suppress(Undetermined):  # a folder, which packages leave alone; the transaction itself went well
+                state = live_state.read_file_state(self.host, path)
+                if state is not None and live_state.package_checksum(state.content) != shipped[path]:
+                    theirs.append(FileChange(path, state, None))
         for step, found, reason in (
             (SET_ASIDE_FILES_STEP_ID, aside, "put beside an edited file by its package"),
             (OVERWRITTEN_FILES_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState, PackageState, ServiceState
 from gpunode.errors import Undetermined
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, ProbeOutcome, encode_matches
+from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, ProbeOutcome, decode_matches, encode_matches
 from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
 from gpunode.facts.probes import PROBES, list_probes
 from gpunode.package_id import PackageId
@@ -79,6 +79,11 @@ def test_small_program_in_place_of_the_toolkits_is_known_by_its_checksum() -> No
         )
     )
     assert facts.replaced_programs == Known(("/usr/bin/nvidia-ctk",), "toolkit-programs")
+
+
+def test_match_nested_too_deeply_is_no_bug() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_matches(b'{"a":' * 100_000)
 
 
 def test_file_is_missing_only_if_it_was_probed() -> None:

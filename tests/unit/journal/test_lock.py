@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,8 +112,11 @@ def test_device_in_the_place_of_the_lock_is_not_opened(tmp_path: Path, monkeypat
     except PermissionError:
         pytest.skip("devices cannot be made here")
 
-    def refuse(path: object, *_: object, **__: object) -> int:
-        raise AssertionError(f"{path} was opened")
+    really_open = os.open
+
+    def refuse(path: str, *more: Any, **by_name: Any) -> int:
+        assert os.path.basename(path) != "lock", f"{path} was opened"
+        return really_open(path, *more, **by_name)
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ChangeFailed) as stopped, Store(tmp_path).lock():
@@ -134,10 +140,10 @@ def test_lock_deleted_while_waiting_is_still_exclusive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_unwritable_run_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    def refuse(path: Path, *_: object, **__: object) -> None:
-        raise OSError(error, os.strerror(error), str(path))
+    def refuse(path: str, *_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error), path)
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(ChangeFailed, match="nothing was changed") as stopped, Store(tmp_path).lock():
         pass
     assert os.strerror(error) in stopped.value.why
@@ -145,11 +151,25 @@ def test_unwritable_run_folder_is_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_missing_run_folder_is_made_and_a_wrong_one_refused(tmp_path: Path) -> None:
-    with Store(tmp_path / "missing").lock():
-        assert (tmp_path / "missing/run/gpunode/lock").exists()
+    with Store(tmp_path).lock():
+        assert stat.S_IMODE((tmp_path / "run/gpunode").stat().st_mode) == 0o700
+    shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("a file")
     with pytest.raises(ChangeFailed, match="nothing was changed"), Store(tmp_path).lock():
         pass
+
+
+def test_lock_is_not_taken_behind_a_link_that_came_after_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, elsewhere = tmp_path / "image", tmp_path / "elsewhere"
+    (image / "run").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.setattr(
+        "gpunode.journal.store.refuse_untrusted_folder", lambda *_: (image / "run/gpunode").symlink_to(elsewhere)
+    )
+    with Store(image).lock():
+        assert [*elsewhere.iterdir()] == []
 
 
 def test_lock_of_an_image_does_not_follow_a_link_outside(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_package_of_another_driver_branch_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         resolve([BRING], {}, answers(*mixed))
     assert "libcuda1 615.71.09-1" in caught.value.why
+    assert "gpunode plan" not in caught.value.hint, "which is refused alike"
 
 
 def test_packages_with_their_own_versioning_pass_the_branch_check() -> None:

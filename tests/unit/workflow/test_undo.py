@@ -73,8 +73,8 @@ class Machine(Node):
         self.globs: dict[str, Capture] = {}
 
     def run_probe(self, probe: Probe, /) -> Capture:
-        if probe.glob in self.globs:
-            return self.globs[probe.glob]
+        if (place := probe.glob or probe.path) in self.globs:
+            return self.globs[place]
         if probe.glob == f"{INFO}/*.list":
             lists = ((name, "\n".join(["/.", *paths, ""]).encode()) for name, paths in self.owned.items())
             found = encode_matches(GlobMatch(f"{INFO}/{name}.list", data=data) for name, data in lists)
@@ -905,6 +905,18 @@ class TestWholeRollback:
             one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN_FILES_STEP_ID
         ]
         assert [change.subject for change in kept] == [paths["nvidia-smi"]]
+
+    def test_folder_in_the_place_of_a_packages_file_fails_no_transaction(self, host: Machine, store: Store) -> None:
+        """Meet what dpkg warns of and leaves alone."""
+        path = "/etc/nvidia/new.conf"
+        host.globs = {path: Capture(path, "failed", error="it is a folder")}
+        host.after_packages = {STATUS: FileState(paragraph("nvidia-driver", conffile=path).encode())}
+        run = store.begin("setup", version="test")
+        applier = Applier(host, run, lambda _: None, lambda: None)
+        change = PackageChange(PackageId("nvidia-driver"), None, NEW)
+        applier.apply_packages("packages", (change,), lambda _: "driver")
+        run.commit("done")
+        assert RunRecord(store.read_with_contents(run.id)).changes("done") == (change,)
 
     def test_conffiles_are_backed_up_before_a_purge(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/dkms/framework.conf", FileState(b"edited by hand\n")
