@@ -132,7 +132,9 @@ def _dumper() -> type:
 
         def represent_text(self, text: str) -> Any:
             is_plain = re.fullmatch(_PLAIN, text) and text.lower() not in _WORDS
-            style = "|" if "\n" in text else None if is_plain else '"'
+            # PyYAML reads the other line ends of YAML 1.1 back as "\n", unless they are escaped.
+            is_block = "\n" in text and not re.search("[\x85\u2028\u2029]", text)
+            style = "|" if is_block else None if is_plain else '"'
             return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     Dumper.add_representer(str, Dumper.represent_text)

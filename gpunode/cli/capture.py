@@ -46,7 +46,7 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
 
 
 def find_missing_probes(evidence: Evidence) -> dict[str, str]:
-    """Return the reason for each probe that failed; a tool's own non-zero exit status is no failure."""
+    """Return the reason for each probe that failed; a tool that answered did not fail, whatever its exit status."""
     from gpunode.workflow.doctor import denied_sources
 
     needed = {probe.key for probe in PROBES}
@@ -55,7 +55,8 @@ def find_missing_probes(evidence: Evidence) -> dict[str, str]:
         for key, seen in evidence.items()
         if seen.outcome in {"denied", "timeout"}
         or denied_sources(seen)
-        or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
+        or (seen.outcome == "failed" and seen.exit_status in {None, 0})
+        or (seen.outcome == "failed" and key in needed and (seen.error or not seen.text.strip()))
     }
 
 

@@ -58,6 +58,7 @@ def doctor(
     """Diagnose this machine, a report or a fleet, or show the story of a cause."""
     from gpunode.host.reports import is_fleet
 
+    names = [" ".join(names)] if _XID.fullmatch(" ".join(names)) else names
     if "" in names:
         raise UsageError("an empty name is not a report", hint="without any, gpunode doctor examines this machine")
     if "" in (html, prometheus):
@@ -498,7 +499,7 @@ def _remedy_lines(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
 
 
 def _command_line(command: str) -> Line:
-    return Line((span(command, "command"),), never_breaks=True)
+    return line(span(command, "command"))
 
 
 def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions) -> Iterator[Line]:
@@ -508,7 +509,7 @@ def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions)
         yield from _citation_lines(doubt.citations, relevant_words(doubt.question), display, indent=4)
         for number, command in enumerate(doubt.look_at):
             head = " " * 9 if number else "look at  "
-            yield Line((Span("    "), span(head, "dim"), span(command, "command")), never_breaks=True)
+            yield line("    ", span(head, "dim"), span(command, "command"), hang=13)
 
 
 def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[Line]:
@@ -547,8 +548,8 @@ def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
 
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     """Yield the layers, the highest first, and the unseen ones in one line."""
-    width = max(len(layer.title) for layer in layers)
     seen = [layer for layer in reversed(layers) if layer.state != "unknown"]
+    width = max((len(layer.title) for layer in layers if seen), default=len(STATE_MARKS["unknown"][1]))
     for layer in seen:
         mark, word = STATE_MARKS[layer.state]
         style = _STYLES[layer.state]
@@ -565,7 +566,7 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     unseen = [layer.title for layer in reversed(layers) if layer.state == "unknown"]
     if unseen:
         mark, word = STATE_MARKS["unknown"]
-        yield line(span(f"{mark} {pad_right(word, width if seen else 0)}  {join_names(unseen)}", "dim"), hang=width + 4)
+        yield line(span(f"{mark} {pad_right(word, width)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
 def _denied_line(sources: Sequence[str], *, verbose: bool) -> Line:

@@ -9,6 +9,7 @@ from datetime import datetime, tzinfo
 from types import MappingProxyType
 from typing import Any
 
+from gpunode.change import Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
@@ -120,7 +121,7 @@ def undo_record(run: RunRecord, rollback: str) -> Row:
     """
     return {
         **_basic_record(run),
-        "subjects": list(run.subjects),
+        "subjects": list(changed_subjects(run)),
         "configuration": sorted(run.configuration),
         "other_subjects": sorted(run.other_subjects),
         "fully_undone": run.is_fully_undone,
@@ -198,12 +199,23 @@ def run_table_lines(
     yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=indent)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
-        changed = join_names(run.subjects, _MAX_SUBJECTS) or "nothing"
-        yield line(" " * indent, span(f"changed {changed}", "dim"), hang=indent)
+        yield line(" " * indent, span(_describe_changes(run), "dim"), hang=indent)
         if preview := previews.get(run.run):
             yield line(" " * indent, preview, hang=indent)
     undo = ("; undo a run: ", span("sudo gpunode rollback RUN", "command")) if previews else ()
     yield line("details: ", span("sudo gpunode log RUN", "command"), *undo)
+
+
+def changed_subjects(run: RunRecord) -> tuple[str, ...]:
+    """Return what the run changed, in order; a file that it only had read again was not changed."""
+    return tuple(dict.fromkeys(one.change.subject for one in run.change_records if not one.change.is_reread))
+
+
+def _describe_changes(run: RunRecord) -> str:
+    changed = changed_subjects(run)
+    reread = [one for one in run.subjects if one not in changed]
+    read_again = f"; had {join_names(reread, _MAX_SUBJECTS)} read again" if reread else ""
+    return f"changed {join_names(changed, _MAX_SUBJECTS) or 'nothing'}{read_again}"
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
@@ -331,7 +343,9 @@ def _change_text(record: ChangeRecord) -> str:
 def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
     trigger, settled = str(required.trigger), required.settled
     numbers = join_names((str(seq) for _, seq in required.required_by), 4)
-    by = f"  for change {numbers}" if numbers else "  of an earlier run"
+    # The whole index is read on demand, when a transaction needs it; no change requires that.
+    alone = "  for the packages" if required.trigger == Trigger("index-refresh") else "  of an earlier run"
+    by = f"  for change {numbers}" if numbers else alone
     if settled is None:
         return line(MARKS["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.

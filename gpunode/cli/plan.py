@@ -65,7 +65,8 @@ def plan(
     backlog = load_backlog(node, root, view.facts)
     if text := explain_default_recipe(recipe_options):
         screen.show_event(Notice(text))
-    screen.put(*plan_lines(recipe, view.facts, plans, backlog, screen.argv, verbose=output.verbose))
+    argv = None if write_lock else screen.argv  # a written lock names its own
+    screen.put(*plan_lines(recipe, view.facts, plans, backlog, argv, verbose=output.verbose))
     loss = filter(None, [loss_note(lost)])
     for text in (*backlog.notes, *loss, *(() if node else _symlink_notices(view.host, plans))):
         screen.show_event(Notice(text))

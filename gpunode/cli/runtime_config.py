@@ -230,7 +230,12 @@ def _describe_unchanged(verb: CtkVerb, plan: CtkPlan) -> str:
         return f"{plan.main_file or plan.target_name} has no such runtime"
     if takes_only_cdi(plan.target_name) or plan.registers_itself:
         return f"{plan.target_name}: {plan.planned.reason}"  # its own file says nothing of it
-    return f"{plan.target_name} is configured as requested ({plan.main_file})"
+    return f"{plan.target_name} is configured as requested ({_present_files(plan)})"
+
+
+def _present_files(plan: CtkPlan) -> str:
+    """Return the main file, or where there is none, as CRI-O needs none, those that stand for it."""
+    return plan.main_file if plan.main_file in plan.present else join_with_and(sorted(plan.present)) or plan.main_file
 
 
 def _reader_name(plan: CtkPlan) -> str:
@@ -263,7 +268,9 @@ def edit_result_lines(
 
 def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
     if plan.planned.expectation is None and verb == "configure":
-        return f"{plan.target_name} written: {join_with_and([change.path for change in plan.files])}"
+        # Podman has no file of its own: what is written is the specification.
+        what = "CDI specification" if takes_only_cdi(plan.target_name) else plan.target_name
+        return f"{what} written: {join_with_and([change.path for change in plan.files])}"
     if verb == "unconfigure":
         return f"{plan.target_name}: removed what configure added"
     assert plan.planned.expectation is not None, "what is configured without one has been told"
@@ -297,7 +304,9 @@ def verdict_lines(
         return
     if plan.missing_program:
         yield line(
-            MARKS["failed"], f"{plan.main_file} names {plan.missing_program.program}, which is not installed", hang=2
+            MARKS["failed"],
+            f"{_present_files(plan)} names {plan.missing_program.program}, which is not installed",
+            hang=2,
         )
         yield next_line(plan.missing_program.install)
         return

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
 
 
-_REBOOT = "systemctl reboot, then run the same command again"
+_REBOOT = "sudo systemctl reboot, then run the same command again"
 _CONSOLE = """\
 open the machine's console first: the BMC's (IPMI, serial over LAN), the hypervisor's, or screen and keyboard
-systemctl reboot
+sudo systemctl reboot
 in MokManager, the blue screen: press a key, then Enroll MOK → Continue → Yes → the one-time password → Reboot
-(it reads a US keyboard; without a password at hand: mokutil --revoke-import, then run the same command for a new one)
+(it reads a US keyboard; password lost: sudo mokutil --revoke-import, then run the same command for a new one)
 then run the same command again: it checks the enrolment and continues
 a cloud VM without a console cannot enrol a key: use the vendor's signed driver, or a VM without Secure Boot"""
 

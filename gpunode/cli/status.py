@@ -91,13 +91,16 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
 
 
 def _driver_lines(found: NodeStatus) -> Iterator[Line]:
+    from gpunode.facts.nvml import NvmlInventory
+
     installed = f"{found.driver} installed" if found.driver else "none installed"
     loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
     mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
     if mixed:
         yield line(MARKS["waits"], f"a reboot loads {found.driver}", hang=2)
-    yield from nvml_lines(found.nvml)
+    if found.driver or found.loaded_driver or isinstance(found.nvml, NvmlInventory):
+        yield from nvml_lines(found.nvml)
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:

@@ -309,8 +309,10 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
+    from gpunode.cli.log import changed_subjects
+
     run = found.run
-    state = f"is already undone: {found.why}" if run.subjects else "has nothing to undo"
+    state = f"is already undone: {found.why}" if changed_subjects(run) else "has nothing to undo"
     yield line(MARKS["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.newest_not_undone is None:
@@ -319,7 +321,7 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     older = found.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if found.command:
-        yield next_line(f"sudo {found.command}")
+        yield next_line(found.command)
 
 
 def describe_run(run: RunRecord) -> str:
@@ -361,11 +363,11 @@ _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpuno
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file``."""
-    from gpunode.cli.log import run_table_lines, undo_record
+    from gpunode.cli.log import changed_subjects, run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
-    found = [run for run in store.find_runs() if not file or file in run.subjects]
+    found = [run for run in store.find_runs() if not file or file in changed_subjects(run)]
     notes = () if found or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()

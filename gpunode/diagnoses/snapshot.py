@@ -218,7 +218,7 @@ def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``; of one that stays in its line, line by line."""
     if not pattern.words or not (starts := item.view(LineIndex).line_starts_of(pattern)):
         return iter(()) if pattern.words else pattern.finditer(item.text)
-    if not pattern.is_line_based:
+    if pattern.may_span_lines:
         return pattern.finditer(item.text)
     return (match for start in starts for match in pattern.finditer(item.text, start, _line_end(item, start)))
 

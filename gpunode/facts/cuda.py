@@ -12,7 +12,7 @@ from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require
 SCHEMA = 1
 
 
-_READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
+_READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`), or have `sudo gpunode doctor` read it"
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
 REMEDIES: Mapping[int, str] = {
     2: "the GPU's memory is in use: `nvidia-smi` lists the processes; stop them, then try again",
@@ -22,9 +22,9 @@ REMEDIES: Mapping[int, str] = {
     218: "report it with the output of `gpunode verify --cuda --json`: the driver rejects gpunode's PTX",
     802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
     803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
-    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; then " + _READ_KERNEL_LOG,
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; else " + _READ_KERNEL_LOG,
 }
-_INSTALL_LIBRARY = "install the driver's CUDA library (`gpunode setup`), then run `ldconfig`"
+_INSTALL_LIBRARY = "install the driver's CUDA library (`sudo gpunode setup`), then run `sudo ldconfig`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
 
 def _read_devices(reader: EvidenceReader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
     if image:
-        return Unknown("an image has no PCI bus; name its GPUs with --gpu", _IMAGE)
+        return Unknown("an image has no PCI bus", _IMAGE)
     first = derive_fact("lspci", lambda: machine.parse_lspci(reader.text("lspci")))
     if isinstance(first, Known):
         return first

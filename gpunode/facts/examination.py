@@ -92,11 +92,7 @@ _READ_GLOBS: Final[Mapping[ContentKind, Mapping[str, str]]] = {
         "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
     },
     "log": {
-        # What a package says of modules stands below /usr; what a person says of them, in /etc.
-        "modprobe-d-lib": "/lib/modprobe.d/*.conf",
-        "modprobe-d-run": "/run/modprobe.d/*.conf",
         "driverctl": "/etc/driverctl.d/*",
-        "grub-d": "/etc/default/grub.d/*.cfg",
         "modules-load-d": "/etc/modules-load.d/*.conf",
         "pod-logs": "/var/log/pods/*nvidia*/*/*.log",
     },

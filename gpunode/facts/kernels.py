@@ -125,7 +125,13 @@ def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
 
 
-MODPROBE_FOLDER: Final = "/etc/modprobe.d"
+# Of files of one name modprobe reads the first alone: modprobe.d(5).
+MODPROBE_FOLDERS: Final = {
+    "modprobe-d": "/etc/modprobe.d",
+    "modprobe-d-run": "/run/modprobe.d",
+    "modprobe-d-local": "/usr/local/lib/modprobe.d",
+    "modprobe-d-lib": "/lib/modprobe.d",
+}
 MODULES_LOAD_FOLDER: Final = "/etc/modules-load.d"
 # Names of modules to load, one a line: at boot, and in the initramfs.
 MODULE_LISTS: Final = ("/etc/modules", "/etc/initramfs-tools/modules")
@@ -141,8 +147,13 @@ class ModuleLine:
 
 
 def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
-    """Yield every line of the files that modprobe reads in /etc."""
-    return _split_module_lines(_read_module_files(facts, MODPROBE_FOLDER, ()))
+    """Yield every line of the files that modprobe reads."""
+    read: dict[str, str] = {}
+    for folder in MODPROBE_FOLDERS.values():
+        names = {path.rpartition("/")[2] for path in read}
+        found = _read_module_files(facts, folder, ()).items()
+        read |= {path: text for path, text in found if path.rpartition("/")[2] not in names}
+    return _split_module_lines(read)
 
 
 def module_load_lines(facts: Facts) -> Iterator[ModuleLine]:

@@ -79,6 +79,8 @@ def _advise(fact: Unknown) -> str:
     if found := _PARSE_ERROR.match(fact.reason):
         where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"
+    if place == "image":
+        return "name the GPUs of the machine that will boot it: add --gpu IDS, such as --gpu 10de:1b80"
     if "Permission denied" in fact.reason:
         return "run the command as root"
     if place != fact.probe:

@@ -466,7 +466,7 @@ ERRORS: Mapping[int, ErrorRow] = {
     12: ErrorRow(
         "LibraryNotFound",
         "libnvidia-ml.so.1 is not installed, or the dynamic loader does not find it",
-        "install the driver's libraries (`gpunode setup`), then run `ldconfig`",
+        "install the driver's libraries (`sudo gpunode setup`), then run `sudo ldconfig`",
     ),
     13: ErrorRow(
         "FunctionNotFound",

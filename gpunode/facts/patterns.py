@@ -22,6 +22,7 @@ _TOKEN: Final = re.compile(
 _SPECIAL: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
 _UNSUPPORTED: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+_MATCHES_NEWLINE: Final = re.compile(r"\\[sDW]|\[\^(?![^\]]*\\n)")
 _NEGATED_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter words are everywhere and save nothing.
 _MIN_LENGTH: Final = 3
@@ -82,12 +83,13 @@ def _shortest_length(words: frozenset[str]) -> int:
 class Pattern:
     """A regular expression over text, with the methods of ``re.Pattern``."""
 
-    __slots__ = ("_compiled", "_is_line_based", "_words", "flags", "pattern")
+    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_words", "flags", "pattern")
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, flags
         self._compiled: re.Pattern[str] | None = None
         self._is_line_based: bool | None = None
+        self._may_span_lines: bool | None = None
         self._words: frozenset[str] | None = None
 
     def __repr__(self) -> str:
@@ -120,6 +122,13 @@ class Pattern:
             may_cross = any(one in rest for one in (r"\n", r"\A", r"\Z"))
             self._is_line_based = not (is_anchored or may_cross or self.flags & re.DOTALL)
         return self._is_line_based
+
+    @property
+    def may_span_lines(self) -> bool:
+        r"""True if it has anything that a line's end matches, ``\s`` included."""
+        if self._may_span_lines is None:
+            self._may_span_lines = not self.is_line_based or _MATCHES_NEWLINE.search(self.pattern) is not None
+        return self._may_span_lines
 
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""

@@ -29,6 +29,7 @@ MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
+BOOT_LOADER_FOLDER: Final = "/etc/default/grub.d"
 # While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
 ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
 # A folder a line, in which ld.so looks for libraries.
@@ -78,7 +79,8 @@ CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
-    "modprobe-d": kernels.MODPROBE_FOLDER,
+    **kernels.MODPROBE_FOLDERS,
+    "grub-d": BOOT_LOADER_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
     "ld-so-conf-d": LOADER_FOLDER,
     **{f"depmod-d:{folder}": folder for folder in DEPMOD_FOLDERS},
@@ -130,13 +132,13 @@ _STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
 _LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
-    "/etc/modprobe.d",
+    *kernels.MODPROBE_FOLDERS.values(),
     *DEPMOD_FOLDERS,
     LOADER_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",
     KERNEL_ARGUMENTS,
-    BOOT_LOADER,
+    BOOT_LOADER,  # and the folder whose name begins so
 )
 # Names of files, and public keys.
 _TABLE_FOLDERS: Final = (

@@ -23,6 +23,8 @@ from gpunode.facts.model import Distro
 if TYPE_CHECKING:
     import tarfile
 
+    from typing_extensions import Self
+
     from gpunode.change import PackageChange
     from gpunode.packages.simulation import Simulation
 
@@ -36,6 +38,10 @@ MAX_MEMBERS: Final = 4096
 # A real one is some hundred kilobytes; both bound the time that reading takes.
 MAX_PACKED: Final = 64 << 20
 MAX_INDEX: Final = 8 << 20
+# Of one member, and of all; programs that pack a capture again write some hundred bytes. Pythons without the mend of
+# CVE-2024-6232 take a time that grows with the square of the length.
+_LONGEST_EXTENDED: Final = 4096
+_MAX_EXTENDED: Final = 512 << 10
 _GZIP: Final = b"\x1f\x8b"
 _NAME_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE: Final = "take the capture again with `gpunode capture FILE`"
@@ -268,6 +274,21 @@ class _LimitedStream:
 def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     import tarfile  # loaded on use: most reports are texts
 
+    left = _MAX_EXTENDED
+
+    class Member(tarfile.TarInfo):
+        """A member whose extended headers are short."""
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            nonlocal left
+            found = super().frombuf(buf, encoding, errors)
+            if found.type in {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE}:
+                left -= found.size
+                if left < 0 or found.size > _LONGEST_EXTENDED:
+                    raise _harmful_error(path, found.name, "has too long an extended header")
+            return found
+
     # Headers, padding and the end of the archive come on top of what the members hold.
     most, limit_message = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
@@ -275,7 +296,7 @@ def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     metered = _LimitedStream(unpacked, path, most, limit_message)
     members: dict[str, bytes] = {}
     seen: set[str] = set()
-    with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=metered, mode="r|", tarinfo=Member) as archive:  # type: ignore[call-overload]
         for member in archive:
             _check_member(member, path, seen)
             seen.add(_normalize_member_name(member.name))

@@ -64,6 +64,7 @@ _SERIALS: Final = (
 _GPU_QUERY_TABLE: Final = (
     r"^(?:[^\n]{0,200}--query-gpu=([\w.,]{1,400})[^\n]{0,200}|([a-z_.]+(?:,[ ][\w.]+(?:[ ]\[\w+\])?){0,40}))\n"
 )
+_QUERIED_VALUE: Final = r"[\w.+/-]{1,64}|\[[^\]]{1,40}\]"
 _USER_NAME: Final = r"([a-z_][\w.-]{0,31})"
 _USERS: Final = (
     # the owner of a home, a session or a sudo command; of a run of a package manager
@@ -278,7 +279,8 @@ def _queried_serials(text: str) -> Iterator[str]:
             continue
         for line in text[head.end() : head.end() + 40_000].split("\n")[:200]:
             row = line.split(", ")
-            if len(row) != len(columns):
+            # The next command's output may have as many commas.
+            if len(row) != len(columns) or not compile_cached(_QUERIED_VALUE).fullmatch(row[index].strip()):
                 break
             yield row[index].strip()
 
@@ -309,13 +311,19 @@ class _Masks:
             text = mask_matches(pattern, text, partial(self.mask, kind), _FLAGS)
         return text
 
+    def _mask_number(self, value: str) -> str:
+        digits = "".join(filter(str.isalnum, value))
+        # Almost all zeros is a mask already, or nobody's number.
+        if compile_cached(r"0{4,}[0-9a-f]{4}").fullmatch(digits):
+            return value
+        masked = iter(f"{self._number_of('number', digits):x}".rjust(len(digits), "0"))
+        return "".join(next(masked) if char.isalnum() else char for char in value)
+
     def mask(self, kind: IdentityKind, value: str) -> str:
         """Return the mask for ``value``, or ``value`` if it identifies nobody."""
         match kind:
             case "number":
-                digits = "".join(filter(str.isalnum, value))
-                masked = iter(f"{self._number_of(kind, digits):x}".rjust(len(digits), "0"))
-                return "".join(next(masked) if char.isalnum() else char for char in value)
+                return self._mask_number(value)
             case "user":
                 is_kept = compile_cached(_SYSTEM_USER, 0).fullmatch(value)
                 return value if is_kept else f"user-{self._number_of(kind, value)}"

@@ -22,7 +22,7 @@ def redact(evidence: Evidence) -> Evidence:
     redacted: dict[str, Capture] = {}
     for key, capture in evidence.items():
         # The key of pasted text is its source, which may be a command with a password.
-        shown = secrets.redact_text(key) if key.startswith(capture.source) else key
+        shown = _redact_log(key) if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
         redacted[shown] = _redact_capture(capture)

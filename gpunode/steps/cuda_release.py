@@ -220,8 +220,11 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
     """Return ``version`` if it compiles for every GPU and its programs run on the driver, else why not."""
     release = cuda.find(version)
     if release is None:
-        # A release newer than the table is taken at its word; the note says so.
-        return version if version > cuda.releases()[-1].version else _refuse_unknown_release(version)
+        newest_listed = cuda.releases()[-1]
+        if version < newest_listed.version:
+            return _refuse_unknown_release(version)
+        # A newer one needs what that needs, or more; the note says that the table does not have it.
+        release = replace(newest_listed, version=version)
     oldest = _find_oldest_gpu(facts)
     if oldest is not None and release.oldest_capability > cuda.parts(oldest.compute_capability):
         newest = cuda.newest_for(cuda.parts(oldest.compute_capability))

@@ -14,7 +14,7 @@ from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
+from gpunode.facts.probes import BOOT_LOADER, BOOT_LOADER_FOLDER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
@@ -180,15 +180,17 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
     said = set()
     group = _device_group(facts)
-    for number, line in enumerate(facts.text(BOOT_LOADER).split("\n"), 1):
-        if match := _GRUB_LINE.match(line):
-            for word in match[1].replace('"', " ").replace("'", " ").split():
+    settings = sorted(one for one in facts.files if one.startswith(f"{BOOT_LOADER_FOLDER}/") and one.endswith(".cfg"))
+    for path in (BOOT_LOADER, *settings):
+        for number, line in enumerate(facts.text(path).split("\n"), 1):
+            match = _GRUB_LINE.match(line)
+            for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
                 if effect := _argument_effect(word, group):
                     said.add(word)
-                    yield f"{BOOT_LOADER}:{number} has {word}, which {effect}: remove it, then run update-grub"
+                    yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
     if known(facts.file(BOOT_LOADER), None):
-        remedy = f"{BOOT_LOADER} does not have it, so look in /etc/default/grub.d, run update-grub, and reboot"
+        remedy = f"{BOOT_LOADER} does not have it any more: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS).split()):
         if word not in said and (effect := _argument_effect(word, group)):
             yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"

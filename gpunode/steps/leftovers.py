@@ -89,18 +89,17 @@ def _note_dkms(facts: Facts) -> Iterator[str]:
     trees = {match["version"]: match["module"] for path in paths if (match := _DKMS_TREE.fullmatch(path))}
     sources = {match["version"]: path for path in sorted(paths) if (match := _DKMS_SOURCE.fullmatch(path))}
     for version in sorted({*trees, *sources} - packaged):
-        listed = [sources[version]] if version in sources else []
-        remove = []
-        if version in trees:
-            listed.append(f"/var/lib/dkms/{trees[version]}/{version}")
-            remove.append(command("sudo", "dkms", "remove", "-m", trees[version], "-v", version, "--all"))
-        if version in sources:
-            remove.append(command("sudo", "rm", "-r", sources[version]))
+        source = sources.get(version, "")
+        tree = f"/var/lib/dkms/{trees[version]}/{version}" if version in trees else ""
+        listed = [one for one in (source, tree) if one]
+        remove = [command("sudo", "rm", "-r", source or tree)]
+        if source and tree:
+            remove.insert(0, command("sudo", "dkms", "remove", "-m", trees[version], "-v", version, "--all"))
         builds = "DKMS builds it again for every new kernel, in place of the installed driver's modules"
-        no_builds = "DKMS could build it again"
+        does = "its source is gone, so DKMS can neither build nor remove it" if not source else builds
         yield (
             f"{' and '.join(listed)} {'are' if listed[1:] else 'is'} of driver {version}, which no package brings: "
-            f"{builds if version in trees else no_builds}; `{' && '.join(remove)}` removes it"
+            f"{does if tree else 'DKMS could build it again'}; `{' && '.join(remove)}` removes it"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpunode.check import Check
-from gpunode.command import gpunode
+from gpunode.command import sudo_gpunode
 from gpunode.facts.nvml import NvmlInventory
 from gpunode.host import container
 from gpunode.host.process import Runner
@@ -31,9 +31,7 @@ def make_container_check(
             return Check(
                 "container", _TITLE, "passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}"
             )
-        return Check(
-            "container", _TITLE, "failed", "; ".join(found.problems), str(gpunode("verify", "--runtime", row.id))
-        )
+        return Check("container", _TITLE, "failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
 
     return check
 

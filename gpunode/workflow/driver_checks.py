@@ -19,14 +19,19 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import find_fabric
+from gpunode.steps.gpus import find_gpus
 from gpunode.steps.installed_driver import is_at_version, packages_with_library
 from gpunode.steps.selection import WantedDriver, mismatched_packages, wanted_driver
 
+_NVML_TITLE = "the driver answers (NVML)"
 _LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
 
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """Yield checks that the driver answers, has one version in all its parts, and is reachable by programs."""
+    if recipe.driver.version == "none" and not isinstance(answer, NvmlInventory) and _has_neither_gpu_nor_driver(facts):
+        yield Check("nvml", _NVML_TITLE, "skipped", "no NVIDIA GPU is here", "")
+        return
     yield from _check_nvml(facts, answer)
     yield from _check_versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
@@ -35,13 +40,18 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
         yield from _check_device_nodes(facts, answer)
 
 
+def _has_neither_gpu_nor_driver(facts: Facts) -> bool:
+    devices, loaded = facts.devices, facts.loaded_driver
+    return isinstance(devices, Known) and not find_gpus(devices.value) and loaded == Known(None, loaded.probe)
+
+
 def count_gpus(number: int) -> str:
     """Return ``1 GPU``, ``8 GPUs``."""
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    title = "the driver answers (NVML)"
+    title = _NVML_TITLE
     if isinstance(answer, NoAnswer):
         status: Status = "skipped" if answer.kind == "not-queried" else "failed"
         yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
@@ -104,8 +114,10 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
 def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
     hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
+    if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
+        hint = "the library comes with a driver: this node has none loaded, and gpunode manages none here"
     if _managed_driver(recipe, facts):
-        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with gpunode setup"
+        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with `sudo gpunode setup`"
     return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
 
 

@@ -379,7 +379,7 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
     before = present.get(path)
     after = replace(before or restrict_writes_to_root(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
-    reason = f"{reason}; every container start reads it, so no daemon has to"
+    reason = f"{reason}; every container start reads it, so nothing has to be restarted"
     return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
 
 

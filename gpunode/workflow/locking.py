@@ -34,7 +34,8 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
             raise Undetermined(
                 "the versions to lock are not yet known",
                 why=problem,
-                hint="run gpunode setup on this node first, or use a node that is set up; then write the lock there",
+                hint=f"run gpunode setup{' --upgrade' * recipe.upgrade} on this node first, or use a node that is set "
+                "up; then write the lock there",
             )
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")

@@ -12,7 +12,7 @@ from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstrea
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.outcome import Outcome, Planned
 from gpunode.package_id import PackageId
@@ -20,6 +20,7 @@ from gpunode.packages import system
 from gpunode.packages.simulation import NOT_SIMULATED, Simulation, differences_from_plan
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
+from gpunode.wording import join_names
 from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
@@ -63,7 +64,6 @@ def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) 
 _NO_LOCKED_VERSIONS: Mapping[PackageId, str] = MappingProxyType({})
 _NO_UPGRADES: Mapping[PackageId, tuple[PackageId, ...]] = MappingProxyType({})
 Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
-PackagesIn = Callable[[str], frozenset[PackageId]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def resolve(
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    return _Resolver(tuple(changes), installed, simulate, locked, system(facts).find_named_packages).resolve()
+    return _Resolver(tuple(changes), facts, installed, simulate, locked).resolve()
 
 
 @dataclass(slots=True)
@@ -109,17 +109,16 @@ class _Resolver:
 
     Attributes:
         changes: of the steps.
-        find_named_packages: reads the packages' names out of the solver's words.
         pins: dependencies that are named to the solver, so that they come in their locked version.
         newer: what comes with the installs if nothing is purged, as changes by name.
         upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
     """
 
     changes: tuple[PackageChange, ...]
+    facts: Facts
     installed: Mapping[PackageId, PackageState]
     simulate: Simulate
     locked: Mapping[PackageId, str]
-    find_named_packages: PackagesIn
     pins: tuple[PackageChange, ...] = ()
     newer: Mapping[PackageId, PackageChange] = field(default_factory=dict)
     upgraded: dict[PackageId, tuple[PackageId, ...]] = field(default_factory=dict)
@@ -201,7 +200,7 @@ class _Resolver:
                 if found.problem
                 else _collateral_removals(found, {*stays, *(change.id for change in self.adjusted_changes)})
             )
-            needed = left & self.find_named_packages(found.problem) or (left if found.problem else set())
+            needed = left & system(self.facts).find_named_packages(found.problem) or (left if found.problem else set())
             if not needed and not lost:
                 break
             left, stays = left - needed, {**stays, **lost}
@@ -216,8 +215,10 @@ class _Resolver:
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
         leaving = _old_driver_parts(simulation, self.installed, self.adjusted_changes) if self.purges else []
+        lost = sorted(_collateral_removals(simulation, {change.id for change in self.adjusted_changes}))
         wrong = (
             *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
+            *self._explain_losses(lost),
             *_other_branch_installs(self.installs, simulation),
             *_lock_violations(simulation, self.locked),
         )
@@ -225,8 +226,20 @@ class _Resolver:
             raise Refused(
                 f"{simulation.manager} would not do what was planned; no package was changed",
                 why="\n".join(wrong),
-                hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
+                hint=f"gpunode takes nothing along unasked: if {join_names(map(str, lost))} may go, remove it "
+                "yourself; else choose the driver that it needs (driver.version in the recipe); then run the same "
+                "command again"
+                if lost
+                else system(self.facts).hint("\n".join(wrong), self.facts),
             )
+
+    def _explain_losses(self, lost: Sequence[PackageId]) -> Iterator[str]:
+        """Yield which of the ``purges`` each of the packages needs that would be lost with them."""
+        relations = self.facts.dependencies
+        needs = relations.value.answers(self.installed, lost) if isinstance(relations, Known) else {}
+        for package, answers in needs.items():
+            if needed := sorted(frozenset().union(*answers).intersection(change.id for change in self.purges)):
+                yield f"{package} needs {join_names(map(str, needed))}, which the plan purges"
 
 
 def _find_fabric_mismatches(

@@ -117,7 +117,7 @@ def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -
 
     edits = (recorded_edit(change), Edit(change.path, None, now.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
-    command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
+    command = ["sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (
         shlex.join([*command, *([] if name == DesiredConfig().handler else [f"--nvidia-runtime-name={name}"])])
@@ -174,7 +174,7 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
         )
     if plan.reboot_reason:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=plan.reboot_reason, hint="sudo systemctl reboot"
         )
     return None
 
@@ -346,7 +346,7 @@ def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> 
 
 def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
+    words = ["sudo", "gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]
     return shlex.join(words)

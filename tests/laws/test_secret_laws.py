@@ -189,10 +189,10 @@ def test_redaction_of_a_secret_is_idempotent(place: str, secret: str, content_ki
     assert redact_content(once, content_kind) == once
 
 
-@given(st.sampled_from(sorted(PLACES)), secrets)
-@settings(max_examples=examples(60), deadline=None)
+@pytest.mark.parametrize("place", sorted(name for name, text in PLACES.items() if "\n" not in text))
+@given(secret=secrets)
+@settings(max_examples=examples(5), deadline=None)
 def test_secret_in_a_typed_command_is_redacted(place: str, secret: str) -> None:
-    assume("\n" not in PLACES[place])
     command = PLACES[place].format(secret)
     (key,) = after = redact({command: Capture(command, "ok", b"x\n", content_kind="log")})
     assert not leaks(secret, key + after[key].source)

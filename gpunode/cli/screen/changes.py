@@ -84,24 +84,36 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
 
     Args:
         change: of the file.
-        whole: also show long new or deleted files to their end.
+        whole: also show long new or deleted files, and those that gpunode alone writes, to their end.
     """
     from gpunode.redaction.evidence import redact_change
 
-    lines = [_diff_line(number, text) for number, text in enumerate(redact_change(change).diff())]
-    if whole or None not in (change.before, change.after) or len(lines) <= _MAX_NEW_FILE_LINES + 1:
+    is_known = not isinstance(change.after, Deferred | SigningKey)
+    lines = [_diff_line(number, text, is_known) for number, text in enumerate(redact_change(change).diff())]
+    kind = "" if whole or len(lines) <= _MAX_NEW_FILE_LINES + 1 else _cut_kind(change)
+    if not kind:
         yield from lines
         return
-    kind = "new file" if change.before is None else "deleted file"
     yield from lines[:_MAX_NEW_FILE_LINES]
     yield line(span(f"… {len(lines) - _MAX_NEW_FILE_LINES} more lines of this {kind}; -v shows them", "dim"))
 
 
-def _diff_line(number: int, text: str) -> Line:
+def _cut_kind(change: FileChange) -> str:
+    """Return what a file is whose long diff is cut; empty if the diff has to be shown whole."""
+    from gpunode.workflow.recovery import FILE_MARK  # on use: few diffs are that long
+
+    if change.before is None or change.after is None:
+        return "new file" if change.before is None else "deleted file"
+    is_own = isinstance(change.after, FileState) and change.after.content.startswith(FILE_MARK)
+    return "file of gpunode's" if is_own and change.before.content.startswith(FILE_MARK) else ""
+
+
+def _diff_line(number: int, text: str, is_known: bool) -> Line:
+    """Return a line of a diff; what tells of a content instead of showing it wraps at its words."""
     style: Style = _DIFF.get(text[:1], "")
     if number < 2 and text.startswith(("--- ", "+++ ")):
         style = "bold" if text[0] == "+" else "dim"
-    return Line((span(text, style),), 2, breaks_anywhere=True)
+    return Line((span(text, style),), 2, breaks_anywhere=is_known and text.startswith(tuple("+-@ ")))
 
 
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:

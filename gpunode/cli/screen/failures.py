@@ -54,7 +54,9 @@ def _cause_lines(text: str) -> Iterator[Line]:
         is_said = number == 0 or part.startswith(_OWN_WORDS)
         style: Style = "" if is_said else "dim"
         yield Line(
-            (Span("  " if is_said else "    "), span(part, style)), 2 if is_said else 4, breaks_anywhere=not is_said
+            (Span("  " if is_said else "    "), span(part, style)),
+            2 if is_said else 4,
+            breaks_anywhere=not is_said and part.startswith(tuple("+-@ ")),
         )
 
 

@@ -33,9 +33,15 @@ _TITLE_WIDTH = max(len(step.title) for step in STEPS)
 
 
 def plan_lines(
-    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog, argv: Sequence[str], *, verbose: bool
+    recipe: Recipe,
+    facts: Facts,
+    plans: Sequence[StagePlan],
+    left: Backlog,
+    argv: Sequence[str] | None,
+    *,
+    verbose: bool,
 ) -> Iterator[Line]:
-    """Yield the plan; one line if there is nothing to do."""
+    """Yield the plan; one line if there is nothing to do. Without ``argv`` no setup is named as next."""
     if not has_pending_work(plans, left):
         if verbose:
             yield node_line(facts, recipe)
@@ -58,10 +64,11 @@ def plan_lines(
     if left:
         yield warning_line(str(left), "warn")
     yield from setup_summary_lines(plans, left.pending_triggers, image=facts.is_image, verbose=verbose)
-    if left or any(stage.ordered_changes for stage in plans):
+    if not left and not any(stage.ordered_changes for stage in plans):
+        if reboot_suffices([wait for stage in plans for wait in stage.waits]):
+            yield next_line("sudo systemctl reboot")
+    elif argv is not None:
         yield next_line(setup_command(argv), setup_location(argv))
-    elif reboot_suffices([wait for stage in plans for wait in stage.waits]):
-        yield next_line("sudo systemctl reboot")
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
@@ -138,7 +145,7 @@ def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     if stage.unresolved.startswith(NOT_SIMULATED):
         yield note_line(stage.unresolved)
     elif stage.unresolved:
-        yield note_line("this cannot be done with the package index that the node has now:")
+        yield note_line("the package index that the node has cannot do this; setup reads it anew before it decides:")
         yield from indent_lines((line(span(text, "dim")) for text in stage.unresolved.splitlines()), 6)
 
 
@@ -189,7 +196,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     ]
     parts = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     if found[0][0] and not verbose:
-        parts[0] += " (-v shows their text)"
+        parts[0] += f" (-v shows {'its' if found[0][0] == 1 else 'their'} text)"
     parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
     # A unit that is only paused is listed with the change that starts it again.
     services = (change for change in ServiceChange.among(changes) if not change.is_temporary_stop)

@@ -36,18 +36,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A logical line; a narrow screen wraps it.
+    """A logical line; a narrow screen wraps it, but never inside a command, so that a copied one has no line end.
 
     Attributes:
         hang: indentation of the continuation.
         breaks_anywhere: may break anywhere, as in a diff, not only at blanks.
-        never_breaks: never breaks, so that a copied command has no line ends.
     """
 
     spans: tuple[Span, ...] = ()
     hang: int = 0
     breaks_anywhere: bool = False
-    never_breaks: bool = False
 
     @property
     def text(self) -> str:
@@ -135,19 +133,30 @@ def pad_right(text: str, width: int) -> str:
 
 
 def wrap_line(one: Line, width: int) -> Iterator[Line]:
-    """Wrap a line to ``width`` columns; 0 does not wrap."""
-    if one.never_breaks:
-        yield one
-        return
+    """Wrap a line to ``width`` columns; 0 does not wrap.
+
+    Where the hanging indent leaves no room for a word, such as a path or a UUID, rows begin near the line's own start.
+    """
     styled_chars = [(char, part.style) for part in one.spans for char in part.text]
-    hang = min(one.hang, width // 2)
+    indent = len(one.text) - len(one.text.lstrip(" "))
+    longest = max(map(cell_width, one.text[one.hang :].split()), default=0)
+    is_narrow = one.hang > width // 2 or width - one.hang < longest <= width - indent - 4
+    hang = min(indent + 4 if is_narrow and not one.breaks_anywhere else one.hang, width // 2)
+    # A label that is wider than the screen is broken as the text behind it is.
+    label = one.hang if one.hang <= width else hang
     first = True
     while styled_chars:
         lead = 0 if first else hang
         cut = (
             len(styled_chars)
             if width <= 0
-            else _find_break(styled_chars, width - lead, one.hang if first else 0, breaks_anywhere=one.breaks_anywhere)
+            else _find_break(
+                styled_chars,
+                width - lead,
+                label if first else 0,
+                breaks_anywhere=one.breaks_anywhere,
+                has_label=first and hang < label,
+            )
         )
         row, styled_chars = styled_chars[:cut], styled_chars[cut:]
         if not one.breaks_anywhere:
@@ -168,17 +177,25 @@ def _strip_break(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) ->
     return row, rest
 
 
-def _find_break(styled_chars: Sequence[tuple[str, Style]], room: int, start: int, *, breaks_anywhere: bool) -> int:
-    """Return how many characters fit on a row of ``room`` columns; never break before column ``start``."""
+def _find_break(
+    styled_chars: Sequence[tuple[str, Style]], room: int, start: int, *, breaks_anywhere: bool, has_label: bool
+) -> int:
+    """Return how many characters fit on a row of ``room`` columns; never break before column ``start``.
+
+    ``has_label``: what stands before ``start`` may stay alone on the row.
+    """
     used = 0
     last_blank = 0
-    for index, (char, _) in enumerate(styled_chars):
+    after_label = start if has_label and start < len(styled_chars) and styled_chars[start - 1][0] == " " else 0
+    for index, (char, style) in enumerate(styled_chars):
         used += _char_width(char)
-        if char == " " and index >= start:
+        is_in_command = style == "command" and not breaks_anywhere
+        if char == " " and index >= start and not is_in_command:
             last_blank = index
         if used > room:
-            at_blank = last_blank if not breaks_anywhere else 0
-            return at_blank or max(index, 1)
+            at_blank = 0 if breaks_anywhere else last_blank or (after_label if after_label <= index else 0)
+            if at_blank or not is_in_command:
+                return at_blank or max(index, 1)
     return len(styled_chars)
 
 

@@ -37,8 +37,8 @@ NEWER_CALL: Final = Pattern(
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 )
 _RUNTIMES: Final = Pattern(
-    r"\b(?:cuda ?>= ?|nvidia/cuda:|Cuda compilation tools, release |CUDA_VERSION[=: ]+|Runtime Version\s+\d+\.\d+ / "
-    r"|(?:torch\.version\.cuda|CUDA used to build PyTorch)\D{0,12}|cudatoolkit[= ]+)(?P<cuda>\d{1,2}\.\d)"
+    r"\b(?:cuda ?>= ?|nvidia/cuda:|Cuda compilation tools, release |CUDA_VERSION[=: ]+|Runtime Version[ \t]+\d+\.\d+ / "
+    r"|(?:torch\.version\.cuda|CUDA used to build PyTorch)[^\d\n]{0,12}|cudatoolkit[= ]+)(?P<cuda>\d{1,2}\.\d)"
     r"|\+cu(?P<short>\d{2,3})\b"
 )
 # A program that goes on after the message says it again and again.

@@ -285,7 +285,7 @@ def _root_fault(episode: list[Fault]) -> Fault:
 def _is_consequence(one: Incident, by: Incident) -> bool:
     """Return whether ``by``, of another GPU or a switch, caused ``one`` on links or programs."""
     first, second = by.root, one.root
-    if first.weight < 2 or _are_apart(first, second) or is_earlier(second, first):
+    if first.weight < 2 or _are_apart(first, second) or not is_earlier(first, second):
         return False
     if second.is_follow_up or second.kind in {"application", "information", "consequence"}:
         return first.kind not in {"application", "information", "consequence"}
@@ -295,10 +295,10 @@ def _is_consequence(one: Incident, by: Incident) -> bool:
 
 
 def is_earlier(one: Fault, other: Fault) -> bool:
-    """Return whether ``one`` came first, by time on a common clock, else by order in the evidence."""
+    """Return whether ``one`` came first, by time on a common clock, else by order in the same log; False if unknown."""
     if one.at is not None and other.at is not None and clock_kind(one) == clock_kind(other):
         return (one.at, one.order) < (other.at, other.order)
-    return one.order < other.order
+    return one.citation.key == other.citation.key and one.order < other.order
 
 
 def first_bus_falls(snapshot: Snapshot) -> dict[str, int]:

@@ -17,14 +17,16 @@ from gpunode.packages.deb.sources import explain_closed_folder
 # apt reads keyrings as the user _apt.
 _OTHERS_READ = 0o004
 # apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
+# Of a port apt reads the number: 08443 is 8443.
 _ADDRESS = re.compile(
-    r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE
+    r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::0*(?:80|443)(?=/|\Z)|(:)0*(?=\d))?",
+    re.IGNORECASE,
 )
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def _host(match: re.Match[str]) -> str:
-    return match[1].lower().rstrip(".")
+    return match[1].lower().rstrip(".") + (match[2] or "")
 
 
 def _comparable_uri(repository: Repository) -> str:

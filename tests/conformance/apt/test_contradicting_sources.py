@@ -28,6 +28,10 @@ CONTRADICTING = {
     "source packages": (f"deb [{ONE}] {URL}/ /", f"deb-src [{OTHER}] {URL}/ /"),
     "another architecture": (f"deb [{ONE}] {URL}/ /", f"deb [{OTHER} arch=arm64] {URL}/ /"),
     "no TLS": (f"deb [{ONE}] {URL}/ /", f"deb [{OTHER}] {URL.replace('https', 'http')}/ /"),
+    "a zero before the port": (
+        f"deb [{ONE}] {URL.replace('.example', '.example:8443')}/ /",
+        f"deb [{OTHER}] {URL.replace('.example', '.example:08443')}/ /",
+    ),
     "another suite": (f"deb [{ONE}] {URL}/ /", f"deb [{OTHER}] {URL.rpartition('/')[0]} x86_64/"),
     "trusted": (f"deb [{ONE}] {URL}/ /", f"deb [{ONE} trusted=yes] {URL}/ /"),
     "weak": (f"deb [{ONE}] {URL}/ /", f"deb [{ONE} allow-weak=yes] {URL}/ /"),

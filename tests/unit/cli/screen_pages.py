@@ -120,7 +120,7 @@ def reboot(screen: Screen) -> None:
     failure = RebootRequired(
         "a reboot is needed; everything before it is done",
         why="\n".join(wait.reason for wait in done.waits),
-        hint="systemctl reboot, then run the same command again",
+        hint="sudo systemctl reboot, then run the same command again",
     )
     ended(screen, finished, VerifyReport(()), failure)
 
@@ -162,7 +162,7 @@ def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
     newest = _run(docker, "/etc/docker/daemon.json", is_done=True)
     older = _run(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), "libcuda1", nodes.CONFIG)
-    screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
+    screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "sudo gpunode rollback 4")))
     screen.put(
         *already_undone_lines(
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,10 @@ def test_existing_capture_is_not_overwritten_without_force(tmp_path: Path) -> No
 def test_missing_probes_are_those_without_an_answer() -> None:
     assert list(find_missing_probes(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
     assert find_missing_probes({}) == {}
+
+
+def test_status_of_a_tool_that_answered_is_no_gap() -> None:
+    """On bare metal systemd-detect-virt prints "none" and exits with 1."""
+    bare_metal = Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1)
+    assert find_missing_probes({"virt": bare_metal}) == {}
+    assert find_missing_probes({"virt": replace(bare_metal, data=b"")}) == {"virt": "exit status 1"}

@@ -237,3 +237,14 @@ def test_handler_without_its_binary_fails_the_check(image: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "which is not installed" in shown
     assert "✓" not in shown
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_only_files_that_exist_are_named_as_configured(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CRI-O needs no crio.conf: the drop-in alone says what it runs."""
+    (image / "etc/crio/crio.conf.d").mkdir(parents=True)
+    configure = [*CONFIGURE, "--runtime=crio", "--root", str(image)]
+    assert run_cli(configure) == 0
+    capsys.readouterr()
+    assert run_cli(configure) == 0
+    assert "crio is configured as requested (/etc/crio/crio.conf.d/99-nvidia.toml)" in capsys.readouterr().out

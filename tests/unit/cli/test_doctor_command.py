@@ -129,8 +129,9 @@ def test_unreadable_metrics_file_name_is_refused(named: tuple[str, ...], file: s
         doctor(named, OutputOptions(), prometheus=str(tmp_path / file))
 
 
-def test_xid_number_is_explained_with_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of_doctor("xid-79") == 0
+@pytest.mark.parametrize("words", [("xid-79",), ("xid", "79")])
+def test_xid_number_is_explained_with_its_cause(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_doctor(*words) == 0
     found = answer(capsys)["result"]
     assert (found["xid"]["code"], found["cause"]["cause"]) == (79, "gpu-fallen-off-bus")
 

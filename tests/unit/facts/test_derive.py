@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from hashlib import md5
 
 import pytest
 from hypothesis import given
@@ -60,6 +61,24 @@ def test_facts_of_an_ordinary_node() -> None:
     assert facts.file("/etc/containerd/config.toml") == Known(
         FileState(b"version = 2\n", 0o640, 0, 4), "file:/etc/containerd/config.toml"
     )
+
+
+def test_small_program_in_place_of_the_toolkits_is_known_by_its_checksum() -> None:
+    """Neither one that its package shipped so nor a program of no package is meant."""
+    shipped = md5(b"shipped").hexdigest()
+    sums = f"{shipped}  usr/bin/nvidia-ctk\n{shipped}  usr/bin/nvidia-cx\n".encode()
+    programs = (
+        GlobMatch("/usr/bin/nvidia-ctk", data=b"#!/bin/sh\n"),
+        GlobMatch("/usr/bin/nvidia-cx", data=b"shipped"),
+        GlobMatch("/usr/bin/nvidia-cy", data=b"mine"),
+    )
+    facts = derive(
+        node(
+            toolkit_programs=listing("/usr/bin/nvidia-c*", *programs),
+            dpkg_toolkit_checksums=listing("x", GlobMatch("/var/lib/dpkg/info/x.md5sums", data=sums)),
+        )
+    )
+    assert facts.replaced_programs == Known(("/usr/bin/nvidia-ctk",), "toolkit-programs")
 
 
 def test_file_is_missing_only_if_it_was_probed() -> None:

@@ -134,6 +134,32 @@ def test_harmful_archive_member_is_refused_by_name(tmp_path: Path, member: tarfi
     assert caught.value.why.startswith(f"{named}: ")
 
 
+def with_extended_headers(path: Path, body: bytes, number: int = 1) -> Path:
+    """Write a capture whose index has ``number`` extended headers with this ``body``."""
+    extended = odd(tarfile.XHDTYPE, "x")
+    extended.size = len(body)
+    own = extended.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
+    packed = gzip.decompress(archive(path, {"capture.json": index()}).read_bytes())
+    members = b"".join(odd(tarfile.DIRTYPE, f"d{one}").tobuf(tarfile.USTAR_FORMAT) for one in range(number - 1))
+    rows = [own + members[at : at + tarfile.BLOCKSIZE] for at in range(0, len(members), tarfile.BLOCKSIZE)]
+    path.write_bytes(gzip.compress(b"".join(rows) + own + packed))
+    return path
+
+
+@pytest.mark.parametrize(("size", "number"), [(80_000, 1), (2_000, 400)])
+def test_long_extended_headers_are_refused_unread(tmp_path: Path, size: int, number: int) -> None:
+    """Pythons without the mend of CVE-2024-6232 take a time that grows with the square of such a header's length."""
+    with pytest.raises(Refused) as caught:
+        load_capture(with_extended_headers(tmp_path / "x.tgz", b"1" * size, number))
+    assert "extended header" in caught.value.why
+
+
+def test_capture_packed_with_extended_headers_is_read(tmp_path: Path) -> None:
+    """Read what bsdtar and ``tar --format=pax`` write."""
+    packed = with_extended_headers(tmp_path / "x.tgz", b"30 mtime=1764403200.123456789\n", 200)
+    assert "x" in load_capture(packed)
+
+
 @pytest.mark.parametrize("twin", ["./data/x", "data//x", "data/./x"])
 def test_duplicate_archive_member_is_refused_in_any_spelling(tmp_path: Path, twin: str) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x"), "data/x": b"1", twin: b"2"})

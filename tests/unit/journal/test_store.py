@@ -5,7 +5,6 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,11 +257,12 @@ class TestRetention:
         setup_run(store, b"ours")
         setup_run(store, b"ours again", FileState(b"theirs"))
         removed = store.begin("remove", version="0.1.0")
-        back = FileChange(CONFIG.path, FileState(b"ours again"), FileState(b"merged"))
+        ours, merged = FileState(b"ours again"), FileState(b"merged")
+        back = FileChange(CONFIG.path, ours, merged)
         removed.record_done(removed.record_intent("runtime", "x", back))
         removed.commit("done")
         again = store.begin("rollback", version="0.1.0", undoes=removed.id)
-        again.record_done(again.record_intent("runtime", "x", replace(back, before=back.after, after=back.before)))
+        again.record_done(again.record_intent("runtime", "x", FileChange(CONFIG.path, merged, ours)))
         again.commit("done")
         first, second = (span.change for span in store.footprint().files[CONFIG.path])
         assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -527,6 +527,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(_texts, _values, min_size=1, max_size=5))
+@example({"\n\x85": None, "a": "b\n\u2028c"})
 def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None:
     assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
 

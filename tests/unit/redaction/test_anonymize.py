@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, decode_matches, encode_matches
@@ -172,6 +172,8 @@ def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
 
 
 @given(st.lists(st.sampled_from([text for text, _ in IDENTITIES]), min_size=1, max_size=6).map("".join))
+@example("root=PARTUUID=a1b2c3d4-02 ro\nport 3 3cec.ef12.3456 dynamic\n")
+@example("$ nvidia-smi --query-gpu=index,serial --format=csv\n0, 16509230172\nS/N: 16509230172, Asset Tag: RACK\n")
 @settings(max_examples=examples(100), deadline=None)
 def test_masking_is_idempotent(text: str) -> None:
     assert anonymized_text(anonymized_text(text)) == anonymized_text(text)

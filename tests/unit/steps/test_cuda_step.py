@@ -64,6 +64,9 @@ def test_the_release_fits_the_oldest_gpu_and_the_driver(
         ((GTX_1080,), "13.0", "auto", "does not compile for GeForce GTX 1080"),
         ((T4,), "13.1", "535", "does not run on driver 535"),
         ((T4,), "12.7", "auto", "there is no CUDA 12.7"),
+        # Newer than the tables: such a release needs what the newest of them needs, or more.
+        ((GTX_1080,), "14.1", "auto", "CUDA 14.1 does not compile for GeForce GTX 1080"),
+        ((T4,), "14.1", "535", "CUDA 14.1 does not run on driver"),
     ],
 )
 def test_a_release_that_cannot_work_is_refused(ids: tuple[str, ...], asked: str, driver: str, reason: str) -> None:

@@ -113,8 +113,9 @@ def test_identical_gpus_are_counted() -> None:
 def test_image_without_gpus_can_be_configured() -> None:
     image = machine(platform=Platform("image"), devices=Unknown("an image has no PCI bus", "image"))
     planned(DETECT.plan(NO_DRIVER, image))
-    with pytest.raises(Undetermined):
+    with pytest.raises(Undetermined) as stopped:
         DETECT.plan(recipe(), image)
+    assert "--gpu 10de:1b80" in stopped.value.hint
 
 
 @pytest.mark.parametrize("wanted", [recipe(), NO_DRIVER])

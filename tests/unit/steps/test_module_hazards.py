@@ -14,6 +14,7 @@ from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 
 SITE = "/etc/modprobe.d/site.conf"
 ARGUMENTS, GRUB = "/proc/cmdline", "/etc/default/grub"
+GRUB_D, LIB = "/etc/default/grub.d/50-cloudimg.cfg", "/lib/modprobe.d/blacklist-nvidia.conf"
 PARAMETERS = "/proc/driver/nvidia/params"
 IMAGE = f"/boot/initrd.img-{KERNEL}"
 
@@ -35,6 +36,10 @@ def with_file(path: str, text: str) -> Facts:
         (ARGUMENTS, "module_blacklist=nvidia-drm", "keeps nvidia_drm from being loaded"),
         (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0600", "gives /dev/nvidia* the mode 0600"),
         (GRUB, "# x\nGRUB_CMDLINE_LINUX_DEFAULT='quiet nouveau.modeset=2'\n", f"{GRUB}:2 has nouveau.modeset=2"),
+        (GRUB_D, "GRUB_CMDLINE_LINUX='nouveau.modeset=1'", f"{GRUB_D}:1 has nouveau.modeset=1"),
+        # As Ubuntu's prime-select writes it.
+        (LIB, "blacklist nvidia\n", f"{LIB}:1 keeps nvidia from being loaded"),
+        ("/run/modprobe.d/x.conf", "alias nvidia off", "/run/modprobe.d/x.conf:1 disables nvidia"),
         (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 384\n", "the mode 0600, so users"),
     ],
 )
@@ -68,6 +73,11 @@ def test_hazard_in_several_files_is_noted_once_by_the_edited_file() -> None:
     closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
     (note,) = hazard_notes(machine(files=closed))
     assert note.startswith(SITE)
+
+
+def test_file_of_the_same_name_in_etc_hides_the_one_of_a_package() -> None:
+    mask = "/etc/modprobe.d/blacklist-nvidia.conf"
+    assert hazard_notes(machine(files={LIB: b"blacklist nvidia", mask: b""})) == ()
 
 
 def test_stale_kernel_argument_waits_for_the_reboot() -> None:

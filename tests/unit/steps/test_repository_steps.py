@@ -241,6 +241,7 @@ SPELLINGS = (
     CUDA_URI.replace("https:", "http:"),
     CUDA_URI.replace("developer", "Developer"),
     CUDA_URI.replace(".com/", ".com:443//"),
+    CUDA_URI.replace(".com/", ".com:0443/"),
     CUDA_URI.replace("https:", "HTTPS:"),
     CUDA_URI.replace("x86_64", "%78%38%36_64"),
     CUDA_URI.replace("debian12", "ubuntu2204/../debian12"),

@@ -186,7 +186,7 @@ def test_rollback_conflict_offers_unconfigure_where_that_keeps_the_edit(
     host.files[DAEMON_JSON] = FileState(now)
     with pytest.raises(Conflict) as caught:
         plan_rollback(store, host, run)
-    command = f"gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
+    command = f"sudo gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
     assert (command in caught.value.hint.splitlines()) is offered
     assert "--force" in caught.value.hint
 
@@ -224,7 +224,7 @@ def test_later_run_on_the_same_file_must_be_rolled_back_first(store: Store, host
     with pytest.raises(Conflict) as caught:
         plan_rollback(store, host, first)
     assert second in caught.value.what
-    assert caught.value.hint == f"gpunode rollback 2 --root {store.root}"
+    assert caught.value.hint == f"sudo gpunode rollback 2 --root {store.root}"
     undo(host, store, second)
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
@@ -352,7 +352,7 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
         assert (run.run, run.is_undone(with_packages=False)) == (second, True)
     older = explain_undone(store, run, "", with_packages=False)
     assert older.newest_not_undone is not None
-    assert (older.newest_not_undone.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
+    assert (older.newest_not_undone.run, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
@@ -411,7 +411,7 @@ def test_run_without_configuration_points_to_the_packages_option(store: Store, h
     for refused in refusals:
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
-        assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
+        assert caught.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
     assert find_newest_run(store, with_packages=True).run == find_run(store, "1", with_packages=True).run
 
 

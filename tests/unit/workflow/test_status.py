@@ -10,6 +10,7 @@ import pytest
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.facts.nvml import NvmlFailure
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.workflow.recovery import Backlog, read_backlog
@@ -61,6 +62,8 @@ def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
     bare = replace(nodes.facts(), packages=Known(by_id({"libxnvctrl0": PackageState("525.85.05-3~deb12u1")}), "dpkg"))
     found = status(bare, nodes.host(bare), Backlog())
     assert (found.driver, found.kernels_without_module) == ("", ())
+    failing = replace(found, loaded_driver="", nvml=NvmlFailure(12, "LibraryNotFound", ""))
+    assert "NVML" not in "\n".join(line.text for line in status_lines(bare, failing)), "without a driver it is no news"
     assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 

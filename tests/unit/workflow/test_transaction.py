@@ -13,6 +13,8 @@ from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Known
 from gpunode.package_id import PackageId
+from gpunode.packages.deb.dependencies import InstalledRelations
+from gpunode.packages.deb.status import DpkgEntry
 from gpunode.packages.simulation import ANY_PROVIDER, Action, Simulation
 from gpunode.workflow import plan
 from gpunode.workflow.plan import Simulate, Transaction
@@ -195,7 +197,7 @@ def _reachable(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
 @pytest.mark.parametrize("verb", ["remove", "purge"])
 @pytest.mark.parametrize("name", ["openmpi-bin", "nvidia-container-toolkit", "nvidia-fabricmanager"])
 def test_unplanned_removal_stops_the_run(verb: str, name: str) -> None:
-    gone = Action(verb, name, former="1.0")  # type: ignore[arg-type]
+    gone = Action(verb, PackageId(name), former="1.0")  # type: ignore[arg-type]
     with pytest.raises(Refused) as caught:
         resolve([BRING], {name: PackageState("1.0")}, answers(install("nvidia-driver-cuda"), gone))
     assert name in caught.value.why
@@ -212,6 +214,24 @@ def test_helper_packages_of_the_old_driver_are_removed_with_it() -> None:
     )
     found = resolve([BRING, purge], {"nvidia-driver-535": OLD}, answers(*actions))
     assert [(str(c.id), c.after) for c in found.dependencies] == [("nvidia-alternative", None)]
+
+
+def test_refusal_names_what_a_package_that_must_stay_needs() -> None:
+    """And no command that would only be refused again."""
+    other = PackageState("570.1.1-1")
+    installed = by_id({"nvidia-utils-570": other, "site-tool": PackageState("1")})
+    rows = (
+        DpkgEntry("nvidia-utils-570", "install", False, "installed", "amd64", "570.1.1-1"),
+        DpkgEntry("site-tool", "install", False, "installed", "amd64", "1", depends="nvidia-utils-570"),
+    )
+    facts = replace(machine(), packages=Known(installed, "x"), dependencies=Known(InstalledRelations(rows), "x"))
+    gone = [Action("purge", one, former=state.version) for one, state in installed.items()]
+    purge = PackageChange(PackageId("nvidia-utils-570"), other, None)
+    with pytest.raises(Refused) as caught:
+        plan.resolve([purge], facts, answers(*gone))
+    assert "would purge site-tool 1, which the plan keeps" in caught.value.why
+    assert "site-tool needs nvidia-utils-570, which the plan purges" in caught.value.why
+    assert "gpunode plan" not in caught.value.hint
 
 
 def test_package_of_another_driver_branch_is_refused() -> None:

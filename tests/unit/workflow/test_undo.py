@@ -502,7 +502,7 @@ class TestWholeRollback:
         assert plan_rollback(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
             plan_rollback(store, host, first, facts_now())
-        assert refused.value.hint == f"gpunode rollback 2 --packages --root {store.root}"
+        assert refused.value.hint == f"sudo gpunode rollback 2 --packages --root {store.root}"
 
     @pytest.mark.parametrize(
         ("brought", "package", "later", "path"),
@@ -539,7 +539,7 @@ class TestWholeRollback:
             plan_rollback(store, host, first.id, facts)
         assert f"{path}, of run 2, needs {package}" in refused.value.why
         beyond = "" if path == DAEMON_JSON else " --packages"
-        assert refused.value.hint == f"gpunode rollback 2{beyond} --root {store.root}"
+        assert refused.value.hint == f"sudo gpunode rollback 2{beyond} --root {store.root}"
 
         if path in made and path != UNIT:
             host.files[path] = None  # by hand: what is gone needs nothing

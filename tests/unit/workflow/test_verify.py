@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gpunode
 from gpunode.check import Check
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, LoadedDriver, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.recipe import Expect, Recipe, RuntimeSettings
+from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings
 from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.extra_checks import package_file_checks
 from gpunode.workflow.verify import ExtraChecks, VerifyReport, verify
@@ -105,6 +108,30 @@ def test_missing_libcuda_fails_although_nvml_answers() -> None:
     )
     bare = report(node=machine(), answer={**ANSWER, "libcuda_error": error})
     assert "gpunode setup" in check(bare, "libcuda").hint
+    unmanaged = report(Recipe("test", driver=Driver(version="none")), machine(), without)
+    assert "the loaded driver" not in check(unmanaged, "libcuda").hint, "none is loaded"
+
+
+@pytest.mark.parametrize(
+    "module", ["facts/cuda", "facts/nvml", *(f"workflow/{name}" for name in ("container", "driver_checks", "verify"))]
+)
+def test_no_failed_check_sends_back_to_verify(module: str) -> None:
+    text = (Path(gpunode.__file__).parent / f"{module}.py").read_text()
+    assert not re.findall(r'gpunode\("verify"|`(?:sudo )?gpunode verify(?! (?:--cuda )?--json`)', text)
+
+
+def test_driver_is_not_missed_without_a_gpu_and_unwanted() -> None:
+    """A machine that compiles, or that is made ready for a GPU, is finished without a driver."""
+    without = {"schema": 1, "error": {"code": 12, "name": "LibraryNotFound", "text": "x"}, "libcuda_error": "y"}
+    none = Recipe("test", driver=Driver(version="none"))
+    bare = machine(devices=Known((), "pci-modalias"))
+    found = report(none, bare, without)
+    assert not found.failed
+    assert (check(found, "nvml").status, check(found, "nvml").detail) == ("skipped", "no NVIDIA GPU is here")
+    with_gpu = report(none, machine(), without)
+    assert [one.id for one in with_gpu.failed] == ["nvml", "libcuda"]
+    loaded = replace(bare, loaded_driver=Known(LoadedDriver("580.95.05", open_module=False), "nvidia-version"))
+    assert check(report(none, loaded, without), "nvml").status == "failed"
 
 
 VERIFIED = """\

@@ -73,6 +73,15 @@ def test_independent_faults_of_two_gpus_are_two_incidents() -> None:
     assert roots(text) == [("0000:0f:00.0", 79), ("0000:4e:00.0", 48)]
 
 
+def test_fault_in_another_log_without_a_common_clock_is_no_consequence() -> None:
+    """Which piece of a report stands first says nothing about what happened first."""
+    dated = ("dmesg -T", "[Mon Aug  3 04:31:17 2026] NVRM: Xid (PCI:0000:4b:00): 95, pid=1, Uncontained: DRAM")
+    bare = ("journalctl -k -o cat", "NVRM: Xid (PCI:0019:01:00): 121, pid='<unknown>', C2C Link corrected error")
+    for order in ((dated, bare), (bare, dated)):
+        found = faults.find_incidents(take_snapshot(pasted.collect_pieces(order)))
+        assert {one.root.code for one in found} == {95, 121}
+
+
 def test_fatal_nvswitch_error_before_gpu_errors_is_the_root() -> None:
     text = (
         "[   10.1] nvidia-nvswitch0: SXid (PCI:0000:8a:00.0): 20034, Fatal, Link 30 LTSSM Fault Up\n"
