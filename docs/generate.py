@@ -185,7 +185,9 @@ def recipes() -> str:
         "| name | what it is for |",
         "| --- | --- |",
     ]
-    lines += [f"| `{name}` | {_cell(builtin.read(name).description)} |" for name in builtin.names()]
+    lines += [
+        f"| `{name}` | {_cell(builtin.read_recipe(name).description)} |" for name in builtin.shipped_recipe_names()
+    ]
     lines += ["", "`gpunode recipe show NAME` prints one with its comments.", ""]
     for section, group in groupby(known_keys(), lambda key: key.section):
         title = f"[{section.replace('*', 'NAME')}]" if section else "Top of the file"

@@ -216,9 +216,9 @@ def _rows() -> Iterator[tuple[str, str]]:
     """The row of each probe, by its key."""
     from gpunode.facts.examination import DOCTOR_PROBES, UNITS
     from gpunode.facts.follow_ups import FINAL_FOLLOW_UPS, FOLLOW_UPS
-    from gpunode.facts.probes import LSPCI, list_probes
+    from gpunode.facts.probes import LSPCI_PROBE, list_probes
 
-    for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES):
+    for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES):
         yield probe.key, _row(probe, "always")
     for one in (*FOLLOW_UPS, *FINAL_FOLLOW_UPS):
         for probe in one.probes(_everything()):

@@ -6,8 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.recipe import SCHEMA, Recipe
-from gpunode.recipe.keys import CHOSEN_NAME_PATTERN, KUBERNETES, SECTIONS, RecipeKey, children, keys_in, sections
+from gpunode.recipe import RECIPE_SCHEMA_VERSION, Recipe
+from gpunode.recipe.keys import (
+    CHOSEN_NAME_PATTERN,
+    KUBERNETES_SECTION,
+    SECTIONS,
+    RecipeKey,
+    child_tables,
+    keys_in,
+    sections,
+)
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
@@ -15,14 +23,14 @@ SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 def schema() -> dict[str, object]:
     """The JSON Schema of recipes, for editors."""
     properties: dict[str, object] = {key.name: _property(key) for key in keys_in("")}
-    properties |= {section: _schema_of(section) for section in (*SECTIONS, KUBERNETES)}
+    properties |= {section: _schema_of(section) for section in (*SECTIONS, KUBERNETES_SECTION)}
     return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
 
 
 def _schema_of(section: str) -> dict[str, object]:
     """The schema of a section's table, with the tables inside it."""
     properties: dict[str, object] = {key.name: _property(key) for key in keys_in(section)}
-    for name, child, is_chosen in children(section):
+    for name, child, is_chosen in child_tables(section):
         inner = _schema_of(child)
         chosen = {
             "type": "object",
@@ -42,7 +50,7 @@ def _property(key: RecipeKey) -> dict[str, object]:
     names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
     made: dict[str, object] = {"description": key.spec.doc, "type": names[key.types[0]]}
     if key.name == "schema":
-        made["const"] = SCHEMA
+        made["const"] = RECIPE_SCHEMA_VERSION
     elif key.types == (int,):
         made["minimum"] = key.spec.least
     if key.types == (list,):

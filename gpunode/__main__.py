@@ -11,7 +11,7 @@ def main() -> int:
         # Before anything else is imported: must be quick.
         from gpunode import __version__, installed
 
-        return installed.tell(__version__)
+        return installed.print_version(__version__)
     import gc
 
     # Nearly all that is made here lives to the end, so Python's search for dead circles finds nothing: to search

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 
-def names() -> tuple[str, ...]:
+def shipped_recipe_names() -> tuple[str, ...]:
     """The names of the shipped recipes, sorted."""
     return tuple(_load_shipped_recipes())
 
 
-def text(name: str) -> str:
+def shipped_recipe_text(name: str) -> str:
     """The shipped recipe of that name, as TOML.
 
     Raises:
@@ -32,15 +32,15 @@ def text(name: str) -> str:
     """
     if name in _load_shipped_recipes():
         return _load_shipped_recipes()[name]
-    guess = difflib.get_close_matches(name, names(), 1)
+    guess = difflib.get_close_matches(name, shipped_recipe_names(), 1)
     raise UsageError(
         f"there is no recipe {name!r}" + (f"; did you mean {guess[0]}?" if guess else ""),
-        why=f"shipped with gpunode: {', '.join(names())}",
+        why=f"shipped with gpunode: {', '.join(shipped_recipe_names())}",
         hint="name one of these, or a file by a path that ends in .toml",
     )
 
 
-def load(name_or_path: str) -> str:
+def load_recipe_text(name_or_path: str) -> str:
     """The text of a recipe, by the name of a shipped one or a path; what ``parse`` asks for.
 
     Raises:
@@ -51,11 +51,11 @@ def load(name_or_path: str) -> str:
     return (
         _read_recipe_file(Path(name_or_path))
         if "/" in name_or_path or name_or_path.endswith(".toml")
-        else text(name_or_path)
+        else shipped_recipe_text(name_or_path)
     )
 
 
-def read(name_or_path: str) -> recipe.Recipe:
+def read_recipe(name_or_path: str) -> recipe.Recipe:
     """The recipe that a person named on the command line.
 
     Raises:
@@ -63,25 +63,25 @@ def read(name_or_path: str) -> recipe.Recipe:
         UsageError: there is no such recipe.
     """
     try:
-        source = load(name_or_path)
+        source = load_recipe_text(name_or_path)
     except OSError as error:
         raise UsageError(
             f"cannot read the recipe {name_or_path}",
             why=error.strerror or str(error),
-            hint=f"shipped with gpunode, without any file: {', '.join(names())}",
+            hint=f"shipped with gpunode, without any file: {', '.join(shipped_recipe_names())}",
         ) from error
-    return parse(source, name_or_path, load)
+    return parse(source, name_or_path, load_recipe_text)
 
 
 def _read_recipe_file(path: Path) -> str:
     # Not waited for: a named pipe that nobody writes to would keep us for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        _refuse_unless_readable(descriptor)
+        _refuse_unless_file_or_pipe(descriptor)
         os.set_blocking(descriptor, True)
-        data = file.read(recipe.LIMIT_BYTES + 1)
-    if len(data) > recipe.LIMIT_BYTES:
-        raise RecipeError(f"longer than the {recipe.LIMIT_BYTES >> 20} MiB that a recipe may have", file=str(path))
+        data = file.read(recipe.MAX_RECIPE_BYTES + 1)
+    if len(data) > recipe.MAX_RECIPE_BYTES:
+        raise RecipeError(f"longer than the {recipe.MAX_RECIPE_BYTES >> 20} MiB that a recipe may have", file=str(path))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -89,7 +89,7 @@ def _read_recipe_file(path: Path) -> str:
         raise RecipeError(f"not text in UTF-8: {error.reason}", file=str(path), line=line) from error
 
 
-def _refuse_unless_readable(descriptor: int) -> None:
+def _refuse_unless_file_or_pipe(descriptor: int) -> None:
     """Files alone, and the pipe in which a shell hands over what a command prints: ``gpunode plan <(…)``."""
     kind = os.fstat(descriptor).st_mode
     is_shells_pipe = stat.S_ISFIFO(kind) and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")

@@ -6,18 +6,18 @@ import re
 import shlex
 from typing import Final
 
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def quoted(word: str) -> str:
     """``word`` as a shell takes it, on one line: ``$'…'`` where it holds line ends or control characters."""
-    if not CONTROL.search(word):
+    if not CONTROL_CHARACTER.search(word):
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{CONTROL.sub(_escape, escaped)}'"
+    return f"$'{CONTROL_CHARACTER.sub(_escape_control_character, escaped)}'"
 
 
-def _escape(sign: re.Match[str]) -> str:
+def _escape_control_character(sign: re.Match[str]) -> str:
     # Beyond ASCII, \x is one byte to bash, and what \u means to it depends on the locale.
     return repr(sign[0])[1:-1] if sign[0].isascii() else "".join(f"\\x{byte:02x}" for byte in sign[0].encode())
 

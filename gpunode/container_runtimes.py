@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 # What reads a candidate before it is used, as host/runtime.py knows it. "none": nothing does, which setup says.
-Parser: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]
+ConfigValidator: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]
 # What tells which handlers the runtime has now. "files": only its files do.
-Source: TypeAlias = Literal["containerd config dump", "docker info", "crio status", "podman info", "files"]
+LiveConfigSource: TypeAlias = Literal["containerd config dump", "docker info", "crio status", "podman info", "files"]
 # What starts a container for `verify --container`. "kubelet": only a kubelet does.
-Client: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
+ContainerClient: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
 # How containers get GPUs as CDI devices. "switch": where its configuration switches that on; "always": it cannot be
 # switched off; "only": and there is no handler to register.
 CdiSupport: TypeAlias = Literal["switch", "always", "only"]
@@ -58,9 +58,9 @@ class ContainerRuntime:
     has_cri_plugin: bool
     cgroup_by_handler: bool
     cdi: CdiSupport
-    parser: Parser
-    source: Source
-    client: Client
+    parser: ConfigValidator
+    source: LiveConfigSource
+    client: ContainerClient
 
 
 CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {

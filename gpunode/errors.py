@@ -35,9 +35,9 @@ class GpunodeError(Exception):
 
         A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
         """
-        from gpunode.command import CONTROL, quoted  # on use: --help needs none
+        from gpunode.command import CONTROL_CHARACTER, quoted  # on use: --help needs none
 
-        parts = {part for word in words for part in _WORD_SEPARATORS.split(word) if CONTROL.search(part)}
+        parts = {part for word in words for part in _WORD_SEPARATORS.split(word) if CONTROL_CHARACTER.search(part)}
         for part in sorted(parts, key=len, reverse=True):
             self.what, self.why, self.hint = (
                 text.replace(part, quoted(part)) for text in (self.what, self.why, self.hint)
@@ -195,8 +195,8 @@ class Terminated(Interrupted):
     meaning = "terminated by SIGTERM, after the atomic write in progress"
 
 
-SUCCESS = (0, "done, or nothing to do")
-BUG = (1, "a bug in gpunode; the message names the file with the traceback")
+SUCCESS_STATUS = (0, "done, or nothing to do")
+BUG_STATUS = (1, "a bug in gpunode; the message names the file with the traceback")
 
 
 def exit_statuses() -> Iterator[tuple[int, str]]:
@@ -206,7 +206,7 @@ def exit_statuses() -> Iterator[tuple[int, str]]:
 
 def exit_codes() -> Iterator[tuple[int, str]]:
     """Every exit code with its meaning, in order; the reference page is made of this."""
-    yield from (SUCCESS, BUG)
+    yield from (SUCCESS_STATUS, BUG_STATUS)
     yield from ((kind.exit_code, kind.meaning) for kind in _classes_by_exit_code())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-METHODS = {
+INSTALLATION_METHODS = {
     "deb": "by the Debian package",
     "rpm": "by the RPM package",
     "zipapp": "as a zipapp",
@@ -16,33 +16,33 @@ METHODS = {
     "source": "from a source tree",
 }
 # Beside gpunode.pyz where a package brought it: the name of the package's format.
-_INSTALLER = "INSTALLER"
+_INSTALLER_FILE = "INSTALLER"
 
 
-def how() -> tuple[str, str]:
-    """Return one of ``METHODS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
+def find_installation_method() -> tuple[str, str]:
+    """Return one of ``INSTALLATION_METHODS``, and the path of the zipapp or of the folder that holds gpunode."""
     archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
     if archive:
         place = os.path.realpath(archive)
-        return _package_format(os.path.dirname(place)) or "zipapp", place
+        return _read_package_format(os.path.dirname(place)) or "zipapp", place
     place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return "source" if os.path.exists(os.path.join(place, "pyproject.toml")) else "wheel", place
 
 
-def _package_format(folder: str) -> str:
+def _read_package_format(folder: str) -> str:
     try:
-        with open(os.path.join(folder, _INSTALLER), encoding="ascii") as file:
+        with open(os.path.join(folder, _INSTALLER_FILE), encoding="ascii") as file:
             said = file.read(9).strip()
     except (OSError, UnicodeDecodeError):
         return ""
     return said if said in {"deb", "rpm"} else ""
 
 
-def tell(version: str) -> int:
+def print_version(version: str) -> int:
     """Prints the version, and on a line of its own how it was installed; returns the exit code."""
-    kind, place = how()
+    kind, place = find_installation_method()
     try:
-        print(f"gpunode {version}\ninstalled {METHODS[kind]}: {place}", flush=True)  # noqa: T201
+        print(f"gpunode {version}\ninstalled {INSTALLATION_METHODS[kind]}: {place}", flush=True)  # noqa: T201
     except OSError:  # nobody reads it, or there is no room for it
         sys.stdout = None  # or Python complains of it once more at its end
         return 2

@@ -10,18 +10,18 @@ from typing import Any, Final
 
 from gpunode.errors import LockFileError
 from gpunode.package_id import PackageId
-from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
 from gpunode.recipe.toml import line_of, read_toml
 
-SCHEMA: Final = 1
-_PACKAGES: Final = "packages"
+LOCK_SCHEMA_VERSION: Final = 1
+_PACKAGES_TABLE: Final = "packages"
 # Debian Policy 5.6.1 and 5.6.12; a foreign architecture stands behind the name.
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
-_VERSION: Final = re.compile(r"([0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
-_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-_TEXTS: Final = ("recipe", "distribution", "release", "architecture")
-_KEYS: Final = ("schema", "gpunode", *_TEXTS, _PACKAGES)
+_PACKAGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
+_PACKAGE_VERSION: Final = re.compile(r"([0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
+_HEADER_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BARE_TOML_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_TEXT_KEYS: Final = ("recipe", "distribution", "release", "architecture")
+_TOP_LEVEL_KEYS: Final = ("schema", "gpunode", *_TEXT_KEYS, _PACKAGES_TABLE)
 HEADER: Final = """\
 # Written by `gpunode plan --lock`. `gpunode setup --lock` installs exactly these versions, on every node of this
 # distribution and architecture. To renew it, upgrade one node (gpunode setup --upgrade), then write it again there
@@ -44,19 +44,23 @@ def parse(text: str, file: str) -> VersionLock:
     Raises:
         LockFileError: it is no lock file, or says what cannot be meant; file, line, key and what is allowed are named.
     """
-    if len(text) > LIMIT_BYTES:
-        raise LockFileError(f"longer than the {LIMIT_BYTES >> 20} MiB that a lock file may have", file=file)
+    if len(text) > MAX_RECIPE_BYTES:
+        raise LockFileError(f"longer than the {MAX_RECIPE_BYTES >> 20} MiB that a lock file may have", file=file)
     source = _LockText(text, file)
     values = read_toml(text, file, LockFileError)
     schema = values.get("schema")
-    if not isinstance(values.get(_PACKAGES), dict) or schema is None:
+    if not isinstance(values.get(_PACKAGES_TABLE), dict) or schema is None:
         raise LockFileError("not a lock file: it has no schema, or no table [packages]", file=file)
-    if isinstance(schema, bool) or schema != SCHEMA:
-        raise source.error(("schema",), f"schema is {_to_toml(schema)}: a format unknown to this gpunode", str(SCHEMA))
-    if unknown := [key for key in values if key not in _KEYS]:
-        raise source.error((unknown[0],), f"there is no key {_to_toml(unknown[0])}", *_KEYS)
-    told = {key: source.word(values, key) for key in _TEXTS}
-    return VersionLock(file, packages=dict(source.packages(values[_PACKAGES])), **told)
+    if isinstance(schema, bool) or schema != LOCK_SCHEMA_VERSION:
+        raise source.error(
+            ("schema",),
+            f"schema is {_shorten_toml_value(schema)}: a format unknown to this gpunode",
+            str(LOCK_SCHEMA_VERSION),
+        )
+    if unknown := [key for key in values if key not in _TOP_LEVEL_KEYS]:
+        raise source.error((unknown[0],), f"there is no key {_shorten_toml_value(unknown[0])}", *_TOP_LEVEL_KEYS)
+    told = {key: source.word(values, key) for key in _TEXT_KEYS}
+    return VersionLock(file, packages=dict(source.packages(values[_PACKAGES_TABLE])), **told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +72,32 @@ class _LockText:
 
     def error(self, path: tuple[str, ...], what: str, *allowed: str) -> LockFileError:
         line = line_of(self.text, path)
-        return LockFileError(what, file=self.file, line=line, key=_to_toml(path[-1]), allowed=allowed)
+        return LockFileError(what, file=self.file, line=line, key=_shorten_toml_value(path[-1]), allowed=allowed)
 
     def word(self, values: Mapping[str, Any], key: str) -> str:
         value = values.get(key)
-        if not isinstance(value, str) or not (_WORD.fullmatch(value) or (key == "recipe" and value.isprintable())):
-            what = f"{key} is missing" if value is None else f"{key} is {_to_toml(value)}"
+        if not isinstance(value, str) or not (
+            _HEADER_VALUE.fullmatch(value) or (key == "recipe" and value.isprintable())
+        ):
+            what = f"{key} is missing" if value is None else f"{key} is {_shorten_toml_value(value)}"
             raise self.error((key,), what, "a word in quotes, such as the one that gpunode wrote")
         return value
 
     def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[PackageId, str]]:
         for name, version in table.items():
-            if not _NAME.fullmatch(name):
-                raise self.error((_PACKAGES, name), f"{_to_toml(name)} is not a package name", "libnvidia-container1")
-            if not isinstance(version, str) or not _VERSION.fullmatch(version):
-                what = f"{name} is {_to_toml(version)}, which is not a package version"
-                raise self.error((_PACKAGES, name), what, 'a whole version in quotes, such as "580.178.04-1"')
+            if not _PACKAGE_NAME.fullmatch(name):
+                raise self.error(
+                    (_PACKAGES_TABLE, name),
+                    f"{_shorten_toml_value(name)} is not a package name",
+                    "libnvidia-container1",
+                )
+            if not isinstance(version, str) or not _PACKAGE_VERSION.fullmatch(version):
+                what = f"{name} is {_shorten_toml_value(version)}, which is not a package version"
+                raise self.error((_PACKAGES_TABLE, name), what, 'a whole version in quotes, such as "580.178.04-1"')
             yield PackageId.of(name), version
 
 
-def _to_toml(value: object) -> str:
+def _shorten_toml_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -101,15 +111,15 @@ def render(lock: VersionLock, version: str) -> str:
         lock: what it holds.
         version: of the gpunode that writes it.
     """
-    told = {"schema": SCHEMA, "gpunode": version, **{key: getattr(lock, key) for key in _TEXTS}}
-    lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES}]"]
+    told = {"schema": LOCK_SCHEMA_VERSION, "gpunode": version, **{key: getattr(lock, key) for key in _TEXT_KEYS}}
+    lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES_TABLE}]"]
     versions = {str(package): version for package, version in lock.packages.items()}
     lines += [f"{_toml_key(name)} = {json.dumps(versions[name])}" for name in sorted(versions)]
     return HEADER + "\n".join(lines) + "\n"
 
 
 def _toml_key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
+    return name if _BARE_TOML_KEY.fullmatch(name) else json.dumps(name)
 
 
 def version_differences(before: VersionLock | None, after: VersionLock) -> tuple[VersionDifference, ...]:

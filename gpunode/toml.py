@@ -13,9 +13,9 @@ else:
     import tomli as tomllib
 
 # Tables and lists in each other: whoever goes through them calls itself for each.
-_LEVELS = 200
+_MAX_NESTING = 200
 # The parts of a dotted key, or what looks like them; a list of addresses on one line is none.
-_DOTTED = re.compile(r"(?:\.[^.\n=,\[\]{}]+)+")
+_DOTTED_KEY_PARTS = re.compile(r"(?:\.[^.\n=,\[\]{}]+)+")
 
 
 def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
@@ -25,20 +25,20 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
         ValueError: the text is not TOML, or is made so that no reader comes to an end with it.
     """
     # The reader takes time and memory by the square of a dotted key's parts.
-    for found in _DOTTED.finditer(text):
-        if found[0].count(".") > _LEVELS:
+    for found in _DOTTED_KEY_PARTS.finditer(text):
+        if found[0].count(".") > _MAX_NESTING:
             line = text.count("\n", 0, found.start()) + 1
-            raise ValueError(f"A key of more than {_LEVELS} parts (at line {line}, column 1)")
+            raise ValueError(f"A key of more than {_MAX_NESTING} parts (at line {line}, column 1)")
     try:
         document: dict[str, Any] = tomllib.loads(text, parse_float=parse_float)
     except RecursionError as error:
         raise ValueError("Nested too deeply") from error
-    if _levels(document) > _LEVELS:
+    if _nesting_depth(document) > _MAX_NESTING:
         raise ValueError("Nested too deeply")
     return document
 
 
-def _levels(document: dict[str, Any]) -> int:
+def _nesting_depth(document: dict[str, Any]) -> int:
     """Return how deeply tables and lists are nested."""
     count, level = 0, list[Any]([document])
     while level:

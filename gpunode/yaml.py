@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 # A CDI file has some 250 bytes for a device: 60 KiB for 16 GPUs of 7 MIG instances, each by index and by UUID.
 # PyYAML without its C library reads 200 KiB a second.
-LIMIT_BYTES: Final = 1 << 18
+MAX_YAML_BYTES: Final = 1 << 18
 _COMMENT_WIDTH: Final = 110
 # Begins with a letter, / or _, so no parser takes it for a number or a date.
-_PLAIN: Final = r"[A-Za-z/_](?:[A-Za-z0-9 ./:=@_+-]*[A-Za-z0-9/_])?"
-_TAG: Final = r"tag:yaml\.org,2002:(?:str|int|float|bool|null|timestamp|value|merge|seq|map)"
+_PLAIN_SCALAR: Final = r"[A-Za-z/_](?:[A-Za-z0-9 ./:=@_+-]*[A-Za-z0-9/_])?"
+_READABLE_TAG: Final = r"tag:yaml\.org,2002:(?:str|int|float|bool|null|timestamp|value|merge|seq|map)"
 # kubectl and Helm read YAML 1.1 in part, where these are no text; y and n are none that PyYAML knows.
-_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_NON_STRING_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 class YamlError(ValueError):
@@ -49,9 +49,9 @@ def load(text: str) -> Any:
     """
     try:
         if text.lstrip().startswith("{"):  # tabs may stand between its words, where YAML has none
-            return json.loads(_check_text(text))
+            return json.loads(_require_short_text(text))
         node = compose(text)
-        return None if node is None else _value(node)
+        return None if node is None else _node_to_value(node)
     except RecursionError:
         raise YamlError("nested too deeply") from None
 
@@ -65,7 +65,7 @@ def compose(text: str) -> Node | None:
     import yaml
 
     try:
-        return yaml.compose(_check_text(text), Loader=_loader())
+        return yaml.compose(_require_short_text(text), Loader=_loader())
     except RecursionError:
         raise YamlError("nested too deeply") from None
     except yaml.YAMLError as error:
@@ -73,38 +73,38 @@ def compose(text: str) -> Node | None:
         raise YamlError(f"not YAML: {getattr(error, 'problem', None) or error}", mark.line + 1 if mark else 0) from None
 
 
-def document(value: Mapping[str, Any], comment: str = "") -> str:
+def render_document(value: Mapping[str, Any], comment: str = "") -> str:
     """Return ``value`` as one document in block style below ``comment``, with its keys in the order given."""
     import textwrap
 
     import yaml
 
     lines = (f"# {part}\n" for line in comment.splitlines() for part in textwrap.wrap(line, _COMMENT_WIDTH))
-    written: str = yaml.dump(value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=LIMIT_BYTES)
+    written: str = yaml.dump(value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=MAX_YAML_BYTES)
     return "".join(lines) + written
 
 
-def _check_text(text: str) -> str:
-    if len(text) > LIMIT_BYTES:
-        raise YamlError(f"longer than {LIMIT_BYTES >> 10} KiB")
+def _require_short_text(text: str) -> str:
+    if len(text) > MAX_YAML_BYTES:
+        raise YamlError(f"longer than {MAX_YAML_BYTES >> 10} KiB")
     return text
 
 
-def _value(node: Node) -> Any:
+def _node_to_value(node: Node) -> Any:
     line = node.start_mark.line + 1
-    if not re.fullmatch(_TAG, node.tag):
+    if not re.fullmatch(_READABLE_TAG, node.tag):
         raise YamlError(f"the tag {node.tag[:60]}, which gpunode does not read", line)
     if node.id == "scalar":
         return None if node.tag.endswith(":null") else node.value
     if node.id == "sequence":
-        return [_value(item) for item in node.value]
+        return [_node_to_value(item) for item in node.value]
     members: dict[str, Any] = {}
     for name, value in node.value:
         if name.id != "scalar" or name.tag.endswith(":merge"):
             raise YamlError("a key that is not a plain text", name.start_mark.line + 1)
         if name.value in members:
             raise YamlError(f"{name.value[:60]} stands there twice", name.start_mark.line + 1)
-        members[name.value] = _value(value)
+        members[name.value] = _node_to_value(value)
     return members
 
 
@@ -131,7 +131,7 @@ def _dumper() -> type:
             return True
 
         def represent_text(self, text: str) -> Any:
-            is_plain = re.fullmatch(_PLAIN, text) and text.lower() not in _WORDS
+            is_plain = re.fullmatch(_PLAIN_SCALAR, text) and text.lower() not in _NON_STRING_WORDS
             # PyYAML reads the other line ends of YAML 1.1 back as "\n", unless they are escaped.
             is_block = "\n" in text and not re.search("[\x85\u2028\u2029]", text)
             style = "|" if is_block else None if is_plain else '"'

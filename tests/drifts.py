@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.change import FileState, PackageState
 from gpunode.facts.model import Facts, Kernels, Known, PackageSource
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from tests.ids import by_id, by_name
 
 CONFIG: Final = "/etc/containerd/config.toml"
@@ -89,7 +89,7 @@ def _mode(path: str, mode: int) -> Inject:
 def _packages(change: Callable[[Mapping[str, PackageState]], Mapping[str, PackageState]]) -> Inject:
     def inject(facts: Facts) -> Facts:
         assert isinstance(facts.packages, Known)
-        return replace(facts, packages=Known(by_id(change(by_name(facts.packages.value))), PLAN))
+        return replace(facts, packages=Known(by_id(change(by_name(facts.packages.value))), PLAN_PROBE_KEY))
 
     return inject
 
@@ -122,7 +122,7 @@ def _sources(facts: Facts) -> tuple[PackageSource, ...]:
 def _entry(file: str, **more: tuple[str, ...]) -> Inject:
     def inject(facts: Facts) -> Facts:
         entries = (replace(one, **more) if one.file == file else one for one in _sources(facts))  # type: ignore[arg-type]
-        return replace(facts, sources=Known(tuple(entries), PLAN))
+        return replace(facts, sources=Known(tuple(entries), PLAN_PROBE_KEY))
 
     return inject
 
@@ -136,14 +136,14 @@ def _copied_source(file: str, spelling: tuple[str, str], **more: tuple[str, ...]
             for one in _sources(facts)
             if one.file == CUDA_LIST
         )
-        return replace(_with(file, b"deb")(facts), sources=Known((*_sources(facts), *copies), PLAN))
+        return replace(_with(file, b"deb")(facts), sources=Known((*_sources(facts), *copies), PLAN_PROBE_KEY))
 
     return inject
 
 
 def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
     state = FileState(content, mode)
-    return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN)})
+    return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN_PROBE_KEY)})
 
 
 def _libraries(path: str) -> Inject:
@@ -189,16 +189,16 @@ DRIFTS: Final = (
           f"cat /root/drift/stranger.gpg >> {CUDA_KEYRING}", "cuda-repository"),
     Drift("keyring-deleted", "a keyring is deleted", f"rm {CUDA_KEYRING}", "cuda-repository"),
     Drift("list-deleted", "a sources list is deleted", f"rm {TOOLKIT_LIST}", "toolkit-repository",
-          facts=lambda facts: replace(_gone(TOOLKIT_LIST)(facts), sources=Known((), PLAN))),
+          facts=lambda facts: replace(_gone(TOOLKIT_LIST)(facts), sources=Known((), PLAN_PROBE_KEY))),
     Drift("list-commented", "the entry in a sources list is commented out",
           f"sed -i 's/^deb/#deb/' {CUDA_LIST}", "cuda-repository",
           facts=lambda facts: replace(facts, sources=Known(tuple(
-              replace(one, enabled=one.file != CUDA_LIST) for one in _sources(facts)), PLAN))),
+              replace(one, enabled=one.file != CUDA_LIST) for one in _sources(facts)), PLAN_PROBE_KEY))),
     Drift("list-edited", "a sources list has another address",
           f"sed -i 's,/x86_64,/sbsa,' {CUDA_LIST}", "cuda-repository",
           facts=lambda facts: replace(facts, sources=Known(tuple(
               replace(one, uri="https://example.com/") if one.file == CUDA_LIST else one
-              for one in _sources(facts)), PLAN))),
+              for one in _sources(facts)), PLAN_PROBE_KEY))),
     Drift("list-writable", "a sources list belongs to a user", f"chown 1000 {TOOLKIT_LIST}", "toolkit-repository",
           facts=_file(TOOLKIT_LIST, lambda state: replace(state, uid=1000))),
     Drift("list-unreadable", "a sources list is readable by root only", f"chmod 600 {CUDA_LIST}",
@@ -208,8 +208,8 @@ DRIFTS: Final = (
           "/etc/apt/sources.list.d/copied.list", "toolkit-repository",
           facts=lambda facts: replace(facts, sources=Known((*_sources(facts), *(
               replace(one, file="/etc/apt/sources.list.d/copied.list", signed_by="/root/drift/stranger.gpg")
-              for one in _sources(facts) if one.file == TOOLKIT_LIST)), PLAN),
-              files={**facts.files, "/etc/apt/sources.list.d/copied.list": Known(FileState(b"deb"), PLAN)})),
+              for one in _sources(facts) if one.file == TOOLKIT_LIST)), PLAN_PROBE_KEY),
+              files={**facts.files, "/etc/apt/sources.list.d/copied.list": Known(FileState(b"deb"), PLAN_PROBE_KEY)})),
     Drift("source-trusted", "a sources list has trusted=yes, so apt requires no signature",
           f"sed -i 's/\\[signed-by/[trusted=yes signed-by/' {CUDA_LIST}", "cuda-repository",
           facts=_entry(CUDA_LIST, relaxed=("trusted=yes",)), core=True),
@@ -266,7 +266,7 @@ DRIFTS: Final = (
           "printf 'Package: nvidia-*\\nPin: release o=NVIDIA\\nPin-Priority: 600\\n' > "
           "/etc/apt/preferences.d/00-site", "driver-pin", "noted",
           facts=lambda facts: replace(facts, files={**facts.files, "/etc/apt/preferences.d/00-site": Known(
-              FileState(b"Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n"), PLAN)}),
+              FileState(b"Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n"), PLAN_PROBE_KEY)}),
           undo="rm /etc/apt/preferences.d/00-site"),
     Drift("blacklist-deleted", "the file that blacklists nouveau is deleted", f"rm {BLACKLIST}", "nouveau",
           facts=_gone(BLACKLIST)),
@@ -311,7 +311,8 @@ DRIFTS: Final = (
           "apt-mark auto nvidia-container-toolkit", "toolkit", facts=_state("nvidia-container-toolkit", auto=True)),
     Drift("program-wrapped", "a program of the toolkit is replaced by a shell wrapper",
           "printf '#!/bin/sh\\nexec /usr/bin/runc \"$@\"\\n' > /usr/bin/nvidia-container-runtime", "toolkit", "noted",
-          facts=lambda facts: replace(facts, replaced_programs=Known(("/usr/bin/nvidia-container-runtime",), PLAN)),
+          facts=lambda facts: replace(
+              facts, replaced_programs=Known(("/usr/bin/nvidia-container-runtime",), PLAN_PROBE_KEY)),
           undo="apt-get -y install --reinstall nvidia-container-toolkit-base=1.19.1-1"),
     Drift("runtime-automatic", "the container runtime is marked as a dependency, which autoremove would take",
           "apt-mark auto containerd", "runtime-install", facts=_state("containerd", auto=True), core=True),
@@ -326,10 +327,10 @@ DRIFTS: Final = (
     Drift("headers-removed", "the kernel's headers are removed",
           'dpkg --purge --force-depends "linux-headers-$(uname -r)"', "headers",
           facts=lambda facts: replace(_without("linux-headers-6.1.0-37-amd64")(facts),
-                                      headers=Known(frozenset(), PLAN))),
+                                      headers=Known(frozenset(), PLAN_PROBE_KEY))),
     Drift("headers-deleted", "the kernel's headers are deleted, their package is not",
           'mv "/usr/src/linux-headers-$(uname -r)" /root/drift/headers', "headers", "refused",
-          facts=lambda facts: replace(facts, headers=Known(frozenset(), PLAN)),
+          facts=lambda facts: replace(facts, headers=Known(frozenset(), PLAN_PROBE_KEY)),
           undo='mv /root/drift/headers "/usr/src/linux-headers-$(uname -r)"', says="--reinstall linux-headers-"),
     Drift("source-deleted", "the driver's source for DKMS is deleted, its package is not",
           "mv /usr/src/nvidia-580.178.04 /root/drift/", "module-build", "noted",
@@ -337,9 +338,9 @@ DRIFTS: Final = (
           undo="mv /root/drift/nvidia-580.178.04 /usr/src/", says="--reinstall nvidia-kernel-dkms"),
     Drift("module-deleted", "the built kernel module is deleted",
           'rm "/lib/modules/$(uname -r)/updates/dkms/"nvidia.ko*', "module-build",
-          facts=lambda facts: replace(facts, module_files=Known((), PLAN))),
+          facts=lambda facts: replace(facts, module_files=Known((), PLAN_PROBE_KEY))),
     Drift("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "module-load",
-          facts=lambda facts: replace(facts, loaded_driver=Known(None, PLAN)), core=True),
+          facts=lambda facts: replace(facts, loaded_driver=Known(None, PLAN_PROBE_KEY)), core=True),
     Drift("new-kernel", "a new kernel has no headers, but the sources have them",
           f"touch /boot/vmlinuz-{NEW_KERNEL}", "headers", facts=_new_kernel, undo=f"rm /boot/vmlinuz-{NEW_KERNEL}",
           core=True),
@@ -422,14 +423,14 @@ DRIFTS: Final = (
           "systemctl mask containerd.service", "runtime-config", "noted",
           facts=_unit("containerd.service", masked=True), undo="systemctl unmask containerd.service", booted=True),
     Drift("dpkg-interrupted", "dpkg was interrupted", "dpkg --unpack /root/drift/lab-drift_*.deb", "repair",
-          facts=lambda facts: replace(facts, packages_interrupted=Known(value=True, probe=PLAN)), core=True),
+          facts=lambda facts: replace(facts, packages_interrupted=Known(value=True, probe=PLAN_PROBE_KEY)), core=True),
     Drift("held", "a package is held at another version",
           "apt-get -y install nvidia-container-toolkit && apt-mark hold libnvidia-container1", "toolkit", "refused",
           facts=_state("libnvidia-container1", version="1.20.1-1", held=True),
           undo="apt-mark unhold libnvidia-container1", core=True),
     Drift("run-installer", "NVIDIA's .run installer has installed a driver over the packages",
           "touch /usr/bin/nvidia-uninstall", "conflicts", "refused",
-          facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN)),
+          facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN_PROBE_KEY)),
           undo="rm /usr/bin/nvidia-uninstall"),
     Drift("run-leftovers", "libraries of a .run driver are left, and its uninstaller is gone",
           f"touch {FOREIGN_LIBRARY}", "conflicts", "refused", facts=_libraries(FOREIGN_LIBRARY),

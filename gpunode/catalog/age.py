@@ -9,14 +9,14 @@ from gpunode.facts.model import Facts, Known
 
 # NVIDIA releases a new branch about every three months.
 _MAX_AGE_DAYS: Final = 90
-_DECIDING: Final = ("branches.csv", "gpus.csv", "releases.csv", "cuda_repositories.csv")
+_DRIVER_DECIDING_TABLES: Final = ("branches.csv", "gpus.csv", "releases.csv", "cuda_repositories.csv")
 
 
 def note_old_tables(facts: Facts) -> tuple[str, ...]:
     """Return a note if the evidence is more than 90 days younger than the oldest table that decides on a driver."""
     if not isinstance(facts.observed_on, Known):
         return ()
-    collected = min(map(tables.collected_on, _DECIDING))
+    collected = min(map(tables.collected_on, _DRIVER_DECIDING_TABLES))
     days = (facts.observed_on.value - collected).days
     if days <= _MAX_AGE_DAYS:
         return ()

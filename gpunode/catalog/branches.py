@@ -42,10 +42,10 @@ class Branch:
 @lru_cache(maxsize=1)
 def all_branches() -> tuple[Branch, ...]:
     """Every branch of the table, oldest first."""
-    return tuple(_branch(row) for row in tables.rows("branches.csv"))
+    return tuple(_branch_from_row(row) for row in tables.rows("branches.csv"))
 
 
-def is_unknown(number: int) -> bool:
+def is_newer_than_table(number: int) -> bool:
     """Return whether the branch is newer than the table, which then says nothing of its kind or its end."""
     return number > all_branches()[-1].number
 
@@ -53,7 +53,7 @@ def is_unknown(number: int) -> bool:
 def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
     latest = all_branches()[-1]
-    if is_unknown(number):
+    if is_newer_than_table(number):
         return replace(latest, number=number, kind="new-feature", active=True, eol="", newest_seen="")
     return next((branch for branch in all_branches() if branch.number == number), None)
 
@@ -68,12 +68,12 @@ def maintained_lts() -> tuple[Branch, ...]:
     return tuple(branch for branch in reversed(all_branches()) if branch.active and branch.kind == "lts")
 
 
-def newest() -> Branch:
+def newest_maintained_branch() -> Branch:
     """The newest maintained branch, of whatever kind."""
     return next(branch for branch in reversed(all_branches()) if branch.active)
 
 
-def _branch(row: Mapping[str, str]) -> Branch:
+def _branch_from_row(row: Mapping[str, str]) -> Branch:
     return Branch(
         number=int(row["branch"]),
         kind=cast("BranchKind", row["kind"]),

@@ -13,20 +13,20 @@ from gpunode.package_id import PackageId
 
 # The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
 # OpenMPI) and Chromium. Its purge would take those along.
-STANDALONE_PREFIX = "libxnvctrl"
+STANDALONE_LIBRARY_PREFIX = "libxnvctrl"
 # Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
 STANDALONE_TOOLS = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
 # Debian builds the persistence daemon, too, from a source with versions of its own; NVIDIA's has the driver's.
-OWN_VERSIONS_IN_DISTROS = STANDALONE_TOOLS | {"nvidia-persistenced"}
+SEPARATELY_VERSIONED_IN_DISTROS = STANDALONE_TOOLS | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
-_NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
+_LIBRARIES_OF_EVERY_BRANCH = frozenset({"libcuda1", "libnvidia-ml1"})
 # Up to 13.3 they depend on the toolkit and, by cuda-runtime-12-6, on cuda-drivers; the demonstration programs need that
 # one, too. Source: CUDA installation guide for Linux, "Meta Packages".
 _CUDA_METAPACKAGE = re.compile(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
-_UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
+_UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
 def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
@@ -70,23 +70,23 @@ def _matches_pattern(name: str, pattern: str) -> bool:
 
 
 def _is_listed(name: str, action: str) -> bool:
-    names, beginnings = _patterns(action)
+    names, beginnings = _listed_names_and_prefixes(action)
     return name in names or name.startswith(beginnings)
 
 
 @lru_cache(maxsize=4)
-def pinned_names(branch: int) -> tuple[str, ...]:
+def driver_versioned_package_names(branch: int) -> tuple[str, ...]:
     """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
 
 def upstream(version: str) -> str:
     """The driver's own version (``580.95.05``) in a package's; empty when the package has versions of its own."""
-    match = _UPSTREAM.match(version)
+    match = _UPSTREAM_VERSION.match(version)
     return match[1] if match else ""
 
 
-def parts(
+def version_locked_packages(
     packages: Mapping[PackageId, PackageState], branch: int, exempt: frozenset[str] = STANDALONE_TOOLS
 ) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
@@ -94,20 +94,20 @@ def parts(
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
     without which nothing runs on a GPU. Those named ``exempt`` may have any version.
     """
-    names = {*pinned_names(branch)} - exempt
+    names = {*driver_versioned_package_names(branch)} - exempt
     return {
         package: version
         for package, state in sorted(packages.items())
         if not state.config_files_only
         and (version := upstream(state.version))
         and package.name in names
-        and not package.name.startswith(STANDALONE_PREFIX)
-        and (version.startswith(f"{branch}.") or package.name in _NEEDED)
+        and not package.name.startswith(STANDALONE_LIBRARY_PREFIX)
+        and (version.startswith(f"{branch}.") or package.name in _LIBRARIES_OF_EVERY_BRANCH)
     }
 
 
 @lru_cache(maxsize=2)
-def _patterns(action: str) -> tuple[frozenset[str], tuple[str, ...]]:
+def _listed_names_and_prefixes(action: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Whole names, and beginnings of names; compiled to one regular expression they would take 5 ms at each start."""
     patterns = [row["pattern"] for row in tables.rows("driver_packages.csv") if row["action"] == action]
     beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))

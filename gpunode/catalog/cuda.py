@@ -17,15 +17,15 @@ Version: TypeAlias = tuple[int, ...]
 # or ``cuda-12-9``: up to 13.3 they bring a driver. Sources: CUDA installation guide for Linux, "Meta Packages"; the
 # package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev. Releases before 11 had other
 # names; no repository for a supported system has them (that for Ubuntu 22.04 begins with 11.7).
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
+_PACKAGES_BY_COMPONENT: Mapping[str, tuple[str, ...]] = {
     "": ("cuda-toolkit",),
     "nvcc": ("cuda-nvcc", "cuda-cudart-dev"),
     "cudart": ("cuda-cudart",),
     "cublas": ("libcublas", "libcublas-dev"),
 }
-_NAME = re.compile(rf"(?:{'|'.join(chain(*_PACKAGES.values()))})-(\d{{1,2}})-(\d)")
+_TOOLKIT_PACKAGE_NAME = re.compile(rf"(?:{'|'.join(chain(*_PACKAGES_BY_COMPONENT.values()))})-(\d{{1,2}})-(\d)")
 # What comes along with them: cuda-cccl-12-9, libcufft-dev-12-9, gds-tools-12-9, cuda-toolkit-12-9-config-common.
-_COMPONENT = re.compile(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
+_COMPONENT_PACKAGE_NAME = re.compile(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,15 @@ def releases() -> tuple[CudaRelease, ...]:
     """Every release of the table, oldest first."""
     rows = tables.rows("cuda_releases.csv")
     return tuple(
-        CudaRelease(parts(row["cuda"]), row["driver"], int(row["min_branch"]), _OLDEST_CAPABILITIES[row["oldest"]])
+        CudaRelease(
+            parts(row["cuda"]), row["driver"], int(row["min_branch"]), _CAPABILITY_BY_ARCHITECTURE[row["oldest"]]
+        )
         for row in rows
     )
 
 
 # The compute capability at which each architecture of the column ``oldest`` begins. Source: CUDA programming guide.
-_OLDEST_CAPABILITIES: Mapping[str, Version] = {
+_CAPABILITY_BY_ARCHITECTURE: Mapping[str, Version] = {
     "Fermi": (2, 0),
     "Kepler 3.0": (3, 0),
     "Kepler 3.5": (3, 5),
@@ -66,7 +68,7 @@ _OLDEST_CAPABILITIES: Mapping[str, Version] = {
 
 
 # The release whose compiler first targets GPUs from a compute capability on. Source: CUDA release notes.
-_FIRST_RELEASES: Mapping[Version, Version] = {
+_FIRST_RELEASE_BY_CAPABILITY: Mapping[Version, Version] = {
     (7, 0): (9, 0),
     (7, 5): (10, 0),
     (8, 0): (11, 0),
@@ -96,7 +98,7 @@ def newest_supported_by(driver: str) -> Version | None:
     return known[-1] if known else None
 
 
-def newest_compatible(branch: int) -> Version | None:
+def newest_compatible_with_branch(branch: int) -> Version | None:
     """Return the newest CUDA whose compiled programs start on a driver branch; None where it is older than the table.
 
     Source: CUDA compatibility guide, "Minor Version Compatibility".
@@ -105,39 +107,39 @@ def newest_compatible(branch: int) -> Version | None:
     return able[-1] if able else None
 
 
-def newest_for(capability: Version) -> Version | None:
+def newest_for_capability(capability: Version) -> Version | None:
     """Return the newest CUDA whose compiler targets this compute capability; None where no release of the table does.
 
-    The table tells only which GPUs left; ``first_for`` tells which came later.
+    The table tells only which GPUs left; ``first_for_capability`` tells which came later.
     """
     able = [release.version for release in releases() if release.oldest_capability <= capability]
     return able[-1] if able else None
 
 
-def first_for(capability: Version) -> Version:
+def first_for_capability(capability: Version) -> Version:
     """Return the oldest CUDA whose compiler targets this compute capability, as far as it is known."""
-    reached = [one for one in _FIRST_RELEASES if one <= capability]
-    return _FIRST_RELEASES[max(reached)] if reached else ()
+    reached = [one for one in _FIRST_RELEASE_BY_CAPABILITY if one <= capability]
+    return _FIRST_RELEASE_BY_CAPABILITY[max(reached)] if reached else ()
 
 
 def toolkit_packages(version: Version, components: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a toolkit (``cuda-toolkit-12-9``), or of some parts of it (``cuda-nvcc-12-9``)."""
-    names = chain.from_iterable(_PACKAGES[part] for part in components or ("",))
+    names = chain.from_iterable(_PACKAGES_BY_COMPONENT[part] for part in components or ("",))
     return tuple(f"{name}-{'-'.join(map(str, version))}" for name in names)
 
 
 def release_of_component(name: str) -> Version | None:
     """Return the release of a package that belongs to a toolkit, whole or in part; None for any other package."""
-    match = _COMPONENT.fullmatch(name)
+    match = _COMPONENT_PACKAGE_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def release_of_package(name: str) -> Version | None:
+def release_of_toolkit_package(name: str) -> Version | None:
     """Return the release that a package of ``toolkit_packages`` is of; None for any other package."""
-    match = _NAME.fullmatch(name)
+    match = _TOOLKIT_PACKAGE_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def show_version(version: Version) -> str:
+def format_release(version: Version) -> str:
     """Return a release as people write it: ``12.9``."""
     return ".".join(map(str, version))

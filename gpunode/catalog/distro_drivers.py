@@ -15,7 +15,7 @@ from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
 from gpunode.recipe import Driver
 
-_HINT_NVIDIA = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
+_USE_NVIDIA_PACKAGES_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,21 @@ def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Dist
     limit = choose(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
-        return Impossible(f"no driver of {_short_name(distro)}'s own is known", why, _HINT_NVIDIA)
+        return Impossible(f"no driver of {_short_distro_name(distro)}'s own is known", why, _USE_NVIDIA_PACKAGES_HINT)
     if isinstance(limit, Impossible):
         return limit
     wanted = [one for one in here if _branch_satisfies(one.branch, request.version)]
     if not wanted:
         listed = " and ".join(str(one.branch) for one in here)
         why = f"its own archive has branch {listed}"
-        return Impossible(f"{_short_name(distro)} has no driver {request.version} of its own", why, _HINT_NVIDIA)
-    found = [_choose_branch(models, request, one, distro) for one in wanted]
+        return Impossible(
+            f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _USE_NVIDIA_PACKAGES_HINT
+        )
+    found = [_try_distro_driver(models, request, one, distro) for one in wanted]
     return next((one for one in found if isinstance(one, Choice)), found[0])
 
 
-def _short_name(distro: Distro) -> str:
+def _short_distro_name(distro: Distro) -> str:
     return distro.name.partition(" (")[0]
 
 
@@ -82,18 +84,22 @@ def _branch_satisfies(branch: int, version: str) -> bool:
     return version == "auto" or version.partition(".")[0] == str(branch) or (row is not None and row.kind == version)
 
 
-def _choose_branch(
+def _try_distro_driver(
     models: Sequence[GpuModel], request: Driver, own: DistroDriver, distro: Distro
 ) -> Choice | Impossible:
     version = request.version if request.version[0].isdigit() else str(own.branch)
-    because = f"{own.branch} is in {_short_name(distro)}'s own archive"
+    because = f"{own.branch} is in {_short_distro_name(distro)}'s own archive"
     asked = replace(request, version=version)
     found = choose(models, asked, because)
     if isinstance(found, Choice) and found.flavour not in own.flavours and request.kernel_module_type == "auto":
         found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
     if isinstance(found, Impossible):
-        return replace(found, hint=_HINT_NVIDIA)
+        return replace(found, hint=_USE_NVIDIA_PACKAGES_HINT)
     if found.flavour not in own.flavours:
         why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
-        return Impossible(f"{_short_name(distro)} has no {found.flavour} kernel modules of its own", why, _HINT_NVIDIA)
+        return Impossible(
+            f"{_short_distro_name(distro)} has no {found.flavour} kernel modules of its own",
+            why,
+            _USE_NVIDIA_PACKAGES_HINT,
+        )
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
-from gpunode.catalog.gpus import LIST_GPUS, GpuModel
+from gpunode.catalog.gpus import LIST_GPUS_COMMAND, GpuModel
 from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
 
@@ -20,7 +20,7 @@ from gpunode.wording import join_with_and
 LAST_UNAVAILABLE_BRANCH = 470
 # From here on NVIDIA's own installer takes the open modules unless told otherwise.
 _OPEN_BY_DEFAULT_FROM = 560
-_VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
+_REQUESTED_VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +79,48 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
     if request.version == "none":
         raise ValueError("no driver is requested, so there is none to choose")
     gpus = tuple({model.device_id: model for model in models}.values())
-    pick = _no_common_branch(gpus) or _pick_branch(gpus, request)
+    pick = _find_common_branch_obstacle(gpus) or _pick_branch(gpus, request)
     if isinstance(pick, Impossible):
         return pick
     pick = replace(pick, because=because or pick.because)
-    flavour = _refuse_unusable_gpus(gpus, pick) or _flavour(gpus, pick.branch, request)
+    flavour = _refuse_unusable_gpus(gpus, pick) or _choose_flavour(gpus, pick.branch, request)
     if isinstance(flavour, Impossible):
         return flavour
-    reason = f"{_labels(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
+    reason = f"{_join_gpu_labels(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
     return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source)
 
 
-def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
+def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Impossible | None:
     """The limits that no recipe can change."""
     if not gpus:
-        return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _HINT_GPU)
+        return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _NO_GPU_HINT)
     old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_UNAVAILABLE_BRANCH]
     if old:
         why = "; ".join(f"{gpu.last_branch} is the last branch that supports {gpu.label}" for gpu in old)
-        return Impossible(f"no driver of NVIDIA's current repositories drives {_labels(old)}", why, _HINT_OLD)
+        return Impossible(
+            f"no driver of NVIDIA's current repositories drives {_join_gpu_labels(old)}", why, _OLD_GPU_HINT
+        )
     last, first = _first_dropped_gpu(gpus), _most_demanding_gpu(gpus)
     if last is not None and first.first_branch > (last.last_branch or 0):
         why = f"{last.label} needs branch {last.last_branch} or older, {first.label} {first.first_branch} or newer"
-        return Impossible("no driver branch drives all GPUs of this host", why, _HINT_MIXED)
+        return Impossible("no driver branch drives all GPUs of this host", why, _MIXED_GPUS_HINT)
     closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
     opened = [gpu for gpu in gpus if gpu.needs_open_modules]
     if closed and opened:
-        why = f"{_labels(closed)} {_need_verb(closed)} the proprietary kernel modules, {_labels(opened)} the open ones"
-        return Impossible("no kernel modules drive all GPUs of this host", why, _HINT_MIXED)
+        proprietary = f"{_join_gpu_labels(closed)} {_need_verb(closed)} the proprietary kernel modules"
+        why = f"{proprietary}, {_join_gpu_labels(opened)} the open ones"
+        return Impossible("no kernel modules drive all GPUs of this host", why, _MIXED_GPUS_HINT)
     return None
 
 
-_HINT_GPU = f"run `{LIST_GPUS}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
-_HINT_OLD = (
+_NO_GPU_HINT = (
+    f"run `{LIST_GPUS_COMMAND}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
+)
+_OLD_GPU_HINT = (
     "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
     "or remove the GPU"
 )
-_HINT_MIXED = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
+_MIXED_GPUS_HINT = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
 
 
 def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Impossible:
@@ -126,7 +131,7 @@ def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Imp
         return _BranchPick(branches.production(), "", f"{branches.production().number} is the production branch")
     if request.version == "lts":
         return _pick_lts(gpus, request)
-    return _parse_request(request.version)
+    return _parse_version_request(request.version)
 
 
 def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
@@ -137,7 +142,7 @@ def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
         pick
         for pick in picks
         if _refuse_unusable_gpus(gpus, pick) is None
-        and not isinstance(_flavour(gpus, pick.branch, request), Impossible)
+        and not isinstance(_choose_flavour(gpus, pick.branch, request), Impossible)
     ]
     if not usable or usable[0] == picks[0]:
         return picks[0]
@@ -145,7 +150,7 @@ def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     return replace(usable[0], because=f"{usable[0].branch.number} is the newest LTS branch that supports {whom}")
 
 
-_KIND_NAMES: Mapping[BranchKind, str] = {
+_BRANCH_KIND_WORDS: Mapping[BranchKind, str] = {
     "lts": "LTS branch",
     "production": "production branch",
     "new-feature": "branch",
@@ -166,16 +171,16 @@ def _pick_best_branch(gpus: Sequence[GpuModel]) -> _BranchPick:
         # A new-feature branch is maintained for months only, so it comes last.
         branch = min(able, key=lambda b: (b.kind == "new-feature", b.number))
         whom = "it" if len(gpus) == 1 else first.label
-        kind = _KIND_NAMES[branch.kind]
+        kind = _BRANCH_KIND_WORDS[branch.kind]
         known = f"{branch.number} is the first {kind} known to support {whom}"
         return _BranchPick(branch, "", known if first.listed else f"{branch.number} is the newest branch")
     return _BranchPick(wanted, "", f"{wanted.number} is the production branch")
 
 
-def _parse_request(version: str) -> _BranchPick | Impossible:
-    if not _VERSION.fullmatch(version):
+def _parse_version_request(version: str) -> _BranchPick | Impossible:
+    if not _REQUESTED_VERSION.fullmatch(version):
         why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
-        return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
+        return Impossible("the driver version cannot be understood", why, _ALLOWED_VERSIONS_HINT)
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
     if branch is None or number <= LAST_UNAVAILABLE_BRANCH:
@@ -184,11 +189,11 @@ def _parse_request(version: str) -> _BranchPick | Impossible:
             if number <= LAST_UNAVAILABLE_BRANCH
             else "NVIDIA never released such a branch"
         )
-        return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
+        return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _ALLOWED_VERSIONS_HINT)
     return _BranchPick(branch, exact, f"{version} was requested")
 
 
-_HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
+_ALLOWED_VERSIONS_HINT = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
 
 
 def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Impossible | None:
@@ -204,23 +209,23 @@ def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Imposs
     return None
 
 
-def _flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Impossible:
+def _choose_flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Impossible:
     """Return the requested kernel modules, or those that drive every GPU; open ones where both do."""
     flavour = _default_flavour(gpus, branch) if request.kernel_module_type == "auto" else request.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
             why = "open modules need Turing or newer"
-            return Impossible(f"the open kernel modules do not drive {gpu.label}", why, _HINT_FLAVOUR)
+            return Impossible(f"the open kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
         if flavour == "proprietary" and gpu.needs_open_modules:
             why = f"NVIDIA supports {gpu.architecture} with the open modules only"
-            return Impossible(f"the proprietary kernel modules do not drive {gpu.label}", why, _HINT_FLAVOUR)
+            return Impossible(f"the proprietary kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
     if flavour not in branch.flavours:
         why = f"NVIDIA's packages of this branch contain the {' and '.join(sorted(branch.flavours))} modules only"
-        return Impossible(f"branch {branch.number} has no {flavour} kernel modules", why, _HINT_FLAVOUR)
+        return Impossible(f"branch {branch.number} has no {flavour} kernel modules", why, _MODULE_FLAVOUR_HINT)
     return flavour
 
 
-_HINT_FLAVOUR = 'leave `kernel_module_type = "auto"` under [driver], or choose another branch'
+_MODULE_FLAVOUR_HINT = 'leave `kernel_module_type = "auto"` under [driver], or choose another branch'
 
 
 def _default_flavour(gpus: Sequence[GpuModel], branch: Branch) -> ModuleFlavour:
@@ -236,16 +241,20 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
         if closed:
             return "open modules need Turing or newer"
         early = branch.number < _OPEN_BY_DEFAULT_FROM
-        return f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}" if early else _AS_ASKED
+        return (
+            f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}"
+            if early
+            else _PROPRIETARY_AS_REQUESTED
+        )
     needed = [gpu for gpu in gpus if gpu.needs_open_modules]
     if needed:
-        return f"open modules, the only ones for {_labels(needed) if len(needed) < len(gpus) else 'it'}"
+        return f"open modules, the only ones for {_join_gpu_labels(needed) if len(needed) < len(gpus) else 'it'}"
     if branch.number >= branches.OPEN_ONLY_FROM:
         return f"open modules, the only ones from {branches.OPEN_ONLY_FROM} on"
     return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
 
 
-_AS_ASKED = "proprietary modules, as requested"
+_PROPRIETARY_AS_REQUESTED = "proprietary modules, as requested"
 
 
 def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
@@ -283,7 +292,7 @@ def _find_branch(number: int) -> Branch:
     return branch
 
 
-def _labels(gpus: Sequence[GpuModel]) -> str:
+def _join_gpu_labels(gpus: Sequence[GpuModel]) -> str:
     return join_with_and(list(dict.fromkeys(gpu.label for gpu in gpus)))
 
 

@@ -17,9 +17,9 @@ FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
 
 MANAGER_UNIT: Final = "nvidia-fabricmanager.service"
 IMEX_UNIT: Final = "nvidia-imex.service"
-IMEX_NODES: Final = "/etc/nvidia-imex/nodes_config.cfg"
+IMEX_NODES_FILE: Final = "/etc/nvidia-imex/nodes_config.cfg"
 # DGX-2's switches, which the drivers in NVIDIA's repositories do not bind.
-UNSUPPORTED_SWITCHES: Final = frozenset({"1ac2", "1ae8"})
+UNSUPPORTED_SWITCH_IDS: Final = frozenset({"1ac2", "1ae8"})
 UNSUPPORTED_NOTE: Final = (
     "the NVSwitches of DGX-2 and HGX-2 are of a generation that current drivers do not bind: no fabric manager is "
     "installed for them"
@@ -27,15 +27,19 @@ UNSUPPORTED_NOTE: Final = (
 # The module through which the fabric manager reaches switches behind a ConnectX bridge.
 BRIDGE_MODULE: Final = "ib_umad"
 # NVIDIA dropped the branch from these names at 580, on all distributions.
-_UNSUFFIXED_FROM: Final = 580
-_LOCKED: Final[dict[FabricKind, tuple[str, ...]]] = {
+_FIRST_BRANCH_WITHOUT_SUFFIX: Final = 580
+_VERSION_LOCKED_PACKAGES: Final[dict[FabricKind, tuple[str, ...]]] = {
     "nvswitch": ("nvidia-fabricmanager", "libnvidia-nscq"),
     "nvlink5": ("nvidia-fabricmanager", "libnvsdm"),
     "rack": ("nvidia-imex",),
 }
-_FREE: Final[dict[FabricKind, tuple[str, ...]]] = {"nvswitch": (), "nvlink5": ("nvlsm", "infiniband-diags"), "rack": ()}
+_UNLOCKED_PACKAGES: Final[dict[FabricKind, tuple[str, ...]]] = {
+    "nvswitch": (),
+    "nvlink5": ("nvlsm", "infiniband-diags"),
+    "rack": (),
+}
 # NVIDIA builds no libnvsdm for arm64 (gpu-driver-container, ubuntu24.04/install.sh).
-_AMD64_ONLY: Final = frozenset({"libnvsdm"})
+_AMD64_ONLY_PACKAGES: Final = frozenset({"libnvsdm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,13 @@ def find_packages(kind: FabricKind, branch: int, architecture: str, source: Driv
 
     Ubuntu's own archive goes on with the branch in their names (nvidia-fabricmanager-615, packages.ubuntu.com).
     """
-    suffix = "" if branch >= _UNSUFFIXED_FROM and source == "nvidia" else f"-{branch}"
-    locked = (f"{name}{suffix}" for name in _LOCKED[kind] if architecture == "amd64" or name not in _AMD64_ONLY)
-    return FabricPackages(tuple(locked), _FREE[kind])
+    suffix = "" if branch >= _FIRST_BRANCH_WITHOUT_SUFFIX and source == "nvidia" else f"-{branch}"
+    locked = (
+        f"{name}{suffix}"
+        for name in _VERSION_LOCKED_PACKAGES[kind]
+        if architecture == "amd64" or name not in _AMD64_ONLY_PACKAGES
+    )
+    return FabricPackages(tuple(locked), _UNLOCKED_PACKAGES[kind])
 
 
 def package_stem(name: str) -> str:
@@ -69,9 +77,11 @@ def package_stem(name: str) -> str:
 
 def is_fabric_package(name: str) -> bool:
     """Return whether it is one of ``find_packages``, for any fabric and branch."""
-    return package_stem(name) in {*chain(*_LOCKED.values(), *_FREE.values())}
+    return package_stem(name) in {*chain(*_VERSION_LOCKED_PACKAGES.values(), *_UNLOCKED_PACKAGES.values())}
 
 
 def is_version_locked(name: str) -> bool:
     """Return whether a package works at the driver's exact version alone."""
-    return any(name == one or name.startswith(f"{one}-") for names in _LOCKED.values() for one in names)
+    return any(
+        name == one or name.startswith(f"{one}-") for names in _VERSION_LOCKED_PACKAGES.values() for one in names
+    )

@@ -81,7 +81,7 @@ def _find_newest_cuda(model: GpuModel, choice: Choice | Impossible) -> tuple[cud
         return None, ""
     branch = branches.find(choice.branch)
     of_driver = cuda.newest_supported_by(branch.newest_seen) if branch and branch.newest_seen else None
-    of_compiler = cuda.newest_for(capability)
+    of_compiler = cuda.newest_for_capability(capability)
     if of_driver is None or of_compiler is None:
         return None, ""
     if of_compiler < of_driver:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.facts.patterns import Pattern
 
-_NO_SOURCE: Final = Pattern(
+_PACKAGE_NOT_FOUND: Final = Pattern(
     r"(?:Unable to locate package|Package) ['‘]?([a-z0-9][a-z0-9+.-]+)['’]?(?: has no installation candidate|\s*$)",
     re.MULTILINE,
 )
@@ -43,7 +43,7 @@ class GpuDirectFeature:
 
 
 # NVIDIA GPU Operator, "GPUDirect RDMA and GPUDirect Storage" (2026-09): the kernel's own network driver is enough.
-DMA_BUF: Final = GpuDirectFeature(
+DMA_BUF_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by DMA-BUF",
     asked='gpudirect.rdma = "dma-buf"',
     instead='set gpudirect.rdma = "peermem", which needs MLNX_OFED or DOCA-OFED, or leave it out',
@@ -52,7 +52,7 @@ DMA_BUF: Final = GpuDirectFeature(
 )
 # The module comes with every driver since 470, and registers with functions that only these RDMA stacks have:
 # https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem".
-PEERMEM: Final = GpuDirectFeature(
+PEERMEM_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
     asked='gpudirect.rdma = "peermem"',
     instead='set gpudirect.rdma = "dma-buf", which needs no RDMA stack of its own',
@@ -60,7 +60,7 @@ PEERMEM: Final = GpuDirectFeature(
     module="nvidia_peermem",
 )
 # nvidia-fs 2.17.5 and later use the open modules alone (its ChangeLog). The CUDA repositories have the package.
-GDS: Final = GpuDirectFeature(
+GDS_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect Storage",
     asked="gpudirect.gds = true",
     instead="leave out gpudirect.gds: cuFile then works in its compatible mode, through the host's memory",
@@ -70,7 +70,7 @@ GDS: Final = GpuDirectFeature(
     source="it is in NVIDIA's CUDA repository; let the recipe install the driver from there, or add that repository",
 )
 # The package's init script makes /dev/gdrdrv, the module makes no device node (gdrdrv.c 2.6).
-GDRCOPY: Final = GpuDirectFeature(
+GDRCOPY_FEATURE: Final = GpuDirectFeature(
     name="GDRCopy",
     asked="gpudirect.gdrcopy = true",
     instead="leave out gpudirect.gdrcopy",
@@ -81,11 +81,11 @@ GDRCOPY: Final = GpuDirectFeature(
     "https://developer.download.nvidia.com/compute/redist/gdrcopy/ and install them (apt-get install ./*.deb), or\n"
     "put them into a repository of your own; then run the same command again",
 )
-FEATURES: Final = (DMA_BUF, PEERMEM, GDS, GDRCOPY)
+FEATURES: Final = (DMA_BUF_FEATURE, PEERMEM_FEATURE, GDS_FEATURE, GDRCOPY_FEATURE)
 
 
 def missing_source_hint(problem: str) -> str:
     """Return what to do when apt says that no source has a package of a feature; empty when it says something else."""
-    missing = set(_NO_SOURCE.findall(problem))
+    missing = set(_PACKAGE_NOT_FOUND.findall(problem))
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))
     return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)

@@ -14,15 +14,15 @@ from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import branches, tables
 
-OpenModules: TypeAlias = Literal["no", "yes", "required"]
+OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
 
 # lspci before 3.8 takes no `03xx`: VGA compatible controllers, then 3D controllers.
-LIST_GPUS = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
+LIST_GPUS_COMMAND = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
 """The command that lists NVIDIA's GPUs with their ids, and neither their audio functions nor NVSwitches."""
 
 # LR10 (A100 boards), LS10 (H100 and H200 boards), and DGX-2's, which today's drivers no longer bind.
-_NVSWITCHES = frozenset({0x1AE8, 0x1AC2, *range(0x1AF0, 0x1B00), *range(0x22A0, 0x22A8)})
+_NVSWITCH_DEVICE_IDS = frozenset({0x1AE8, 0x1AC2, *range(0x1AF0, 0x1B00), *range(0x22A0, 0x22A8)})
 # The rule that holds for all 1185 ids on NVIDIA's list, applied to ids that no list has.
 _FIRST_TURING, _FIRST_MAXWELL = 0x1E00, 0x1340
 _LAST_BRANCH_OF_KEPLER = 470
@@ -30,7 +30,7 @@ _LAST_BRANCH_OF_VOLTA = 580
 
 
 # NVIDIA's chip codes (pci.ids), by generation: first branch (0: older than every branch in question), last, modules.
-_CHIPS: tuple[tuple[str, str, int, int | None, OpenModules], ...] = (
+_CHIP_GENERATIONS: tuple[tuple[str, str, int, int | None, OpenModuleSupport], ...] = (
     ("GR", "Rubin", 615, None, "required"),
     ("GB", "Blackwell", 570, None, "required"),
     ("GH", "Hopper", 520, None, "yes"),
@@ -67,7 +67,7 @@ class GpuModel:
     architecture: str
     first_branch: int
     last_branch: int | None
-    open_modules: OpenModules
+    open_modules: OpenModuleSupport
     compute_capability: str = ""
     nvswitch_board: NvSwitchBoard = ""
     listed: bool = False
@@ -105,7 +105,7 @@ def lookup(device_id: str) -> GpuModel:
     """
     number = _parse_device_id(device_id)
     row = tables.find("gpus.csv", f"{number:04x}")
-    return _model(row) if row else _guess_unlisted(number)
+    return _model_from_row(row) if row else _guess_unlisted(number)
 
 
 def find_by_name(name: str) -> GpuModel | None:
@@ -117,20 +117,20 @@ def find_all_by_name(name: str) -> Iterator[GpuModel]:
     """Every GPU of this name: some are of two generations (``GeForce GT 730``)."""
     wanted = name.removeprefix("NVIDIA ").strip().lower()
     named = (row for row in tables.rows("gpus.csv") if row["name"].removeprefix("NVIDIA ").lower() == wanted)
-    return (_model(row) for row in named)
+    return (_model_from_row(row) for row in named)
 
 
 def search_models(text: str) -> tuple[GpuModel, ...]:
     """Return the GPUs whose name contains each word of ``text``, in any case."""
     words = text.lower().split()
     found = (row for row in tables.rows("gpus.csv") if all(word in row["name"].lower().split() for word in words))
-    return tuple(map(_model, found)) if words else ()
+    return tuple(map(_model_from_row, found)) if words else ()
 
 
 def find_by_label(label: str) -> GpuModel | None:
     """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
     row = _rows_by_label().get(label.removeprefix("NVIDIA-").lower())
-    return _model(row) if row else None
+    return _model_from_row(row) if row else None
 
 
 @cache
@@ -146,9 +146,9 @@ def _gfd_label(name: str) -> str:
     return "-".join(plain.split()).lower()
 
 
-def by_chip(chip: str, name: str) -> GpuModel | None:
+def model_of_chip(chip: str, name: str) -> GpuModel | None:
     """A GPU by its chip (``GP108``), as far as its generation tells; None where the code is not that of a GPU."""
-    for start, architecture, first, last, modules in _CHIPS:
+    for start, architecture, first, last, modules in _CHIP_GENERATIONS:
         if chip.startswith(start) and chip[len(start) : len(start) + 1].isdigit():
             return GpuModel("", name or chip, architecture, first, last, modules)
     return None
@@ -160,7 +160,7 @@ def is_nvswitch(device_id: str) -> bool:
     Raises:
         ValueError: ``device_id`` is not four hex digits.
     """
-    return _parse_device_id(device_id) in _NVSWITCHES
+    return _parse_device_id(device_id) in _NVSWITCH_DEVICE_IDS
 
 
 def non_gpu_kind_and_name(device_id: str) -> tuple[str, str] | None:
@@ -172,7 +172,7 @@ def non_gpu_kind_and_name(device_id: str) -> tuple[str, str] | None:
     number = _parse_device_id(device_id)
     if row := tables.find("other_devices.csv", f"{number:04x}"):
         return row["kind"], row["name"]
-    return ("NVSwitch", "NVSwitch") if number in _NVSWITCHES else None
+    return ("NVSwitch", "NVSwitch") if number in _NVSWITCH_DEVICE_IDS else None
 
 
 def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | None:
@@ -187,12 +187,12 @@ def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | Non
 
 
 # "-8Q", and "-1-5C" of a MIG instance; some profiles have no letter, and only the list knows them.
-_PROFILE = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
+_VGPU_PROFILE_SUFFIX = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
 
 
 def is_vgpu_profile(name: str) -> bool:
     """Return whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
-    found = _PROFILE.search(name, name.rfind("-")) if "-" in name else None
+    found = _VGPU_PROFILE_SUFFIX.search(name, name.rfind("-")) if "-" in name else None
     if found is None or found.end() != len(name):
         return False
     return bool(found["letter"]) or any(row["profile"] == name for row in tables.rows("vgpu_guests.csv"))
@@ -204,7 +204,7 @@ def _parse_device_id(device_id: str) -> int:
     return int(device_id, 16)
 
 
-def _model(row: Mapping[str, str]) -> GpuModel:
+def _model_from_row(row: Mapping[str, str]) -> GpuModel:
     return GpuModel(
         device_id=row["device_id"],
         name=row["name"],
@@ -212,7 +212,7 @@ def _model(row: Mapping[str, str]) -> GpuModel:
         compute_capability=row["compute_capability"],
         first_branch=int(row["first_branch"]),
         last_branch=int(row["last_branch"]) if row["last_branch"] else None,
-        open_modules=cast("OpenModules", row["open_modules"]),
+        open_modules=cast("OpenModuleSupport", row["open_modules"]),
         nvswitch_board=cast("NvSwitchBoard", row["nvswitch_board"]),
         listed=row["listed"] == "yes",
     )
@@ -223,7 +223,7 @@ def _guess_unlisted(number: int) -> GpuModel:
     device_id = f"{number:04x}"
     name = f"NVIDIA device 10de:{device_id}"
     if number >= _FIRST_TURING:
-        newest = branches.newest().number
+        newest = branches.newest_maintained_branch().number
         return GpuModel(device_id, name, "unknown, newer than this catalog", newest, None, "required")
     if number >= _FIRST_MAXWELL:
         return GpuModel(device_id, name, "Maxwell to Volta by its id", 0, _LAST_BRANCH_OF_VOLTA, "no")

@@ -9,11 +9,11 @@ from functools import lru_cache
 from gpunode.catalog import tables
 
 # Such a header stands at the top, above or below a licence.
-_LINES = 40
-_BYTES = 8192
+_MAX_LINES_READ = 40
+_MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
-_COMMENT = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
-_OWN = "written by gpunode"
+_COMMENT_LINE_START = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
+_GPUNODE_MARK = "written by gpunode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Manager:
 
 def manager_of(content: bytes) -> Manager | None:
     """Return the tool that claims the file in a comment at the top of ``content``; None if none does."""
-    lines = content[:_BYTES].decode("utf-8", "replace").split("\n")[:_LINES]
-    comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT.match(line)]
-    if any(_OWN in line for _, line in comments):
+    lines = content[:_MAX_BYTES_READ].decode("utf-8", "replace").split("\n")[:_MAX_LINES_READ]
+    comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
+    if any(_GPUNODE_MARK in line for _, line in comments):
         return None
-    for name, words in _rows():
+    for name, words in _manager_patterns():
         for number, line in comments:
             if words.search(line):
                 return Manager(name, number, lines[number - 1].strip())
@@ -45,5 +45,5 @@ def manager_of(content: bytes) -> Manager | None:
 
 
 @lru_cache(maxsize=1)
-def _rows() -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _manager_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((row["manager"], re.compile(row["words"])) for row in tables.rows("managers.csv"))

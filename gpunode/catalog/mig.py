@@ -11,18 +11,18 @@ from gpunode.catalog import tables
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.patterns import Pattern
 
-NO_LAYOUT: Final = "all-disabled"
-NO_INSTANCES: Final = "all-enabled"
-BALANCED: Final = "all-balanced"
+ALL_DISABLED_LAYOUT: Final = "all-disabled"
+ALL_ENABLED_LAYOUT: Final = "all-enabled"
+ALL_BALANCED_LAYOUT: Final = "all-balanced"
 # A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
-_ONE_PROFILE: Final = Pattern(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
+_SINGLE_PROFILE_LAYOUT: Final = Pattern(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
 _ONE, _HALF = 1, 4
-_GA100: Final = "8.0"
-_WITH_NEW_GPUS: Final = frozenset({"Hopper", "Blackwell", "Rubin"})
+_GA100_CAPABILITY: Final = "8.0"
+_ARCHITECTURES_GETTING_NEW_GPUS: Final = frozenset({"Hopper", "Blackwell", "Rubin"})
 
 
 @cache
-def profiles(device_id: str) -> Mapping[str, int]:
+def max_instances_by_profile(device_id: str) -> Mapping[str, int]:
     """Return how many instances of each MIG profile fit on the GPU, by profile; empty where none is known for it.
 
     Args:
@@ -44,8 +44,8 @@ def cannot_have_mig(gpu: GpuModel) -> bool:
     GA100 has it, whatever the card is called. So may a Hopper or Blackwell GPU that the table lacks; its driver tells.
     Source: NVIDIA MIG User Guide, "Supported GPUs" (A100 and A30 are the first, and Ada has none).
     """
-    may_have = gpu.compute_capability == _GA100 or gpu.architecture in _WITH_NEW_GPUS
-    return gpu.listed and not may_have and not profiles(gpu.device_id)
+    may_have = gpu.compute_capability == _GA100_CAPABILITY or gpu.architecture in _ARCHITECTURES_GETTING_NEW_GPUS
+    return gpu.listed and not may_have and not max_instances_by_profile(gpu.device_id)
 
 
 @cache
@@ -54,7 +54,7 @@ def balanced_layout(device_id: str) -> Mapping[str, int]:
 
     The A30 and the RTX PRO 6000 have four slices, so theirs has no instance of three.
     """
-    plain = [profile for profile in profiles(device_id) if profile.replace(".", "").isalnum()]
+    plain = [profile for profile in max_instances_by_profile(device_id) if profile.replace(".", "").isalnum()]
     smallest = {size: profile for profile in reversed(plain) for size in [profile.partition("g.")[0]]}
     wanted = {"1": 2, "2": 1, "3": 1}
     return MappingProxyType({smallest[size]: count for size, count in wanted.items() if size in smallest})
@@ -67,11 +67,11 @@ def layout_of(profile: str) -> str:
 
 def profile_of(layout: str) -> str:
     """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
-    found = _ONE_PROFILE.fullmatch(layout)
+    found = _SINGLE_PROFILE_LAYOUT.fullmatch(layout)
     return f"{found[1]}{f'+{found[2]}' if found[2] else found[3] or ''}" if found else ""
 
 
-def slices(profile: str) -> int:
+def compute_slices(profile: str) -> int:
     """The compute slices of an instance (3 of ``3g.40gb``)."""
     return int(profile.partition("g.")[0])
 
@@ -85,13 +85,13 @@ def place_instances(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[st
         device_id: PCI device id; the GPU knows each profile.
         wanted: how many of each profile.
     """
-    most = profiles(device_id)
+    most = max_instances_by_profile(device_id)
     if any(count > most[profile] for profile, count in wanted.items()):
         return None
     if sum("+me" in profile for profile, count in wanted.items() for _ in range(count)) > 1:
         return None
     flat = [profile for profile, count in wanted.items() for _ in range(count)]
-    flat.sort(key=lambda profile: (-_placements(device_id, profile)[1], -slices(profile), profile))
+    flat.sort(key=lambda profile: (-_placements(device_id, profile)[1], -compute_slices(profile), profile))
     found = _fit_instances(device_id, flat, 0)
     return None if found is None else tuple(sorted(found, key=lambda one: one[1]))
 
@@ -114,8 +114,8 @@ def _placements(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
     Source: NVIDIA MIG User Guide, "MIG Placement" and `nvidia-smi mig -lgipp` of the A100, the A30 and the H100 there.
     A GPU with seven compute slices has eight memory slices; one with four compute slices has four.
     """
-    compute, most = slices(profile), profiles(device_id)[profile]
-    if max(map(slices, profiles(device_id))) <= _HALF:
+    compute, most = compute_slices(profile), max_instances_by_profile(device_id)[profile]
+    if max(map(compute_slices, max_instances_by_profile(device_id))) <= _HALF:
         return tuple(range(0, _HALF, compute)), compute
     if compute == _ONE:
         # 1g.10gb of an A100 40GB has the memory of two slices; four fit.
@@ -124,10 +124,10 @@ def _placements(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
     return by_compute.get(compute, ((0,), 8))
 
 
-def names(device_id: str) -> Iterator[str]:
+def layout_names(device_id: str) -> Iterator[str]:
     """The layouts that gpunode knows for the GPU, by name."""
-    yield from map(layout_of, profiles(device_id))
-    yield from (BALANCED, NO_INSTANCES, NO_LAYOUT)
+    yield from map(layout_of, max_instances_by_profile(device_id))
+    yield from (ALL_BALANCED_LAYOUT, ALL_ENABLED_LAYOUT, ALL_DISABLED_LAYOUT)
 
 
 def instances_in_layout(device_id: str, layout: str) -> Mapping[str, int] | None:
@@ -136,9 +136,9 @@ def instances_in_layout(device_id: str, layout: str) -> Mapping[str, int] | None
     Raises:
         KeyError: the GPU does not have the profile that the name says.
     """
-    if layout in {NO_LAYOUT, NO_INSTANCES}:
+    if layout in {ALL_DISABLED_LAYOUT, ALL_ENABLED_LAYOUT}:
         return MappingProxyType({})
-    if layout == BALANCED:
+    if layout == ALL_BALANCED_LAYOUT:
         return balanced_layout(device_id)
     profile = profile_of(layout)
-    return {profile: profiles(device_id)[profile]} if profile else None
+    return {profile: max_instances_by_profile(device_id)[profile]} if profile else None

@@ -18,12 +18,12 @@ from gpunode.change import SigningKey
 from gpunode.errors import Refused
 
 # A repository's key file has a few kilobytes; this leaves room and bounds the work.
-_LIMIT_BYTES = 1 << 20
+_MAX_KEY_FILE_BYTES = 1 << 20
 _PUBLIC_KEY, _SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE, _PADDING = 6, 14, 2, 12, 13, 17, 21
-_MARKER = 10
-_SECRET = frozenset({5, 7})
-_PARTS_OF_A_KEY = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
-_IGNORED = frozenset({_MARKER, _PADDING})
+_MARKER_TAG = 10
+_SECRET_KEY_TAGS = frozenset({5, 7})
+_KEY_PART_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
+_IGNORED_TAGS = frozenset({_MARKER_TAG, _PADDING})
 # Of the subpackets of a signature, those that name its maker.
 _ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
@@ -46,19 +46,19 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
     Raises:
         ValueError: the file holds anything but whole public keys, or none.
     """
-    if len(data) > _LIMIT_BYTES:
-        raise ValueError(f"the key file has {len(data)} bytes; no repository's key has more than {_LIMIT_BYTES}")
+    if len(data) > _MAX_KEY_FILE_BYTES:
+        raise ValueError(f"the key file has {len(data)} bytes; no repository's key has more than {_MAX_KEY_FILE_BYTES}")
     found: list[str] = []
     for packet in _packets(dearmor(data) if _is_armored(data) else data):
         if packet.tag == _PUBLIC_KEY:
             found.append(_fingerprint(packet.body))
-        elif packet.tag in _SECRET:
+        elif packet.tag in _SECRET_KEY_TAGS:
             raise ValueError("the file holds a secret key")
-        elif packet.tag not in _PARTS_OF_A_KEY | _IGNORED:
+        elif packet.tag not in _KEY_PART_TAGS | _IGNORED_TAGS:
             raise ValueError(
                 f"the file holds an OpenPGP packet of type {packet.tag}, which does not belong in a public key"
             )
-        elif packet.tag in _PARTS_OF_A_KEY and not found:
+        elif packet.tag in _KEY_PART_TAGS and not found:
             raise ValueError("the file does not begin with a public key")
     if not found:
         raise ValueError("the file holds no public key")
@@ -82,7 +82,11 @@ def strip_foreign_packets(data: bytes) -> bytes:
         if packet.tag == _PUBLIC_KEY:
             primary, held = _fingerprint(packet.body), b""
             kept.append(packet.whole)
-        elif packet.tag == _SIGNATURE and held is not None and _issuers(packet.body) & _fingerprint_and_key_id(primary):
+        elif (
+            packet.tag == _SIGNATURE
+            and held is not None
+            and _signature_issuers(packet.body) & _fingerprint_and_key_id(primary)
+        ):
             kept += [held, packet.whole]
             held = b""
         elif packet.tag in {_USER_ID, _SUBKEY}:
@@ -97,7 +101,7 @@ def _fingerprint_and_key_id(fingerprint: str) -> frozenset[str]:
     return frozenset({fingerprint, fingerprint[-16:] if len(fingerprint) == 40 else fingerprint[:16]})
 
 
-def _issuers(body: bytes) -> frozenset[str]:
+def _signature_issuers(body: bytes) -> frozenset[str]:
     """The keys that a signature says it was made by, as key ids and fingerprints (RFC 9580 §5.2)."""
     if body[:1] == b"\x03":
         return frozenset({body[7:15].hex().upper()})
@@ -110,12 +114,12 @@ def _issuers(body: bytes) -> frozenset[str]:
         start = position + size
         position = start + int.from_bytes(body[position:start], "big")
         found |= {
-            name for kind, value in _subpackets(body[start:position]) for name in _subpacket_fingerprints(kind, value)
+            name for kind, value in _subpackets(body[start:position]) for name in _issuer_of_subpacket(kind, value)
         }
     return frozenset(found)
 
 
-def _subpacket_fingerprints(kind: int, value: bytes) -> Iterator[str]:
+def _issuer_of_subpacket(kind: int, value: bytes) -> Iterator[str]:
     if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
         yield (value if kind == _ISSUER else value[1:]).hex().upper()
 
@@ -144,7 +148,7 @@ def dearmor(data: bytes) -> bytes:
     Raises:
         ValueError: not an armored public key, text outside the armor, bad base64, or a checksum that does not match.
     """
-    lines = [line.rstrip() for line in _ascii(data).splitlines()]
+    lines = [line.rstrip() for line in _decode_ascii(data).splitlines()]
     blocks: list[bytes] = []
     start = 0
     while start < len(lines):
@@ -168,7 +172,7 @@ def _is_armored(data: bytes) -> bool:
     return not data or data[0] < 0x80
 
 
-def _ascii(data: bytes) -> str:
+def _decode_ascii(data: bytes) -> str:
     try:
         return data.decode("ascii")
     except UnicodeDecodeError as error:
@@ -182,13 +186,13 @@ def _decode_armor_block(lines: list[str]) -> bytes:
         raise ValueError("the armor's headers do not end in an empty line")
     body = lines[blank + 1 :]
     checksum = body.pop() if body and body[-1].startswith("=") else ""
-    data = _base64("".join(body))
-    if checksum and _base64(checksum[1:]) != _crc24(data).to_bytes(3, "big"):
+    data = _decode_base64("".join(body))
+    if checksum and _decode_base64(checksum[1:]) != _crc24(data).to_bytes(3, "big"):
         raise ValueError("the armor's checksum does not match: the file is damaged")
     return data
 
 
-def _base64(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -225,13 +229,13 @@ def _packets(data: bytes) -> Iterator[_Packet]:
 
 def _find_new_format_body(data: bytes, packet_start: int) -> tuple[int, int]:
     """Return where the body starts, and its length (RFC 9580 §4.2.1)."""
-    first = _number(data, packet_start + 1, 1)
+    first = _read_number(data, packet_start + 1, 1)
     if first < 192:
         return packet_start + 2, first
     if first < 224:
-        return packet_start + 3, ((first - 192) << 8) + _number(data, packet_start + 2, 1) + 192
+        return packet_start + 3, ((first - 192) << 8) + _read_number(data, packet_start + 2, 1) + 192
     if first == 255:
-        return packet_start + 6, _number(data, packet_start + 2, 4)
+        return packet_start + 6, _read_number(data, packet_start + 2, 4)
     raise ValueError(f"the packet at byte {packet_start} has a partial length, which is not allowed in a key")
 
 
@@ -240,10 +244,10 @@ def _find_old_format_body(data: bytes, packet_start: int) -> tuple[int, int]:
     size = {0: 1, 1: 2, 2: 4}.get(data[packet_start] & 3)
     if size is None:
         raise ValueError(f"the packet at byte {packet_start} has no stated length")
-    return packet_start + 1 + size, _number(data, packet_start + 1, size)
+    return packet_start + 1 + size, _read_number(data, packet_start + 1, size)
 
 
-def _number(data: bytes, position: int, size: int) -> int:
+def _read_number(data: bytes, position: int, size: int) -> int:
     if position + size > len(data):
         raise ValueError(f"the file ends at byte {len(data)}, inside a packet's header")
     return int.from_bytes(data[position : position + size], "big")
@@ -262,7 +266,7 @@ def _fingerprint(body: bytes) -> str:
     raise ValueError(f"a key of version {version} is not supported; 4 and 6 are")
 
 
-def keyring(data: bytes, key: SigningKey) -> bytes:
+def checked_keyring(data: bytes, key: SigningKey) -> bytes:
     """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
     try:
         found = fingerprints(data)

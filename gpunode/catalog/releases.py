@@ -9,7 +9,7 @@ from functools import cache
 from gpunode.catalog import tables
 from gpunode.facts.model import Distro
 
-_TABLE = "releases.csv"
+_TABLE_FILE = "releases.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def release(distro: Distro) -> Release | None:
 @cache
 def _release(distribution: str, version: str) -> Release | None:
     key = (distribution, version)
-    found = next((row for row in tables.rows(_TABLE) if (row["distribution"], row["version"]) == key), None)
+    found = next((row for row in tables.rows(_TABLE_FILE) if (row["distribution"], row["version"]) == key), None)
     if found is None:
         return None
     if base := found["derivative_of"]:
@@ -56,7 +56,7 @@ def _release(distribution: str, version: str) -> Release | None:
 def supported_versions() -> Mapping[str, tuple[str, ...]]:
     """The versions for which NVIDIA has a repository, by distribution; derivatives are left out."""
     found: dict[str, tuple[str, ...]] = {}
-    for row in tables.rows(_TABLE):
+    for row in tables.rows(_TABLE_FILE):
         if row["repository"]:
             found[row["distribution"]] = (*found.get(row["distribution"], ()), row["version"])
     return found

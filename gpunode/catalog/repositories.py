@@ -18,14 +18,14 @@ from gpunode.catalog.releases import release
 from gpunode.change import SigningKey
 from gpunode.facts.model import Distro
 
-CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
-TOOLKIT_BASE = "https://nvidia.github.io/libnvidia-container"
+CUDA_BASE_URL = "https://developer.download.nvidia.com/compute/cuda/repos"
+TOOLKIT_BASE_URL = "https://nvidia.github.io/libnvidia-container"
 CUDA_KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 TOOLKIT_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 
 _OLD_TOOLKIT_BASES = ("nvidia.github.io/nvidia-docker/", "nvidia.github.io/nvidia-container-runtime/")
-_APT_FOLDER = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
-_ARCHITECTURES = {"amd64": "x86_64", "arm64": "sbsa"}
+_APT_REPOSITORY_FOLDER = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
+_FOLDER_BY_DPKG_ARCHITECTURE = {"amd64": "x86_64", "arm64": "sbsa"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ def cuda_repository(
     ``base`` is a mirror's address, above the release's folder; ``fingerprints`` are its own keys', separated by blanks,
     and ``key_file`` is the name of the file beside the index that holds them.
     """
-    known, arch = release(distro), _ARCHITECTURES.get(dpkg_arch, "")
+    known, arch = release(distro), _FOLDER_BY_DPKG_ARCHITECTURE.get(dpkg_arch, "")
     folder = known.repository if known else ""
     row = next((r for r in tables.rows("cuda_repositories.csv") if (r["dir"], r["arch"]) == (folder, arch)), None)
     if row is None:
         return None
-    url = f"{(base or CUDA_BASE).rstrip('/')}/{folder}/{arch}/"
+    url = f"{(base or CUDA_BASE_URL).rstrip('/')}/{folder}/{arch}/"
     return Repository(
         uri=url,
         list_file=f"/etc/apt/sources.list.d/cuda-{folder}-{arch}.list",
@@ -81,7 +81,7 @@ def describe_former_address(address: str) -> str:
 
     Those were folders of the present repository for each distribution, and two repositories of other names.
     """
-    inside = address.removeprefix(f"{_without_scheme(TOOLKIT_BASE)}/")
+    inside = address.removeprefix(f"{_without_scheme(TOOLKIT_BASE_URL)}/")
     former_folder = inside != address and not f"{inside}/".startswith(("stable/deb/", "experimental/deb/"))
     is_former = former_folder or f"{address.rstrip('/')}/".startswith(_OLD_TOOLKIT_BASES)
     return "by an old address" if is_former else ""
@@ -95,7 +95,7 @@ def toolkit_repository(
     ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprints`` are its own keys',
     separated by blanks, and ``key_file`` is the name of the file in ``gpgkey``'s place that holds them.
     """
-    root = (base or TOOLKIT_BASE).rstrip("/")
+    root = (base or TOOLKIT_BASE_URL).rstrip("/")
     keys = frozenset((fingerprints or "C95B321B61E88C1809C4F759DDCAE044F796ECB0").split())
     return Repository(
         uri=f"{root}/stable/deb/$(ARCH)",
@@ -107,7 +107,7 @@ def toolkit_repository(
     )
 
 
-TOOLKIT = toolkit_repository()
+NVIDIA_TOOLKIT_REPOSITORY = toolkit_repository()
 
 
 def describe_other_cuda_folder(url: str, address: str) -> str:
@@ -118,8 +118,13 @@ def describe_other_cuda_folder(url: str, address: str) -> str:
     """
     own = _without_scheme(url).rstrip("/").split("/")
     parts = address.rstrip("/").split("/")
-    for above in (own[:-2], _without_scheme(CUDA_BASE).split("/")):
-        if parts[:-2] == above and parts[-1] == own[-1] and parts[-2] != own[-2] and _APT_FOLDER.fullmatch(parts[-2]):
+    for above in (own[:-2], _without_scheme(CUDA_BASE_URL).split("/")):
+        if (
+            parts[:-2] == above
+            and parts[-1] == own[-1]
+            and parts[-2] != own[-2]
+            and _APT_REPOSITORY_FOLDER.fullmatch(parts[-2])
+        ):
             return f"for another system ({parts[-2]}, where this one needs {own[-2]})"
     return ""
 

@@ -10,7 +10,7 @@ from functools import cache
 
 
 @cache
-def _file(name: str) -> str:
+def _read_table_file(name: str) -> str:
     # Of what reads from a zipapp too, this is the part of the standard library that costs least at start-up.
     data = pkgutil.get_data(__package__, name)
     assert data is not None, f"{name} is not beside this file"
@@ -20,7 +20,7 @@ def _file(name: str) -> str:
 @cache
 def _table_without_comments(name: str) -> str:
     """The table without its comments; header line first."""
-    text = _file(name)
+    text = _read_table_file(name)
     while text.startswith("#"):
         text = text.partition("\n")[2]
     return text
@@ -29,7 +29,7 @@ def _table_without_comments(name: str) -> str:
 def collected_on(name: str) -> date:
     """Return the date on which the rows of the table ``name`` were collected, as its comments say."""
     # No regular expression: each plan would compile it.
-    return date.fromisoformat(_file(name).partition("Collected ")[2].split(None, 1)[0].rstrip("."))
+    return date.fromisoformat(_read_table_file(name).partition("Collected ")[2].split(None, 1)[0].rstrip("."))
 
 
 def rows(name: str) -> Iterator[Mapping[str, str]]:

@@ -27,8 +27,8 @@ XidKind: TypeAlias = Literal[
     "unused",  # by the catalog; the name says what it once meant
 ]
 LinkSeverity: TypeAlias = Literal["nonfatal", "link-fatal", "fatal"]
-NVLINK5: Final = range(144, 151)
-_WEIGHT: Final[tuple[LinkSeverity, ...]] = ("nonfatal", "link-fatal", "fatal")
+NVLINK5_XIDS: Final = range(144, 151)
+_SEVERITIES_ASCENDING: Final[tuple[LinkSeverity, ...]] = ("nonfatal", "link-fatal", "fatal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Xid:
     def advice(self) -> str:
         """Return what NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
         steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
-        return ", then ".join(dict.fromkeys(_IN_WORDS.get(word, word.replace("-", " ")) for word in steps))
+        return ", then ".join(dict.fromkeys(_ACTION_WORDS.get(word, word.replace("-", " ")) for word in steps))
 
 
-_IN_WORDS: Final = {
+_ACTION_WORDS: Final = {
     "restart-app": "restart the program",
     "restart-vm": "restart the virtual machine",
     "restart-bm": "power the node off and on",
@@ -100,7 +100,7 @@ class LinkFault:
 def lookup(code: int) -> Xid | None:
     """Return the code's entry; None if it is in neither the catalog nor the driver's headers."""
     row = tables.find("xids.csv", str(code))
-    return _xid(row) if row else None
+    return _xid_from_row(row) if row else None
 
 
 def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None:
@@ -114,15 +114,15 @@ def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None
     """
     of_unit = [
         fault
-        for layouts, fault in _faults()
-        if _concerns_unit(fault, code, unit) and _matches_layout(layouts, intrinfo)
+        for layouts, fault in _read_faults_with_layouts()
+        if _concerns_code_and_unit(fault, code, unit) and _matches_layout(layouts, intrinfo)
     ]
     exact = [fault for fault in of_unit if fault.status == status]
     found = exact or [fault for fault in of_unit if fault.status & status]
-    return max(found, key=lambda fault: _WEIGHT.index(fault.severity), default=None)
+    return max(found, key=lambda fault: _SEVERITIES_ASCENDING.index(fault.severity), default=None)
 
 
-def _concerns_unit(fault: LinkFault, code: int, unit: str) -> bool:
+def _concerns_code_and_unit(fault: LinkFault, code: int, unit: str) -> bool:
     return fault.xid == code and unit.upper() in fault.units
 
 
@@ -132,11 +132,11 @@ def _matches_layout(layouts: tuple[str, str], intrinfo: int) -> bool:
 
 
 @cache
-def _faults() -> tuple[tuple[tuple[str, str], LinkFault], ...]:
-    return tuple(((row["intrinfo_v1"], row["intrinfo_v2"]), _fault(row)) for row in tables.rows("nvlink5.csv"))
+def _read_faults_with_layouts() -> tuple[tuple[tuple[str, str], LinkFault], ...]:
+    return tuple(((row["intrinfo_v1"], row["intrinfo_v2"]), _fault_from_row(row)) for row in tables.rows("nvlink5.csv"))
 
 
-def _fault(row: Mapping[str, str]) -> LinkFault:
+def _fault_from_row(row: Mapping[str, str]) -> LinkFault:
     return LinkFault(
         xid=int(row["xid"]),
         units=tuple(row["units"].split("/")),
@@ -148,7 +148,7 @@ def _fault(row: Mapping[str, str]) -> LinkFault:
     )
 
 
-def _xid(row: Mapping[str, str]) -> Xid:
+def _xid_from_row(row: Mapping[str, str]) -> Xid:
     return Xid(
         code=int(row["code"]),
         name=row["name"],

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpunode.change.base import (
-    CONFFILES,
+    CONFFILES_STEP_ID,
     CONFIGURATION_STAGE,
     GPU_SERVICES,
-    OBSOLETE,
-    OVERWRITTEN,
-    PACKAGE_FILE_STEPS,
-    SET_ASIDE,
+    OBSOLETE_FILES_STEP_ID,
+    OVERWRITTEN_FILES_STEP_ID,
+    PACKAGE_FILE_STEP_IDS,
+    SET_ASIDE_FILES_STEP_ID,
     Action,
-    ChangeKind,
+    BaseChange,
     Trigger,
     short_unit_name,
     sort_triggers,
@@ -46,16 +46,16 @@ from gpunode.change.node import (
 from gpunode.change.packages import KnownAfter, PackageChange, PackageState
 
 __all__ = [
-    "CONFFILES",
+    "CONFFILES_STEP_ID",
     "CONFIGURATION_STAGE",
     "GPU_SERVICES",
-    "OBSOLETE",
-    "OVERWRITTEN",
-    "PACKAGE_FILE_STEPS",
-    "SET_ASIDE",
+    "OBSOLETE_FILES_STEP_ID",
+    "OVERWRITTEN_FILES_STEP_ID",
+    "PACKAGE_FILE_STEP_IDS",
+    "SET_ASIDE_FILES_STEP_ID",
     "Action",
+    "BaseChange",
     "Change",
-    "ChangeKind",
     "CommandChange",
     "Deferred",
     "FileChange",
@@ -80,7 +80,7 @@ __all__ = [
     "short_unit_name",
     "sort_changes",
     "sort_triggers",
-    "triggers",
+    "triggers_of_changes",
 ]
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
@@ -94,7 +94,7 @@ def sort_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: (not change.is_temporary_stop, change.rank)))
 
 
-def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
+def triggers_of_changes(changes: Iterable[Change]) -> tuple[Trigger, ...]:
     """Return the triggers of ``changes``, once each, in the order in which they are settled.
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
 TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "start", "cdi", "reload", "restart"]
-_ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "start", "cdi", "reload", "restart")
+_TRIGGER_ORDER: tuple[TriggerKind, ...] = (
+    "index-refresh",
+    "daemon-reload",
+    "initramfs",
+    "start",
+    "cdi",
+    "reload",
+    "restart",
+)
 GPU_SERVICES: Final = (
     "nvidia-persistenced.service",
     "nvlsm.service",
@@ -22,7 +30,7 @@ GPU_SERVICES: Final = (
 )
 """The services that hold GPUs open and do no work on them, in the order in which they start."""
 # What later changes of the same run read: packages need the index, units need systemd to have read them.
-_RUN_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
+_TRIGGERS_RUN_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
 
 # The word for a change in plans and in the JSON output.
 Action: TypeAlias = Literal[
@@ -37,12 +45,12 @@ CONFIGURATION_STAGE = "runtime"
 # The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
 # overwrite, or that go with it since it ships a configuration file of that name.
-CONFFILES = "conffiles"
-OBSOLETE = "obsolete"
-OVERWRITTEN = "overwritten"
+CONFFILES_STEP_ID = "conffiles"
+OBSOLETE_FILES_STEP_ID = "obsolete"
+OVERWRITTEN_FILES_STEP_ID = "overwritten"
 # The step of what the package manager put beside configuration files that somebody had edited.
-SET_ASIDE = "set-aside"
-PACKAGE_FILE_STEPS: Final = frozenset({CONFFILES, OBSOLETE, OVERWRITTEN})
+SET_ASIDE_FILES_STEP_ID = "set-aside"
+PACKAGE_FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_FILES_STEP_ID, OVERWRITTEN_FILES_STEP_ID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Trigger:
     @property
     def runs_at_stage_end(self) -> bool:
         """True if it is settled at the end of its stage; the others are settled at the end of the run."""
-        return self.kind in _RUN_PER_STAGE
+        return self.kind in _TRIGGERS_RUN_PER_STAGE
 
     @property
     def needs_services(self) -> bool:
@@ -76,12 +84,12 @@ def sort_triggers(triggers: Iterable[Trigger]) -> tuple[Trigger, ...]:
 
     def rank(trigger: Trigger) -> tuple[int, int, str]:
         place = GPU_SERVICES.index(trigger.target) if trigger.target in GPU_SERVICES else len(GPU_SERVICES)
-        return _ORDER.index(trigger.kind), place if trigger.kind == "start" else 0, trigger.target
+        return _TRIGGER_ORDER.index(trigger.kind), place if trigger.kind == "start" else 0, trigger.target
 
     return tuple(sorted(set(triggers), key=rank))
 
 
-class ChangeKind(ABC):
+class BaseChange(ABC):
     """A kind of change: a subclass is a frozen dataclass with ``before`` and ``after``, where it has states.
 
     A new one also goes into the union ``Change``; mypy then names its host adapter and its projection as missing, and
@@ -218,7 +226,7 @@ class ChangeKind(ABC):
         """The states in JSON's types, for ``log --json``; of a change whose contents are digests."""
 
     @abstractmethod
-    def inverse(self) -> ChangeKind | None:
+    def inverse(self) -> BaseChange | None:
         """Return the change that undoes this one; None where there is none.
 
         Law: an involution where all states are known.

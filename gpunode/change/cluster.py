@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from gpunode.change.base import Action, ChangeKind, Trigger
+from gpunode.change.base import Action, BaseChange, Trigger
 
 _PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed", "delete": "deleted"}
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectChange(ChangeKind):
+class ObjectChange(BaseChange):
     """A change of the fields that gpunode's field manager owns of an object in a cluster.
 
     Attributes:

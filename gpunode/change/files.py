@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import CONFIGURATION_STAGE, PACKAGE_FILE_STEPS, SET_ASIDE, Action, ChangeKind, Trigger
+from gpunode.change.base import (
+    CONFIGURATION_STAGE,
+    PACKAGE_FILE_STEP_IDS,
+    SET_ASIDE_FILES_STEP_ID,
+    Action,
+    BaseChange,
+    Trigger,
+)
 
 
 def digest(content: bytes) -> str:
@@ -87,7 +94,7 @@ UnknownContent: TypeAlias = Deferred | SigningKey
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange(ChangeKind):
+class FileChange(BaseChange):
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
     One that stays as it is (``before == after``) has its triggers all the same: somebody else has changed it, and its
@@ -144,7 +151,7 @@ class FileChange(ChangeKind):
     @property
     def recorded_details(self) -> tuple[str, ...]:
         folders = (f"created for it: {', '.join(self.folders)}",) if self.folders else ()
-        return f"before {_describe(self.before)}", f"after  {_describe(self.after)}", *folders
+        return f"before {_describe_state(self.before)}", f"after  {_describe_state(self.after)}", *folders
 
     @property
     def action(self) -> Action:
@@ -191,9 +198,9 @@ class FileChange(ChangeKind):
         return replace(self, before=self.after, after=self.before)
 
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
-        if step in PACKAGE_FILE_STEPS:
+        if step in PACKAGE_FILE_STEP_IDS:
             return 3 if is_redo else 4
-        if step == SET_ASIDE:
+        if step == SET_ASIDE_FILES_STEP_ID:
             return 1  # before packages change once more, which may put another one there
         return (
             {"sources": 0, CONFIGURATION_STAGE: 5}.get(stage, 1)
@@ -204,7 +211,11 @@ class FileChange(ChangeKind):
         )
 
     def withdraws_support(self, stage: str, step: str) -> bool:
-        return self.after is None and stage != CONFIGURATION_STAGE and step not in {*PACKAGE_FILE_STEPS, SET_ASIDE}
+        return (
+            self.after is None
+            and stage != CONFIGURATION_STAGE
+            and step not in {*PACKAGE_FILE_STEP_IDS, SET_ASIDE_FILES_STEP_ID}
+        )
 
     def restrict_writes_to_root(self) -> FileChange:
         return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self
@@ -240,7 +251,7 @@ class FileChange(ChangeKind):
         yield from _diff_ownership(self.before, after)
 
 
-def _describe(state: FileState | UnknownContent | None) -> str:
+def _describe_state(state: FileState | UnknownContent | None) -> str:
     """Return a state for the log; the content of one is a digest."""
     if isinstance(state, FileState):
         return f"sha256 {state.content.decode()} {state}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from gpunode.change.base import Action, ChangeKind, Trigger, short_unit_name
+from gpunode.change.base import Action, BaseChange, Trigger, short_unit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ServiceState:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceChange(ChangeKind):
+class ServiceChange(BaseChange):
     """A unit is enabled or disabled, started or stopped."""
 
     kind_name: ClassVar[str] = "service"
@@ -87,7 +87,7 @@ class ServiceChange(ChangeKind):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleChange(ChangeKind):
+class ModuleChange(BaseChange):
     """A kernel module is loaded or unloaded."""
 
     kind_name: ClassVar[str] = "module"
@@ -144,7 +144,7 @@ def without_helm_values(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandChange(ChangeKind):
+class CommandChange(BaseChange):
     """A command that is none of the other kinds: repairing packages, building a DKMS module, releasing a chart.
 
     Attributes:
@@ -241,7 +241,7 @@ class MigLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class MigChange(ChangeKind):
+class MigChange(BaseChange):
     """The MIG layout of a GPU changes; ``gpu`` is its UUID."""
 
     kind_name: ClassVar[str] = "mig"

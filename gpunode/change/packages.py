@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
-from gpunode.change.base import Action, ChangeKind, Trigger
+from gpunode.change.base import Action, BaseChange, Trigger
 from gpunode.package_id import PackageId
 
 
@@ -41,7 +41,7 @@ class KnownAfter:
 
 
 @dataclass(frozen=True, slots=True)
-class PackageChange(ChangeKind):
+class PackageChange(BaseChange):
     """A package is installed, brought to another version, or purged (``after`` is None)."""
 
     kind_name: ClassVar[str] = "package"

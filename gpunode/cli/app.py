@@ -25,7 +25,7 @@ def recipe_names() -> list[str]:
     """Return the shipped recipes; the shell completes files."""
     from gpunode import builtin
 
-    return list(builtin.names())
+    return list(builtin.shipped_recipe_names())
 
 
 def runtime_names() -> list[str]:
@@ -73,7 +73,7 @@ def cause_names() -> list[str]:
 
 T = TypeVar("T")
 # The headings of ``--help``.
-GROUPS = {
+HELP_GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
     "Look": ("status", "gpus", "log", "capture"),
     "Explain": ("doctor", "compare"),
@@ -87,7 +87,11 @@ class WrappedGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, with the first sentence of each."""
         every: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        groups = GROUPS if set(every) == {name for names in GROUPS.values() for name in names} else {"Commands": every}
+        groups = (
+            HELP_GROUPS
+            if set(every) == {name for names in HELP_GROUPS.values() for name in names}
+            else {"Commands": every}
+        )
         width = max(map(len, every))
         for title, names in groups.items():
             with formatter.section(title):
@@ -144,9 +148,9 @@ class CtkGroup(LazyGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the group's own options as nvidia-ctk parses its global ones."""
-        from gpunode.cli.goflags import translate_group_words
+        from gpunode.cli.goflags import translate_group_options
 
-        return super().parse_args(ctx, translate_group_words(self.params, args))
+        return super().parse_args(ctx, translate_group_options(self.params, args))
 
 
 ctk_app = typer.Typer(cls=CtkGroup, no_args_is_help=True, rich_markup_mode=None)
@@ -190,7 +194,7 @@ CudaOption = Annotated[
         help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
     ),
 ]
-PasswordOption = Annotated[
+MokPasswordFileOption = Annotated[
     str,
     typer.Option(
         "--mok-password-file",
@@ -199,7 +203,7 @@ PasswordOption = Annotated[
         "/dev/stdin; without it setup shows one on the terminal",
     ),
 ]
-RunfileOption = Annotated[
+RemoveRunfileOption = Annotated[
     bool,
     typer.Option(
         "--remove-runfile-driver", help="first remove a driver of NVIDIA's .run installer, with its own uninstaller"
@@ -262,7 +266,7 @@ YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before 
 DisruptionOption = Annotated[
     bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
 ]
-LossOption = Annotated[
+AllowLossOption = Annotated[
     bool, typer.Option("--allow-loss", help="purge old driver packages even if a rollback could not reinstall them")
 ]
 
@@ -304,8 +308,8 @@ def setup(
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
     allow_disruption: DisruptionOption = False,
-    allow_loss: LossOption = False,
-    remove_runfile_driver: RunfileOption = False,
+    allow_loss: AllowLossOption = False,
+    remove_runfile_driver: RemoveRunfileOption = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -315,7 +319,7 @@ def setup(
     ] = False,
     root: ImageRootOption = "/",
     gpu: GpuOption = "",
-    mok_password_file: PasswordOption = "",
+    mok_password_file: MokPasswordFileOption = "",
     resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -348,8 +352,8 @@ def plan(
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
-    allow_loss: LossOption = False,
-    remove_runfile_driver: RunfileOption = False,
+    allow_loss: AllowLossOption = False,
+    remove_runfile_driver: RemoveRunfileOption = False,
     root: RootOption = "/",
     gpu: GpuOption = "",
     node: NodeOption = "",
@@ -487,9 +491,9 @@ def doctor(
 ) -> None:
     """Diagnose this node, a capture, a pasted report or a fleet."""
     if npd:
-        from gpunode.cli.monitoring import run_plugin
+        from gpunode.cli.monitoring import run_npd_plugin
 
-        run_plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
+        run_npd_plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
     from gpunode.cli.samples import resolve_sample

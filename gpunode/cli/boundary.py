@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from gpunode.cli import CommandExit
-from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
+from gpunode.errors import BUG_STATUS, GpunodeError, Interrupted, UsageError
 
 # Words of other tools, with the command before them, and the equivalent here.
 _SUGGESTED_COMMANDS: Final = {
@@ -25,7 +25,7 @@ _SUGGESTED_COMMANDS: Final = {
     ("gpunode plan", "--recipe"): ("recipe", "list"),
 }
 # Words that need another word to make a command.
-_GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
+_COMMAND_GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 
 
 def run_cli(arguments: list[str]) -> int:
@@ -106,7 +106,7 @@ def _print_error(arguments: list[str], error: GpunodeError) -> None:
 def _command_name(arguments: list[str]) -> str:
     """Return the command's name for the envelope: ``plan``, ``ctk runtime check``."""
     words = [word for word in arguments if not word.startswith("-")]
-    depth = next((index for index, word in enumerate(words) if word not in _GROUPS), len(words)) + 1
+    depth = next((index for index, word in enumerate(words) if word not in _COMMAND_GROUPS), len(words)) + 1
     return " ".join(words[:depth]) or "gpunode"
 
 
@@ -145,7 +145,7 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
         from gpunode.cli.screen.printer import write_answer
 
         write_answer(bug_envelope(_command_name(arguments), what, place).as_json())
-        return BUG[0]
+        return BUG_STATUS[0]
     from gpunode.cli.screen.text import escape_controls
     from gpunode.redaction.secrets import redact_text
 
@@ -155,7 +155,7 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
         f"  command: gpunode {redact_text(' '.join(arguments))}",
     )
     sys.stderr.write("".join(f"{escape_controls(row)}\n" for row in rows))
-    return BUG[0]
+    return BUG_STATUS[0]
 
 
 def _save_traceback(text: str) -> str:

@@ -23,18 +23,18 @@ from gpunode.cli.screen.commands import (
     option_value,
 )
 from gpunode.cli.screen.failures import hint_lines
-from gpunode.cli.screen.text import BLANK, Line, Style, line, span, warning_line
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
-from gpunode.host.cluster import Cluster, Identity
+from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
-from gpunode.kubernetes.model import OwnPod, Rendered
-from gpunode.kubernetes.reconcile import PlanItem, State
+from gpunode.kubernetes.model import OwnPod, RenderedCluster
+from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
 from gpunode.wording import count
 from gpunode.workflow import cluster_apply
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import VerifyReport
 
 
-_CONSEQUENCE: Final = "changes the cluster"
+_CONSENT_EFFECT: Final = "changes the cluster"
 # Commands in hints, which are written for the current context,
-_KUBECTL_COMMAND: Final = re.compile(
+_KUBECTL_COMMAND_IN_HINT: Final = re.compile(
     r"\bkubectl(?= (?:api-resources|apply|auth|cluster-info|delete|describe|drain|get|label|logs|taint|uncordon)\b)"
 )
 # for the default recipe and this machine,
-_RENDER_COMMAND: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
+_RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
 # or without recipe and cluster.
-_CLUSTER_COMMAND: Final = re.compile(r"\bgpunode k8s (?:plan|apply|verify|remove)(?=$|,| if\b)", re.MULTILINE)
-_HELM_COMMAND: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
-_IMAGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+_CLUSTER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s (?:plan|apply|verify|remove)(?=$|,| if\b)", re.MULTILINE)
+_HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
+_ALLOWED_IMAGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class ClusterRef:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
-        found = _KUBECTL_COMMAND.sub(lambda _: " ".join(("kubectl", *options)), hint)
-        found = _HELM_COMMAND.sub(lambda _: " ".join(("helm", *of_helm)), found)
-        found = _CLUSTER_COMMAND.sub(lambda match: " ".join((match[0], *options)), found)
-        return _RENDER_COMMAND.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
+        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join(("kubectl", *options)), hint)
+        found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join(("helm", *of_helm)), found)
+        found = _CLUSTER_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
+        return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     @contextmanager
     def adapt_error_hints(self) -> Iterator[None]:
@@ -137,11 +137,11 @@ def apply(
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
                 wait.wait_for_rest(found.items, found.releases)
             if any(item.trouble for item in found.items):
-                screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
+                screen.put(line(MARK_BY_STATE["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(desired.own_pods))
             output.emit(_cluster_envelope("k8s apply", found, own_pods=desired.own_pods))
             return
-        screen.ask_for_consent("k8s apply", yes=yes, does=_CONSEQUENCE)
+        screen.ask_for_consent("k8s apply", yes=yes, does=_CONSENT_EFFECT)
         request = _run_header("k8s apply", recipe)
         with _locked_session("k8s apply", screen, output) as (store, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
@@ -153,7 +153,7 @@ def apply(
     output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
 
 
-def _make_plan(rendered: Rendered, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
+def _make_plan(rendered: RenderedCluster, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
     """Return the plan, with hints for this cluster."""
     found = make_plan(rendered, cluster)
     items = tuple(
@@ -165,10 +165,12 @@ def _make_plan(rendered: Rendered, cluster: Cluster, target: ClusterRef) -> Clus
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
     """Return the captured nodes; without captures this machine, or if it has no GPU the cluster's labelled nodes."""
-    return list(load_cluster_nodes(captures)) if captures else _this_node() or nodes_from_labels(cluster.list_nodes())
+    return (
+        list(load_cluster_nodes(captures)) if captures else _local_gpu_node() or nodes_from_labels(cluster.list_nodes())
+    )
 
 
-def _this_node() -> Sequence[ClusterNode]:
+def _local_gpu_node() -> Sequence[ClusterNode]:
     """Return this machine, if it has GPUs."""
     try:
         return [node for node in load_cluster_nodes(()) if node.gpus]
@@ -183,7 +185,7 @@ def verify(
     from gpunode.workflow.cluster_verify import VerifyRequest
     from gpunode.workflow.cluster_verify import verify as run_verify
 
-    if image and not _IMAGE_NAME.fullmatch(image):
+    if image and not _ALLOWED_IMAGE_NAME.fullmatch(image):
         hint = "write it as in a pod, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
         raise UsageError(
             f"--image {image!r} is not the name of an image",
@@ -193,10 +195,10 @@ def verify(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen, SignalGuard(screen.announce_stopping) as stop:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
-        here = () if captures else _this_node()
+        here = () if captures else _local_gpu_node()
         found = tuple(here or _read_nodes(captures, cluster))
         identity = cluster.identify()
-        screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK)
+        screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK_LINE)
         apply = cluster_apply_command(sys.argv[1:])
         request = VerifyRequest(
             recipe, found, image, timeout_s, apply, _local_handler_check(recipe) if here else (lambda _: None)
@@ -265,7 +267,7 @@ def _apply_removal(
         if not found.changes:
             output.emit(_cluster_envelope(header.verb, found))
             return
-        screen.ask_for_consent(header.verb, yes=yes, does=_CONSEQUENCE)
+        screen.ask_for_consent(header.verb, yes=yes, does=_CONSENT_EFFECT)
         with _locked_session(header.verb, screen, output) as (store, stop):
             run = cluster_apply.apply_removal(
                 found, cluster, store, header, on_event=screen.show_event, check_interrupt=stop.raise_if_received
@@ -292,7 +294,7 @@ def _locked_session(verb: Verb, screen: Screen, output: OutputOptions) -> Iterat
         yield store, stop
 
 
-def _last_cluster_if_other(identity: Identity) -> str:
+def _last_cluster_if_other(identity: ClusterIdentity) -> str:
     """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
     if identity.uid == identity.server:
         return ""  # This credential may not read the uid.
@@ -361,7 +363,7 @@ def _cluster_envelope(
 _MAX_DIFF_LINES: Final = 12
 # From the pod's limits to the kernel module, on one page.
 _CONCEPTS_HINT: Final = "docs/explanation/from-pod-to-gpu.md explains device plugin, runtime and RuntimeClass"
-_STATE_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
+_STATE_SIGNS: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
     "create": ("+", "add"),
     "edit": ("~", "warn"),
     "delete": ("-", "remove"),
@@ -370,7 +372,7 @@ _STATE_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
 }
 
 
-def plan_lines(plan: ClusterPlan, rendered: Rendered, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
+def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
     """Yield the cluster, the changes that would be made in it, and their total."""
     yield from cluster_lines(plan.identity, other_cluster)
     for edit in rendered.nodes:
@@ -380,12 +382,12 @@ def plan_lines(plan: ClusterPlan, rendered: Rendered, other_cluster: str, *, ver
     yield from own_pod_reason_lines(rendered)
     if plan.items and all(item.state != "unchanged" for item in plan.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
-    yield BLANK
+    yield BLANK_LINE
     yield from _item_lines(plan, verbose=verbose)
     yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
     yield from map(warning_line, (*plan.notes, *rendered.notes))
     if plan.skipped or plan.notes or rendered.notes:
-        yield BLANK
+        yield BLANK_LINE
     yield _summary_line(plan)
 
 
@@ -399,7 +401,7 @@ def pod_problem_lines(plan: ClusterPlan) -> Iterator[Line]:
 def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     """Yield the cluster, and what would be removed from it."""
     yield from cluster_lines(plan.identity, "")
-    yield BLANK
+    yield BLANK_LINE
     yield from _item_lines(plan, verbose=verbose)
     yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
     yield _summary_line(plan)
@@ -408,10 +410,10 @@ def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
 def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
     """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
     if verb == "k8s apply":
-        yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
+        yield line(MARK_BY_STATE["done"], span(f"applied (run {run})"), hang=2)
         following = cluster_verify_command(argv)
     else:
-        yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
+        yield line(MARK_BY_STATE["done"], span(f"done (run {run})"), hang=2)
         yield from (warning_line(f"{one.title} {one.note}") for one in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
@@ -420,13 +422,13 @@ def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequenc
 def cluster_verdict_lines(report: VerifyReport) -> Iterator[Line]:
     """Yield the checks of a cluster and their verdict."""
     yield from check_lines(report.checks)
-    yield BLANK
+    yield BLANK_LINE
     pods = [check for check in report.checks if check.id.startswith("pod/")]
     is_proven = bool(pods) and all(check.status == "passed" for check in pods)
     yield verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
 
 
-def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:
+def cluster_lines(identity: ClusterIdentity, other_cluster: str) -> Iterator[Line]:
     """Yield which cluster it is, and whether the last run was in another one."""
     about = [
         identity.server,
@@ -446,7 +448,7 @@ def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
         about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
         yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
         yield from (_diff_line(text) for text in _shortened_diff(item, verbose=verbose))
-    yield BLANK
+    yield BLANK_LINE
 
 
 def _shortened_diff(item: PlanItem, *, verbose: bool) -> Sequence[str]:
@@ -466,7 +468,7 @@ def _summary_line(plan: ClusterPlan) -> Line:
     if troubled and not states:
         return warning_line(f"nothing to change, but {', '.join(troubled)} does not run")
     if not states:
-        return line(MARKS["done"], "nothing to change", hang=2)
+        return line(MARK_BY_STATE["done"], "nothing to change", hang=2)
     parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
     return line(
         span("plan: ", "bold"), "; ".join(filter(None, (", ".join(parts), _describe_running_pods(plan)))), hang=6

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.text import BLANK, Line, Style, line, span
+from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span
 from gpunode.errors import ChangesPending, Undetermined, UsageError
 from gpunode.wording import count, join_names
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
 
 
-_MARKS: dict[Weight, tuple[str, Style]] = {
+_MARK_BY_WEIGHT: dict[Weight, tuple[str, Style]] = {
     "likely": ("●", "bad"),
     "possible": ("○", "warn"),
     "background": ("·", "dim"),
@@ -34,11 +34,11 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
     shown = [one for one in found.differences if verbose or one.weight != "background"]
     if shown:
         yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
-        yield BLANK
+        yield BLANK_LINE
     for _, group in groupby(shown, key=lambda one: (one.trait, one.weight, one.why)):
         yield from _difference_lines(list(group), verbose=verbose)
     if shown:
-        yield BLANK
+        yield BLANK_LINE
     if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
         yield line("doctor names for ", span(bad), ": ", span(join_names(causes), "bold"), hang=2)
     yield from _uncompared_lines(found.not_compared, {"good": good, "bad": bad}, verbose=verbose)
@@ -53,11 +53,11 @@ def _uncompared_lines(
     for one in not_compared:
         groups.setdefault((one.side, one.reason), []).append(_describe_uncompared(one, verbose=verbose))
     for (side, reason), what in groups.items():
-        text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {join_names(what)}"
+        text = f"not compared, missing from {names[side]} ({_UNCOMPARED_REASON_WORDS[reason]}): {join_names(what)}"
         yield line(span(text, "dim"), hang=2)
 
 
-_REASONS: dict[Reason, str] = {
+_UNCOMPARED_REASON_WORDS: dict[Reason, str] = {
     "not-collected": "not queried",
     "denied": "permission denied",
     "failed": "the query failed",
@@ -77,7 +77,7 @@ def _describe_uncompared(one: Uncompared, *, verbose: bool) -> str:
 def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
     """Yield the reason, and each value on both nodes."""
     first = group[0]
-    mark, style = _MARKS[first.weight]
+    mark, style = _MARK_BY_WEIGHT[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
     rows = group if verbose else group[:_MAX_DIFFERENCES_SHOWN]
     for one in rows:
@@ -121,7 +121,7 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     if good == bad == "-":
         raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.
-    healthy, sick = (take_snapshot(_read_node(name)) for name in (good, bad))
+    healthy, sick = (take_snapshot(_read_redacted_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
     screen = options.open_report_screen()
@@ -145,7 +145,7 @@ def _comparison_status(found: Comparison) -> tuple[str, int]:
     return ("ok", 0) if found.is_conclusive else (Undetermined.status, Undetermined.exit_code)
 
 
-def _read_node(name: str | None) -> Evidence:
+def _read_redacted_evidence(name: str | None) -> Evidence:
     from gpunode.cli.samples import resolve_sample
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read_report

@@ -51,14 +51,14 @@ SourceOption = Annotated[
 ExecutableOption = Annotated[
     str, typer.Option("--executable-path", metavar="FILE", help="the runtime's program for --config-source=command")
 ]
-NameOption = Annotated[
+NvidiaRuntimeNameOption = Annotated[
     str, typer.Option("--nvidia-runtime-name", metavar="NAME", help="the name by which containers request the runtime")
 ]
-PathOption = Annotated[
+NvidiaRuntimePathOption = Annotated[
     str,
     typer.Option("--nvidia-runtime-path", "--runtime-path", metavar="FILE", help="the binary that the runtime runs"),
 ]
-DefaultOption = Annotated[
+SetAsDefaultOption = Annotated[
     bool, typer.Option("--nvidia-set-as-default", "--set-as-default", help="make it the default runtime")
 ]
 CdiOption = Annotated[
@@ -87,9 +87,9 @@ def configure(
     config: ConfigOption = "",
     drop_in: DropInOption = None,
     mode: ModeOption = "auto",
-    name: NameOption = "nvidia",
-    path: PathOption = "nvidia-container-runtime",
-    default: DefaultOption = False,
+    name: NvidiaRuntimeNameOption = "nvidia",
+    path: NvidiaRuntimePathOption = "nvidia-container-runtime",
+    default: SetAsDefaultOption = False,
     cdi: CdiOption = False,
     enable_cri: CriOption = False,
     source: SourceOption = "file",
@@ -124,8 +124,8 @@ def unconfigure(
     runtime: RuntimeOption = "docker",
     config: ConfigOption = "",
     drop_in: DropInOption = None,
-    name: NameOption = "nvidia",
-    path: PathOption = "nvidia-container-runtime",
+    name: NvidiaRuntimeNameOption = "nvidia",
+    path: NvidiaRuntimePathOption = "nvidia-container-runtime",
     dry_run: DryRunOption = False,
     restart: RestartOption = False,
     allow_disruption: DisruptionOption = False,
@@ -157,9 +157,9 @@ def check(
     config: ConfigOption = "",
     drop_in: DropInOption = None,
     mode: ModeOption = "auto",
-    name: NameOption = "nvidia",
-    path: PathOption = "nvidia-container-runtime",
-    default: DefaultOption = False,
+    name: NvidiaRuntimeNameOption = "nvidia",
+    path: NvidiaRuntimePathOption = "nvidia-container-runtime",
+    default: SetAsDefaultOption = False,
     cdi: CdiOption = False,
     enable_cri: CriOption = False,
     source: SourceOption = "file",
@@ -180,9 +180,12 @@ def check(
     runtime_config.check_runtime(build_options(ctx, runtime_config.RuntimeOptions), ctk_output_options(ctx), root)
 
 
-_FILE = "default: $NVIDIA_CTK_CONFIG_FILE_PATH, else nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME or /etc"
-FileOption = Annotated[
-    str, typer.Option("-c", "--config-file", "--config", metavar="FILE", help=f"the file to read ({_FILE})")
+_DEFAULT_FILE_HELP = (
+    "default: $NVIDIA_CTK_CONFIG_FILE_PATH, else nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME or /etc"
+)
+ToolkitConfigFileOption = Annotated[
+    str,
+    typer.Option("-c", "--config-file", "--config", metavar="FILE", help=f"the file to read ({_DEFAULT_FILE_HELP})"),
 ]
 SetOption = Annotated[
     list[str],
@@ -202,7 +205,7 @@ OutputOption = Annotated[
 @config_app.callback()
 def config(
     ctx: typer.Context,
-    config_file: FileOption = "",
+    config_file: ToolkitConfigFileOption = "",
     set_: SetOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     in_place: InPlaceOption = False,
     output: OutputOption = "",
@@ -222,7 +225,7 @@ def config(
     toolkit_config.edit_config(set_, options, ctk_output_options(ctx))
 
 
-def _default(
+def _print_default_config(
     ctx: typer.Context,
     output: OutputOption = "",
     root: RootOption = "/",
@@ -239,6 +242,6 @@ def _default(
     toolkit_config.write_default_config(options, ctk_output_options(ctx))
 
 
-config_app.command("default", cls=GoCommand)(_default)
+config_app.command("default", cls=GoCommand)(_print_default_config)
 for _alias in ("create-default", "generate-default"):
-    config_app.command(_alias, cls=GoCommand, hidden=True)(_default)
+    config_app.command(_alias, cls=GoCommand, hidden=True)(_print_default_config)

@@ -14,7 +14,7 @@ from gpunode.catalog import xids
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions, verdict_status
 from gpunode.cli.screen.text import (
-    BLANK,
+    BLANK_LINE,
     Line,
     Span,
     Style,
@@ -58,13 +58,13 @@ def doctor(
     """Diagnose this machine, a report or a fleet, or show the story of a cause."""
     from gpunode.host.reports import is_fleet
 
-    names = [" ".join(names)] if _XID.fullmatch(" ".join(names)) else names
+    names = [" ".join(names)] if _XID_ARGUMENT.fullmatch(" ".join(names)) else names
     if "" in names:
         raise UsageError("an empty name is not a report", hint="without any, gpunode doctor examines this machine")
     if "" in (html, prometheus):
         raise UsageError("the file name is empty", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
-        _check_textfile(prometheus, names)
+        _refuse_unusable_textfile(prometheus, names)
     if len(names) == 1 and (names[0] in rules_by_cause() or _find_xid(names[0])):
         if html:
             raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
@@ -77,12 +77,12 @@ def doctor(
         return
     if recipe or lock:
         raise _fleet_option_error(names, recipe, lock)
-    if names and not may_exist(names[0]):
+    if names and not may_be_report(names[0]):
         raise _unknown_name_error(names[0])
     if html:
         from gpunode.cli import doctor_page
 
-        doctor_page.check_page_file(html, options)
+        doctor_page.refuse_unwritable_page_file(html, options)
     _diagnose_report(names[0] if names else "", options, html or "", prometheus or "")
 
 
@@ -107,7 +107,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
             from gpunode.cli import doctor_page
 
             doctor_page.write_page(html, doctor_page.render_node_page(examined, report))
-            is_read_here = html != doctor_page.STANDARD_OUTPUT
+            is_read_here = html != doctor_page.STANDARD_OUTPUT_ARGUMENT
         if prometheus:
             _write_textfile(prometheus, examined, monotonic() - started)
         if is_read_here and not options.json:
@@ -132,7 +132,7 @@ def collect_evidence() -> Evidence:
     return collect_doctor_evidence(LocalHost("/"))
 
 
-def _check_textfile(file: str, names: Sequence[str]) -> None:
+def _refuse_unusable_textfile(file: str, names: Sequence[str]) -> None:
     """Refuse a file that node_exporter would not read, or one about another node."""
     if names:
         raise UsageError(
@@ -166,7 +166,7 @@ def _write_textfile(file: str, examined: Examination, seconds: float) -> None:
         ) from error  # fmt: skip
 
 
-def may_exist(name: str) -> bool:
+def may_be_report(name: str) -> bool:
     """Return whether there is, or may be, a report of that name."""
     try:
         return name == "-" or Path(name).exists()
@@ -186,7 +186,7 @@ def _fleet_option_error(names: Sequence[str], recipe: str, lock: str) -> UsageEr
 def _unknown_name_error(name: str) -> UsageError:
     from difflib import get_close_matches
 
-    if number := _XID.fullmatch(name):
+    if number := _XID_ARGUMENT.fullmatch(name):
         return UsageError(
             f"Xid {number[1]} is not in NVIDIA's catalog", why="it is a typo, or an Xid newer than this gpunode",
             hint="the number follows `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
@@ -201,13 +201,13 @@ def _unknown_name_error(name: str) -> UsageError:
     )
 
 
-_XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
+_XID_ARGUMENT = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 
 
 def _find_xid(name: str) -> Xid | None:
     """Return the Xid of ``xid-79`` unless ``name`` is a cause or a report."""
-    number = _XID.fullmatch(name)
-    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not may_exist(name) else None
+    number = _XID_ARGUMENT.fullmatch(name)
+    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not may_be_report(name) else None
 
 
 def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> None:
@@ -328,15 +328,15 @@ def _fit_text(text: str, room: int) -> str:
     return f"{text[: blank if blank > end // 2 else end]} {_ELLIPSIS}"
 
 
-_MAX_CITED = 5
+_MAX_CITATIONS_SHOWN = 5
 _MAX_CONSEQUENCES = 4
 _MAX_DENIED_SHOWN = 4
-_MAX_RELATED_SHOWN = 8
+_MAX_RELATED_CAUSES_SHOWN = 8
 # Of a log's line without end, what is shown: by itself, and with -v.
 _MAX_QUOTE_LENGTH = 400
 _MAX_TEXT_WIDTH = 100
 _MAX_VERBOSE_QUOTE_LENGTH = 2000
-_STYLES: dict[str, Style] = {
+_LAYER_STATE_STYLES: dict[str, Style] = {
     "broken": "bad",
     "warning": "warn",
     "affected": "warn",
@@ -345,7 +345,11 @@ _STYLES: dict[str, Style] = {
     "unknown": "dim",
     "absent": "dim",
 }
-_SEVERITIES: dict[str, tuple[str, Style]] = {"error": ("✗ ", "bad"), "warning": ("! ", "warn"), "info": ("i ", "dim")}
+_SEVERITY_MARKS: dict[str, tuple[str, Style]] = {
+    "error": ("✗ ", "bad"),
+    "warning": ("! ", "warn"),
+    "info": ("i ", "dim"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,25 +378,25 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
         yield _no_fault_line(examined)
-        yield BLANK
+        yield BLANK_LINE
     for number, root in enumerate(diagnosis.roots):
         yield from _root_cause_lines(root, diagnosis.consequences_of(root), display, is_first=number == 0)
-        yield BLANK
+        yield BLANK_LINE
     if diagnosis.open_questions:
         yield from _question_lines(diagnosis.open_questions, display)
-        yield BLANK
+        yield BLANK_LINE
     if diagnosis.unexplained:
         yield from _unexplained_lines(diagnosis.unexplained, display)
-        yield BLANK
+        yield BLANK_LINE
     if diagnosis.suspects:
         yield from _suspect_lines(diagnosis, display)
-        yield BLANK
+        yield BLANK_LINE
     yield from _stack_lines(examined.stack)
     if examined.denied:
-        yield BLANK
-        yield _denied_line(examined.denied, verbose=verbose)
+        yield BLANK_LINE
+        yield _denied_sources_line(examined.denied, verbose=verbose)
     if not diagnosis.is_healthy:
-        yield BLANK
+        yield BLANK_LINE
         yield from _summary_lines(diagnosis.roots, verbose=verbose)
     if page:
         yield line("page:  ", span(page, "command"), hang=7)
@@ -424,7 +428,7 @@ def _root_cause_lines(
     finding: Finding, consequences: Sequence[Finding], display: _DisplayOptions, *, is_first: bool
 ) -> Iterator[Line]:
     """Yield the answer, the next step and the first proof within ten narrow lines, then the rest."""
-    mark, style = _SEVERITIES[finding.severity]
+    mark, style = _SEVERITY_MARKS[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
     yield line("  ", finding.summary, hang=2)
@@ -449,7 +453,7 @@ def _citation_lines(
     citations: Sequence[Citation], words: frozenset[str], display: _DisplayOptions, *, indent: int, heading: str = ""
 ) -> Iterator[Line]:
     """Yield the cited lines below their sources; ``heading`` precedes the first source."""
-    shown = citations if display.verbose else citations[:_MAX_CITED]
+    shown = citations if display.verbose else citations[:_MAX_CITATIONS_SHOWN]
     source = ""
     numbers = max((len(str(citation.line_number or "")) for citation in shown), default=0)
     for citation in shown:
@@ -552,7 +556,7 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     width = max((len(layer.title) for layer in layers if seen), default=len(STATE_MARKS["unknown"][1]))
     for layer in seen:
         mark, word = STATE_MARKS[layer.state]
-        style = _STYLES[layer.state]
+        style = _LAYER_STATE_STYLES[layer.state]
         is_faulty = bool(word and layer.findings)
         yield line(
             span(f"{mark} ", style),
@@ -569,7 +573,7 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
         yield line(span(f"{mark} {pad_right(word, width)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
-def _denied_line(sources: Sequence[str], *, verbose: bool) -> Line:
+def _denied_sources_line(sources: Sequence[str], *, verbose: bool) -> Line:
     shown = join_names(sources, 0 if verbose else _MAX_DENIED_SHOWN)
     return line(
         span("! ", "warn"), "not visible without root: ", span(shown, "dim"), "; ", span("sudo", "command"),
@@ -579,7 +583,7 @@ def _denied_line(sources: Sequence[str], *, verbose: bool) -> Line:
 
 def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     root = roots[0]
-    _, style = _SEVERITIES[root.severity]
+    _, style = _SEVERITY_MARKS[root.severity]
     others = len([one for one in roots if one.severity != "info"]) - 1
     more = f"; {count(others, 'other fault')} found" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
@@ -600,7 +604,7 @@ def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
     """Yield the meaning of an Xid, NVIDIA's advice, and whether it is a cause by itself."""
     yield line(span(f"Xid {xid.code}", "bold"), f"  {xid.meaning}", hang=2)
     yield line(span(f"NVIDIA's catalog says: {xid.advice or 'no action needed'}", "dim"), hang=2)
-    yield BLANK if cause else line("not a cause by itself: the surrounding log lines decide", hang=2)
+    yield BLANK_LINE if cause else line("not a cause by itself: the surrounding log lines decide", hang=2)
 
 
 def cause_explanation_lines(
@@ -619,13 +623,13 @@ def cause_explanation_lines(
     yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{LAYER_TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in text.story.split("\n\n"):
-        yield BLANK
+        yield BLANK_LINE
         yield from wrap_line(line(*mark_commands(paragraph)), min(width or _MAX_TEXT_WIDTH, _MAX_TEXT_WIDTH))
-    yield BLANK
+    yield BLANK_LINE
     yield from _remedy_lines(remedy, DISRUPTION_TEXTS[rule.disruption])
     for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
-            yield line("    ", join_names(causes, 0 if verbose else _MAX_RELATED_SHOWN), hang=4)
+            yield line("    ", join_names(causes, 0 if verbose else _MAX_RELATED_CAUSES_SHOWN), hang=4)
     yield _heading_line("sources")
     yield from (line("    ", span(source, "dim"), hang=4) for source in text.sources)

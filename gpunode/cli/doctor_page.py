@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
     from gpunode.workflow.doctor import Examination
 
-STANDARD_OUTPUT = "-"
+STANDARD_OUTPUT_ARGUMENT = "-"
 
 
-def check_page_file(file: str, options: OutputOptions) -> None:
+def refuse_unwritable_page_file(file: str, options: OutputOptions) -> None:
     """Refuse a file that the page cannot be written to, before the slow examination.
 
     Raises:
         UsageError: if the folder does not exist or two answers would go to standard output.
     """
-    if file == STANDARD_OUTPUT:
+    if file == STANDARD_OUTPUT_ARGUMENT:
         if options.json:
             raise UsageError("--json and --html - both write to standard output", hint="name a file for the page")
         return
@@ -39,7 +39,7 @@ def check_page_file(file: str, options: OutputOptions) -> None:
         )
         raise _page_write_error(file, why, "name a file in an existing folder")
     if not _is_replaceable(place):
-        raise _page_write_error(file, "it is not a regular file", _HINT)
+        raise _page_write_error(file, "it is not a regular file", _WRITABLE_FILE_HINT)
 
 
 def _is_replaceable(place: Path) -> bool:
@@ -51,7 +51,7 @@ def _is_replaceable(place: Path) -> bool:
     return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and place.parent.resolve() != Path("/dev"))
 
 
-_HINT = "name a file that you may write; - writes to standard output"
+_WRITABLE_FILE_HINT = "name a file that you may write; - writes to standard output"
 
 
 def _page_write_error(file: str, why: str, hint: str) -> UsageError:
@@ -64,7 +64,7 @@ def write_page(file: str, text: str) -> None:
     Raises:
         UsageError: if it cannot be written; the old file then stays.
     """
-    if file == STANDARD_OUTPUT:
+    if file == STANDARD_OUTPUT_ARGUMENT:
         from gpunode.cli.screen.printer import standard_output
 
         standard_output().raw(text)
@@ -72,7 +72,7 @@ def write_page(file: str, text: str) -> None:
     try:
         output.write_output(Path(file), text.encode("utf-8", "replace"), _file_mode(file))
     except OSError as error:
-        raise _page_write_error(file, error.strerror or str(error), _HINT) from error
+        raise _page_write_error(file, error.strerror or str(error), _WRITABLE_FILE_HINT) from error
 
 
 def _file_mode(file: str) -> int:

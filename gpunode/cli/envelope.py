@@ -9,11 +9,11 @@ from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.cli.screen.changes import action_of, explain_purge
-from gpunode.errors import BUG, GpunodeError
+from gpunode.errors import BUG_STATUS, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
 
-SCHEMA = 1
+ENVELOPE_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Envelope:
     def as_json(self) -> str:
         """Return the envelope as one line of JSON, with secrets redacted."""
         answer = {
-            "schema": SCHEMA,
+            "schema": ENVELOPE_SCHEMA_VERSION,
             "command": self.command,
             "status": self.status,
             "exit_code": self.exit_code,
@@ -86,7 +86,7 @@ def bug_envelope(command: str, what: str, traceback_path: str) -> Envelope:
         "commands": (),
         "manual": True,
     }
-    return Envelope(command, "bug", BUG[0], errors=(error,))
+    return Envelope(command, "bug", BUG_STATUS[0], errors=(error,))
 
 
 def to_json_types(value: object, redact_string: Callable[[str], str] = redact) -> Any:
@@ -135,7 +135,7 @@ def _ansible_diff(change: FileChange) -> dict[str, str]:
     from gpunode.redaction.evidence import redact_change
 
     change = redact_change(change)
-    if not _is_text(change.before) or not _is_text(change.after):
+    if not _is_text_or_absent(change.before) or not _is_text_or_absent(change.after):
         return {"prepared": "\n".join(change.diff())}
     return {
         "before_header": change.path,
@@ -145,7 +145,7 @@ def _ansible_diff(change: FileChange) -> dict[str, str]:
     }
 
 
-def _is_text(state: object) -> bool:
+def _is_text_or_absent(state: object) -> bool:
     if state is None:
         return True
     if not isinstance(state, FileState):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions, verdict_status
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, next_line, pad_right, span
+from gpunode.cli.screen.text import BLANK_LINE, Line, Span, Style, cell_width, line, next_command_line, pad_right, span
 from gpunode.command import gpunode
 from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
     from gpunode.cli import doctor_page
-    from gpunode.cli.doctor import may_exist
+    from gpunode.cli.doctor import may_be_report
     from gpunode.diagnoses.comparison import Census
     from gpunode.host import reports
     from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 
-    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not may_exist(name))]:
+    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not may_be_report(name))]:
         raise UsageError(
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),
         )  # fmt: skip
     recipe = _load_fleet_recipe(recipe_name, lock, named)
     if html:
-        doctor_page.check_page_file(html, output)
+        doctor_page.refuse_unwritable_page_file(html, output)
     found = reports.find_fleet_reports(named)
     with output.open_report_screen() as screen:
         census, answers = Census(), []
@@ -60,7 +60,7 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
         summary = summarize_fleet(with_outliers(answers, census.group_by_model()))
         if html:
             doctor_page.write_page(html, _render_page(summary, named, recipe))
-        if html != doctor_page.STANDARD_OUTPUT:
+        if html != doctor_page.STANDARD_OUTPUT_ARGUMENT:
             screen.put_result(*fleet_lines(summary, verbose=output.verbose, page=html))
     output.emit(_fleet_envelope(summary, html, recipe), changed_nothing=True)
 
@@ -78,7 +78,7 @@ def _load_fleet_recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | N
     from gpunode.cli.lockfiles import read_lock
 
     recipe_name = name or read_lock(lock).recipe
-    if not name and recipe_name not in builtin.names():
+    if not name and recipe_name not in builtin.shipped_recipe_names():
         raise UsageError(
             f"{lock} was written with the recipe {recipe_name!r}, which does not come with gpunode",
             why="a lock file does not say where its recipe is",
@@ -129,7 +129,7 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
 
 
 _MAX_NAME_WIDTH = 48
-_MARKS: Final[dict[Condition, tuple[str, Style]]] = {
+_MARK_BY_CONDITION: Final[dict[Condition, tuple[str, Style]]] = {
     "healthy": ("✓", "good"),
     "broken": ("✗", "bad"),
     "at risk": ("!", "warn"),
@@ -144,7 +144,7 @@ _MAX_GROUPS_SHOWN = 12
 def fleet_row_line(row: FleetRow, names: Sequence[str]) -> Line:
     """Return ``✗ node17.tar.gz  cause  title``."""
     width = min(max(map(cell_width, names)), _MAX_NAME_WIDTH)
-    mark, style = _MARKS[condition_of(row)]
+    mark, style = _MARK_BY_CONDITION[condition_of(row)]
     name = span(pad_right(row.report, width))
     return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
 
@@ -168,7 +168,7 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
     ``page`` is the file that it was also written to.
     """
     if verbose:
-        yield BLANK
+        yield BLANK_LINE
     counts = Counter(map(condition_of, seen.rows))
     parts = [f"{group_digits(counts[one])} {one}" for one in CONDITIONS if counts[one]]
     yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
@@ -178,17 +178,17 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
         *(_skipped_lines("undetermined", one) for one in seen.unknown),
         *(_skipped_lines("unread", one) for one in seen.unreadable),
     )
-    yield from _block_lines(kinds, verbose=verbose)
+    yield from _counted_group_lines(kinds, verbose=verbose)
     if seen.drift or seen.not_compared:
-        yield BLANK
+        yield BLANK_LINE
         yield line(span("drifted from the recipe", "bold"))
-        drift = [_counted_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
+        drift = [_report_group_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
         left = [_skipped_lines("not compared with the recipe", each) for each in seen.not_compared]
-        yield from _block_lines((*drift, *left), verbose=verbose, blank=False)
+        yield from _counted_group_lines((*drift, *left), verbose=verbose, blank=False)
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
-        yield BLANK
-        yield next_line(gpunode("doctor", first.path))
+        yield BLANK_LINE
+        yield next_command_line(gpunode("doctor", first.path))
     if page:
         yield line("page: ", span(page, "command"), hang=6)
 
@@ -196,14 +196,14 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
 _CountedLines = tuple[int, tuple[Line, ...]]
 
 
-def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
+def _report_group_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
     where = join_names(tuple(collapse_ranges(map(node_name, reports))), _MAX_NAMES_SHOWN)
     head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
     return len(reports), (head,)
 
 
 def _cause_lines(one: CauseTally) -> _CountedLines:
-    number, lines = _counted_lines(one.reports, one.cause, one.title)
+    number, lines = _report_group_lines(one.reports, one.cause, one.title)
     what = span(one.command, "command") if one.command else span(one.advice)
     words = f" ({DISRUPTION_TEXTS[one.disruption]})" if one.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
@@ -211,18 +211,20 @@ def _cause_lines(one: CauseTally) -> _CountedLines:
 
 def _outlier_lines(one: OutlierGroup) -> _CountedLines:
     more = f", and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-    return _counted_lines(one.reports, "differs from its group", describe_outlier(one.difference) + more, style="warn")
+    return _report_group_lines(
+        one.reports, "differs from its group", describe_outlier(one.difference) + more, style="warn"
+    )
 
 
 def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:
-    return _counted_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
+    return _report_group_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
 
 
-def _block_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
+def _counted_group_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
     found = list(groups)
     digits = max((len(group_digits(number)) for number, _ in found), default=0)
     if found and blank:
-        yield BLANK
+        yield BLANK_LINE
     for number, (head, *rest) in found if verbose else found[:_MAX_GROUPS_SHOWN]:
         yield Line((Span(f"  {group_digits(number):>{digits}} × "), *head.spans), digits + 5)
         for one in rest:

@@ -16,8 +16,8 @@ from gpunode.errors import UsageError
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
 
-_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_TRUE_WORDS = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE_WORDS = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 class GoCommand(TyperCommand):
@@ -25,7 +25,7 @@ class GoCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(ctx, _translate_own_words(self.params, args))
+        return super().parse_args(ctx, _translate_declared_options(self.params, args))
 
 
 class GoGroup(TyperGroup):
@@ -33,7 +33,7 @@ class GoGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Translate the words for typer, then parse them."""
-        return super().parse_args(ctx, _translate_own_words(self.params, args))
+        return super().parse_args(ctx, _translate_declared_options(self.params, args))
 
 
 def ctk_output_options(ctx: Any) -> OutputOptions:
@@ -45,19 +45,19 @@ def ctk_output_options(ctx: Any) -> OutputOptions:
     return OutputOptions(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
 
 
-def _translate_own_words(params: Iterable[Any], words: Sequence[str]) -> list[str]:
+def _translate_declared_options(params: Iterable[Any], words: Sequence[str]) -> list[str]:
     options = [one for one in params if getattr(one, "param_type_name", "") == "option"]
     flags = {name: one.opts[0] for one in options if one.is_flag for name in one.opts}
-    return translate_words(words, flags, {name for one in options if not one.is_flag for name in one.opts})
+    return translate_go_flags(words, flags, {name for one in options if not one.is_flag for name in one.opts})
 
 
-def translate_group_words(params: Iterable[object], words: Sequence[str]) -> list[str]:
+def translate_group_options(params: Iterable[object], words: Sequence[str]) -> list[str]:
     """Translate the options of a group, which stand before its command; leave the command's own words."""
     own = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
-    return [*_translate_own_words(params, words[:own]), *words[own:]]
+    return [*_translate_declared_options(params, words[:own]), *words[own:]]
 
 
-def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
+def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
     """Write ``--flag=true`` as ``--flag``, and drop flags that end up false.
 
     Args:
@@ -93,8 +93,8 @@ def parse_bool(name: str, value: str) -> bool:
     Raises:
         UsageError: if it is none.
     """
-    if value in _TRUE | _FALSE:
-        return value in _TRUE
+    if value in _TRUE_WORDS | _FALSE_WORDS:
+        return value in _TRUE_WORDS
     raise UsageError(
         f"{name}={value}: {value!r} is neither true nor false",
         why="it takes true, t or 1, and false, f or 0",
@@ -104,7 +104,7 @@ def parse_bool(name: str, value: str) -> bool:
 
 def _refuse_detached_bool(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
     """Refuse ``--flag false``, which Go reads as ``--flag`` and then drops the rest."""
-    if before and before[-1][0] in flags and word in _TRUE | _FALSE:
+    if before and before[-1][0] in flags and word in _TRUE_WORDS | _FALSE_WORDS:
         name = before[-1][0]
         raise UsageError(
             f"{name} {word}: the value of a boolean option needs an equals sign",

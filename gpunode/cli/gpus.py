@@ -9,18 +9,25 @@ from difflib import get_close_matches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
-from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, lookup, non_gpu_kind_and_name, search_models
+from gpunode.catalog.gpus import (
+    LIST_GPUS_COMMAND,
+    GpuModel,
+    find_all_by_name,
+    lookup,
+    non_gpu_kind_and_name,
+    search_models,
+)
 from gpunode.catalog.tables import rows
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, short_model_name
 from gpunode.cli.screen.text import Line, line, span
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need
-from gpunode.steps.gpus import NVIDIA, find_own_gpus
+from gpunode.steps.gpus import NVIDIA_VENDOR_ID, find_own_gpus
 from gpunode.wording import join_names, join_with_and
 
 # More than these would be a list to scroll through, and the words that gave them fit too much.
@@ -87,13 +94,15 @@ def _parse_models(named: str) -> Iterator[GpuModel]:
         match = PCI_ID.fullmatch(part)
         if match is None:
             yield from _find_by_name(part)
-        elif match[1].lower() != NVIDIA:
-            raise UsageError(f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS}")
+        elif match[1].lower() != NVIDIA_VENDOR_ID:
+            raise UsageError(
+                f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS_COMMAND}"
+            )
         elif other := non_gpu_kind_and_name(match[2]):
             raise UsageError(
                 f"--gpu {part} names no GPU",
                 why=f"it is the {other[1]}",
-                hint=f"this lists the GPUs alone:\n{LIST_GPUS}",
+                hint=f"this lists the GPUs alone:\n{LIST_GPUS_COMMAND}",
             )
         else:
             yield lookup(match[2].lower())
@@ -111,7 +120,7 @@ def _find_by_name(name: str) -> tuple[GpuModel, ...]:
         raise UsageError(
             f"--gpu {name}: no GPU of that name is known",
             why=f"similar: {', '.join(near)}" if near else "",
-            hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS}",
+            hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS_COMMAND}",
         )
     if len(names) > _MOST_MATCHES:
         listed = ", ".join(names[:_MOST_MATCHES])
@@ -128,7 +137,7 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
     choice = support.choice
     return {
         "names": report.names,
-        "device_ids": [f"{NVIDIA}:{one}" for one in report.device_ids],
+        "device_ids": [f"{NVIDIA_VENDOR_ID}:{one}" for one in report.device_ids],
         "addresses": report.addresses,
         "architecture": model.architecture,
         "compute_capability": model.compute_capability or None,
@@ -149,9 +158,14 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
     }
 
 
-_KINDS = {"lts": "long-term support", "production": "production", "new-feature": "new feature", "legacy": "legacy"}
-_ENDED_SHOWN = 3
-_NAMES_SHOWN = 4
+_BRANCH_KIND_WORDS = {
+    "lts": "long-term support",
+    "production": "production",
+    "new-feature": "new feature",
+    "legacy": "legacy",
+}
+_MAX_ENDED_BRANCHES_SHOWN = 3
+_MAX_NAMES_SHOWN = 4
 
 
 def gpu_lines(reports: Sequence[GpuReport]) -> Iterator[Line]:
@@ -165,11 +179,11 @@ def gpu_lines(reports: Sequence[GpuReport]) -> Iterator[Line]:
 
 def _title_line(report: GpuReport) -> Line:
     model = report.support.model
-    names = join_names((short_model_name(name) for name in report.names), _NAMES_SHOWN)
+    names = join_names((short_model_name(name) for name in report.names), _MAX_NAMES_SHOWN)
     count = f"{len(report.addresses)} × " if len(report.addresses) > 1 else ""
     about = f"  {model.architecture}" if model.listed else ""
     about += f", compute capability {model.compute_capability}" if model.compute_capability else ""
-    ids = join_names((f"10de:{one}" for one in report.device_ids), _NAMES_SHOWN)
+    ids = join_names((f"10de:{one}" for one in report.device_ids), _MAX_NAMES_SHOWN)
     where = f" at {join_names(report.addresses)}" if report.addresses else ""
     return line(span(f"{count}{names}", "bold"), about, span(f"  {ids}{where}", "dim"), hang=2)
 
@@ -177,13 +191,13 @@ def _title_line(report: GpuReport) -> Line:
 def _support_lines(support: GpuSupport) -> Iterator[Line]:
     model = support.model
     if support.assumption:
-        yield from label_rows("assumed", (line(MARKS["waits"], span(support.assumption, "warn"), hang=2),))
+        yield from label_rows("assumed", (line(MARK_BY_STATE["waits"], span(support.assumption, "warn"), hang=2),))
     if isinstance(support.choice, Choice):
         yield from label_rows("driver", (line(support.reason, hang=2),))
     else:
         ended = f", and its fixes ended in {support.end_of_life}" if support.end_of_life else ""
         why = f"none in NVIDIA's current repositories: {model.last_branch} is the last branch that supports it{ended}"
-        yield from label_rows("driver", (line(MARKS["refused"], why, hang=2),))
+        yield from label_rows("driver", (line(MARK_BY_STATE["refused"], why, hang=2),))
     yield from label_rows("branches", _branch_lines(support))
     only = " only" if len(support.flavours) == 1 else ""
     yield from label_rows("modules", (line(f"{join_with_and(support.flavours)} kernel modules{only}"),))
@@ -200,7 +214,7 @@ def _branch_lines(support: GpuSupport) -> Iterator[Line]:
     for branch in maintained:
         yield line(_branch_text(branch))
     if ended:
-        names = join_names((str(branch.number) for branch in ended), _ENDED_SHOWN)
+        names = join_names((str(branch.number) for branch in ended), _MAX_ENDED_BRANCHES_SHOWN)
         yield line(span(f"{names}: not maintained any more", "dim"))
     if support.model.last_branch is not None and support.branches:
         end = f"; fixes end {support.end_of_life}" if support.end_of_life else ""
@@ -209,4 +223,4 @@ def _branch_lines(support: GpuSupport) -> Iterator[Line]:
 
 def _branch_text(branch: Branch) -> str:
     end = f", until {branch.eol}" if branch.eol else ""
-    return f"{branch.number}  {_KINDS[branch.kind]}{end}"
+    return f"{branch.number}  {_BRANCH_KIND_WORDS[branch.kind]}{end}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
-from gpunode.catalog.gpus import LIST_GPUS, non_gpu_kind_and_name
+from gpunode.catalog.gpus import LIST_GPUS_COMMAND, non_gpu_kind_and_name
 from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
@@ -33,9 +33,13 @@ if TYPE_CHECKING:
     from gpunode.workflow.recovery import Backlog
 
 PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
-_BARE_METAL = "bare-metal"
+_BARE_METAL_RECIPE = "bare-metal"
 # Each runtime has a recipe of its name.
-_DEFAULT_RECIPES = {**{name: name for name in get_args(RuntimeName)}, "none": _BARE_METAL, "": _BARE_METAL}
+_DEFAULT_RECIPE_BY_RUNTIME = {
+    **{name: name for name in get_args(RuntimeName)},
+    "none": _BARE_METAL_RECIPE,
+    "": _BARE_METAL_RECIPE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class RecipeOptions:
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
-        base = load_recipe(self.recipe or _DEFAULT_RECIPES.get(self.runtime, _BARE_METAL))
+        base = load_recipe(self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE))
         recipe = replace(base, upgrade=self.upgrade, remove_runfile_driver=self.remove_runfile_driver)
         if self.runtime:
             name = _parse_option("--runtime", "runtime", "name", self.runtime).runtime.name
@@ -89,9 +93,9 @@ def explain_default_recipe(recipe_options: RecipeOptions) -> str:
     """Return a sentence that names the default recipe; empty if a recipe or a runtime was given."""
     if recipe_options.recipe or recipe_options.runtime:
         return ""
-    description = builtin.read(_BARE_METAL).description
+    description = builtin.read_recipe(_BARE_METAL_RECIPE).description
     listed = gpunode("recipe", "list")
-    return f"no recipe was named, so this is {_BARE_METAL} ({description}); `{listed}` shows the others"
+    return f"no recipe was named, so this is {_BARE_METAL_RECIPE} ({description}); `{listed}` shows the others"
 
 
 def load_recipe(name_or_path: str) -> Recipe:
@@ -100,17 +104,21 @@ def load_recipe(name_or_path: str) -> Recipe:
     Raises:
         RecipeError, UsageError: if it is invalid.
     """
-    found = builtin.read(name_or_path)
+    found = builtin.read_recipe(name_or_path)
     if not found.skip:
         return found
-    from gpunode.steps.detect import DETECT
+    from gpunode.steps.detect import DETECT_STEP
     from gpunode.steps.table import STEPS
 
-    ids = tuple(step.id for step in STEPS if step.id != DETECT.id)
+    ids = tuple(step.id for step in STEPS if step.id != DETECT_STEP.id)
     if wrong := [step for step in found.skip if step not in ids]:
         what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}: no such step, or one that cannot be skipped"
         raise RecipeError(
-            what, file=name_or_path, line=line_of(builtin.load(name_or_path), ("skip",)), key="skip", allowed=ids
+            what,
+            file=name_or_path,
+            line=line_of(builtin.load_recipe_text(name_or_path), ("skip",)),
+            key="skip",
+            allowed=ids,
         )
     return found
 
@@ -118,7 +126,7 @@ def load_recipe(name_or_path: str) -> Recipe:
 def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
     """Parse one option as a recipe key, so that options and files accept the same values."""
     try:
-        return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
+        return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load_recipe_text)
     except RecipeError as error:
         raise unknown_value_error(option, value, error.allowed) from error
 
@@ -149,7 +157,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
     Raises:
         UsageError: if it is not a list of PCI ids, or contains no GPU.
     """
-    from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, find_own_gpus
+    from gpunode.steps.gpus import CLASS_CODE_BY_DEVICE_KIND, UNKNOWN_CLASS_CODE, find_own_gpus
 
     found: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
@@ -157,17 +165,17 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         if match is None or match[1].lower() != "10de":
             raise UsageError(
                 f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",
-                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS}",
+                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS_COMMAND}",
             )
         device = match[2].lower()
         other = non_gpu_kind_and_name(device)
-        class_code = CLASSES.get(other[0], UNKNOWN_CLASS) if other else "0302"
+        class_code = CLASS_CODE_BY_DEVICE_KIND.get(other[0], UNKNOWN_CLASS_CODE) if other else "0302"
         found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
     if found and not find_own_gpus(tuple(found)):
         raise UsageError(
             f"--gpu {text} names no GPU",
             why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
-            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
+            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS_COMMAND}",
         )
     return tuple(found)
 

@@ -13,18 +13,18 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, unknown_value_error, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
-from gpunode.cli.screen.text import BLANK, Line, Span, line, span, warning_line
+from gpunode.cli.screen.text import BLANK_LINE, Line, Span, line, span, warning_line
 from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
-from gpunode.host.capture import INDEX
-from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
-from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode, NodeEdit, OwnPod, Rendered
+from gpunode.host.capture import CAPTURE_INDEX_FILE_NAME
+from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_have_made_obsolete_objects
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, NodeEdit, OwnPod, RenderedCluster
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
-_CAPTURES: Final = (".tar.gz", ".tgz", ".json")
+_CAPTURE_SUFFIXES: Final = (".tar.gz", ".tgz", ".json")
 
 
 def render_recipe(
@@ -40,7 +40,7 @@ def render_recipe(
     if not output.json and not output_folder:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
-        for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG)
+        for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG_FILE_NAME)
         yaml = (f"# file: {path}\n{made[path]}" for path in for_kubectl)
         standard_output().raw(notes + "---\n".join(yaml))
     elif output_folder:
@@ -88,14 +88,19 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
 def _list_captures(place: str) -> Iterator[str]:
     """Yield ``place`` if it is a capture, else the captures in that folder."""
     folder = Path(place)
-    if not folder.is_dir() or (folder / INDEX).exists():
+    if not folder.is_dir() or (folder / CAPTURE_INDEX_FILE_NAME).exists():
         yield place
         return
-    found = sorted(str(one) for one in folder.iterdir() if one.name.endswith(_CAPTURES) or (one / INDEX).exists())
+    found = sorted(
+        str(one)
+        for one in folder.iterdir()
+        if one.name.endswith(_CAPTURE_SUFFIXES) or (one / CAPTURE_INDEX_FILE_NAME).exists()
+    )
     if not found:
         raise UsageError(
             f"--node {place}: there is no capture in this folder",
-            why=f"a capture is a file that ends in {', '.join(_CAPTURES)}, or a folder that holds {INDEX}",
+            why=f"a capture is a file that ends in {', '.join(_CAPTURE_SUFFIXES)}, or a folder that holds "
+            f"{CAPTURE_INDEX_FILE_NAME}",
             hint="name a capture that `sudo gpunode capture node.tar.gz` made on a GPU node",
         )
     yield from found
@@ -103,7 +108,7 @@ def _list_captures(place: str) -> Iterator[str]:
 
 def _strip_capture_suffix(place: str) -> str:
     name = Path(place).name
-    return next((name.removesuffix(suffix) for suffix in _CAPTURES if name.endswith(suffix)), name)
+    return next((name.removesuffix(suffix) for suffix in _CAPTURE_SUFFIXES if name.endswith(suffix)), name)
 
 
 def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutcome:
@@ -116,12 +121,12 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
     try:
         with output_files.open_output_folder(folder) as tree:
             _refuse_foreign_files(tree, folder, rendered_files)
-            present = dict(_rendered_files(tree))
+            present = dict(_formerly_rendered_files(tree))
             differing = {path: text for path, text in rendered_files.items() if present.get(path) != text}
             for path, text in differing.items():
                 tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
             former = sorted(present.keys() - rendered_files.keys())
-            removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered, path)))
+            removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered_by_gpunode, path)))
     except OSError as error:
         if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
             raise _blocked_path_error(folder, "a folder belongs there") from error
@@ -139,7 +144,7 @@ def _refuse_foreign_files(tree: output_files.OutputFolder, folder: Path, rendere
             )
     for path in rendered_files:
         content = tree.read(path)
-        if tree.has_entry(path) if content is None else not _is_rendered(path, content):
+        if tree.has_entry(path) if content is None else not _is_rendered_by_gpunode(path, content):
             raise _blocked_path_error(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
 
 
@@ -148,16 +153,16 @@ def _blocked_path_error(place: Path, why: str) -> Conflict:
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
-def _rendered_files(tree: output_files.OutputFolder) -> Iterator[tuple[str, str]]:
+def _formerly_rendered_files(tree: output_files.OutputFolder) -> Iterator[tuple[str, str]]:
     """Yield path and text of the files of earlier renders."""
     for inner in ("", *OUTPUT_FOLDERS):
         for name in tree.names(inner) if tree.is_enterable(inner) else ():
             path = f"{inner}/{name}" if inner else name
-            if (content := tree.read(path)) is not None and _is_rendered(path, content):
+            if (content := tree.read(path)) is not None and _is_rendered_by_gpunode(path, content):
                 yield path, _decode_text(content)
 
 
-def _is_rendered(path: str, content: bytes) -> bool:
+def _is_rendered_by_gpunode(path: str, content: bytes) -> bool:
     return is_rendered_file(path, _decode_text(content))
 
 
@@ -165,10 +170,10 @@ def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-_OWN_POD_PAGE: Final = "docs/how-to/your-own-pod.md"
+_OWN_POD_DOC_PATH: Final = "docs/how-to/your-own-pod.md"
 
 
-def own_pod_reason_lines(rendered: Rendered) -> Iterator[Line]:
+def own_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
     """Yield for which GPUs each example of a user's own pod is."""
     for own in rendered.own_pods:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
@@ -177,19 +182,19 @@ def own_pod_reason_lines(rendered: Rendered) -> Iterator[Line]:
 def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
     """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown."""
     for own in pods:
-        head = f"in your own pod (see {_OWN_POD_PAGE}):" if own is pods[0] else "or:"
+        head = f"in your own pod (see {_OWN_POD_DOC_PATH}):" if own is pods[0] else "or:"
         yield line(span(head, "dim"), hang=2)
         yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
 
 
 def rendered_lines(
-    rendered: Rendered, output_folder: str, removed: Sequence[str], *, is_for_git: bool
+    rendered: RenderedCluster, output_folder: str, removed: Sequence[str], *, is_for_git: bool
 ) -> Iterator[Line]:
     """Yield the nodes, the objects and releases with their reasons, the notes, and how to apply them."""
     for edit in rendered.nodes:
         yield line(span("  Node ", "dim"), span(edit.node, "bold"), span(f"  {edit.why}"), hang=4)
         yield line(span(f"    {_describe_node_edit(rendered, edit)}", "dim"), hang=6)
-    yield BLANK
+    yield BLANK_LINE
     for one in rendered.objects:
         place = f"{one.namespace}/{one.name}" if one.namespace else one.name
         yield line(span("  + ", "add"), span(f"{one.kind} {place}"), span(f"  {one.why}", "dim"), hang=6)
@@ -197,9 +202,13 @@ def rendered_lines(
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
     for path in removed:
-        left = "; if it was applied, its objects are still in the cluster" if may_leave_objects(path, rendered) else ""
+        left = (
+            "; if it was applied, its objects are still in the cluster"
+            if may_have_made_obsolete_objects(path, rendered)
+            else ""
+        )
         yield line(span("  - ", "remove"), span(f"{path}  from an earlier render{left}"), hang=6)
-    yield BLANK
+    yield BLANK_LINE
     for note in rendered.notes:
         yield warning_line(note)
     yield from own_pod_reason_lines(rendered)
@@ -213,7 +222,7 @@ def rendered_lines(
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
 
 
-def _describe_node_edit(rendered: Rendered, edit: NodeEdit) -> str:
+def _describe_node_edit(rendered: RenderedCluster, edit: NodeEdit) -> str:
     """Return the node's labels and taint, and the resources that it will offer."""
     labels = ", ".join(f"{key}={value}" for key, value in edit.labels.items())
     offer = rendered.expected.get(edit.node) or {}

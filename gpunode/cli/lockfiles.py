@@ -10,13 +10,13 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
-from gpunode.cli.screen.text import BLANK, Line, line, next_line
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, line, next_command_line
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import VersionDifference, parse, render, version_differences
-from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
 from gpunode.wording import count
 
 
@@ -26,7 +26,7 @@ def read_lock(file: str) -> VersionLock:
     Raises:
         UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
     """
-    found = files.read_file(str(Path(file).absolute()), LIMIT_BYTES + 1)
+    found = files.read_file(str(Path(file).absolute()), MAX_RECIPE_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
         raise UsageError(
@@ -95,13 +95,15 @@ def lock_lines(
     lock: VersionLock, changed: Sequence[VersionDifference], argv: Sequence[str], *, renewed: bool
 ) -> Iterator[Line]:
     """Yield the lock's file, and the version changes in a renewed one."""
-    yield BLANK
+    yield BLANK_LINE
     if renewed and not changed:
-        yield line(MARKS["nothing"], f"{lock.file} holds these versions already", hang=2)
+        yield line(MARK_BY_STATE["nothing"], f"{lock.file} holds these versions already", hang=2)
         return
     size = count(len(lock.packages), "package")
     where = f"{lock.distribution} {lock.release}, {lock.architecture}"
-    yield line(MARKS["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
+    yield line(
+        MARK_BY_STATE["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2
+    )
     for one in changed if renewed else ():
         yield line(f"    {one.name} {one.before or 'new'} → {one.after or 'gone'}", hang=6)
-    yield next_line(setup_command(argv), "  (on every node of this kind)")
+    yield next_command_line(setup_command(argv), "  (on every node of this kind)")

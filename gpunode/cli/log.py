@@ -14,8 +14,8 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
-from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARKS, format_seconds
+from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
+from gpunode.cli.screen.words import MARK_BY_STATE, format_seconds
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -40,9 +40,9 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
         notes = explain_lost_record(LocalHost(place), Store(place))
         screen.put(*map(note_line, notes))
     if run:
-        result = {"schema": SCHEMA, "run": full_run_record(found[0], logins)}
+        result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(found[0], logins)}
     else:
-        result = {"schema": SCHEMA, "runs": [summarize_run(one, logins) for one in found]}
+        result = {"schema": LOG_SCHEMA_VERSION, "runs": [summarize_run(one, logins) for one in found]}
     output.emit(Envelope("log", notes=notes, result=result))
 
 
@@ -72,11 +72,11 @@ def _login_names(uids: Iterable[int | None]) -> dict[int, str]:
     return names
 
 
-SCHEMA = 1
-Row = dict[str, Any]
+LOG_SCHEMA_VERSION = 1
+JsonRow = dict[str, Any]
 
 
-def _basic_record(run: RunRecord) -> Row:
+def _basic_record(run: RunRecord) -> JsonRow:
     begin, commit = run.begin, run.commit
     return {
         "run": begin.run,
@@ -93,7 +93,7 @@ def _basic_record(run: RunRecord) -> Row:
     }
 
 
-def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
+def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
     """Return the summary of a run.
 
     Args:
@@ -112,7 +112,7 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     }
 
 
-def undo_record(run: RunRecord, rollback: str) -> Row:
+def undo_record(run: RunRecord, rollback: str) -> JsonRow:
     """Return what ``rollback --list`` says of a run.
 
     Args:
@@ -129,7 +129,7 @@ def undo_record(run: RunRecord, rollback: str) -> Row:
     }
 
 
-def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> Row:
+def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
     """Return the complete record of a run; files by their sha256."""
     return {
         **summarize_run(run, logins),
@@ -145,7 +145,7 @@ def format_utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _change_row(record: ChangeRecord) -> Row:
+def _change_row(record: ChangeRecord) -> JsonRow:
     intent = record.intent
     return {
         "seq": intent.seq,
@@ -162,7 +162,7 @@ def _change_row(record: ChangeRecord) -> Row:
     }
 
 
-def _trigger_row(required: RequiredTrigger) -> Row:
+def _trigger_row(required: RequiredTrigger) -> JsonRow:
     settled = required.settled
     return {
         "kind": required.trigger.kind,
@@ -174,7 +174,7 @@ def _trigger_row(required: RequiredTrigger) -> Row:
 
 
 _TABLE_HEAD = ("run", "when", "who", "what", "result")
-_MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
+_MARK_BY_OUTCOME = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL_WIDTH = 9
 _MAX_SUBJECTS = 6
 _NO_PREVIEWS: Mapping[str, str] = MappingProxyType({})
@@ -241,8 +241,8 @@ def _verb_text(run: RunRecord) -> str:
 
 def _run_mark(run: RunRecord) -> Span:
     if run.ending == "done":
-        return MARKS["skipped" if run.undone_by else "done"]
-    return MARKS["waits" if run.ending in {"waiting", "running"} else "failed"]
+        return MARK_BY_STATE["skipped" if run.undone_by else "done"]
+    return MARK_BY_STATE["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
 def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
@@ -266,11 +266,11 @@ def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinf
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
     yield from indent_lines(_run_header_lines(run, logins, zone), 2)
     if run.change_records:
-        yield BLANK
+        yield BLANK_LINE
         yield line(span("changes", "bold"))
         yield from indent_lines(_change_lines(run.change_records), 2)
     if run.trigger_records:
-        yield BLANK
+        yield BLANK_LINE
         yield line(span("follow-up actions", "bold"))
         yield from indent_lines((_trigger_line(record, zone) for record in run.trigger_records), 2)
 
@@ -322,7 +322,7 @@ def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
             span(change.subject, "bold"),
             f"  {_change_text(record)}",
         )
-        yield line(MARKS[_MARKS[record.outcome]], *title, span(step, "dim"), hang=hang)
+        yield line(MARK_BY_STATE[_MARK_BY_OUTCOME[record.outcome]], *title, span(step, "dim"), hang=hang)
         notes = list(record.intent.change.recorded_details)
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
         if record.intent.reason and record.intent.reason != reason:
@@ -347,7 +347,7 @@ def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
     alone = "  for the packages" if required.trigger == Trigger("index-refresh") else "  of an earlier run"
     by = f"  for change {numbers}" if numbers else alone
     if settled is None:
-        return line(MARKS["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
+        return line(MARK_BY_STATE["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {settled.note}", MARKS["skipped"]) if settled.note else ("", MARKS["done"])
+    note, mark = (f": {settled.note}", MARK_BY_STATE["skipped"]) if settled.note else ("", MARK_BY_STATE["done"])
     return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examination
 
 
-_PREFIX: Final = "gpunode_doctor"
+_METRIC_PREFIX: Final = "gpunode_doctor"
 
 
 def render_metrics(examined: Examination, finished: float, seconds: float) -> str:
@@ -49,11 +49,11 @@ def _metric_lines(examined: Examination, finished: float, seconds: float) -> Ite
             "severity": finding.severity,
             "root_cause": "false" if finding.explained_by else "true",
         }
-        yield f"{_PREFIX}_finding{_render_labels(labels)} 1"
+        yield f"{_METRIC_PREFIX}_finding{_render_labels(labels)} 1"
     if examined.diagnosis.unexplained:
         yield from _metric_head("unexplained", "A failure that no finding explains, by its likeliest cause.")
     for suspect in examined.diagnosis.unexplained:
-        yield f"{_PREFIX}_unexplained{_render_labels({'cause': suspect.cause})} 1"
+        yield f"{_METRIC_PREFIX}_unexplained{_render_labels({'cause': suspect.cause})} 1"
     yield from _render_gauge(
         "open_questions",
         "Faults without a known cause, for lack of evidence.",
@@ -64,36 +64,36 @@ def _metric_lines(examined: Examination, finished: float, seconds: float) -> Ite
     )
     yield from _render_gauge("run_duration_seconds", "How long that run of gpunode doctor took.", f"{seconds:.3f}")
     yield from _metric_head("info", "The version of gpunode that ran.")
-    yield f"{_PREFIX}_info{_render_labels({'version': __version__})} 1"
+    yield f"{_METRIC_PREFIX}_info{_render_labels({'version': __version__})} 1"
 
 
 def _metric_head(name: str, help_text: str) -> Iterator[str]:
     escaped = help_text.replace("\\", r"\\").replace("\n", r"\n")
-    yield f"# HELP {_PREFIX}_{name} {escaped}"
-    yield f"# TYPE {_PREFIX}_{name} gauge"
+    yield f"# HELP {_METRIC_PREFIX}_{name} {escaped}"
+    yield f"# TYPE {_METRIC_PREFIX}_{name} gauge"
 
 
 def _render_gauge(name: str, help_text: str, value: str) -> Iterator[str]:
     yield from _metric_head(name, help_text)
-    yield f"{_PREFIX}_{name} {value}"
+    yield f"{_METRIC_PREFIX}_{name} {value}"
 
 
 def _render_labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escape_value(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{_escape_label_value(value)}"' for name, value in labels.items()) + "}"
 
 
-def _escape_value(value: str) -> str:
+def _escape_label_value(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-Status: TypeAlias = int
-OK: Final = 0
-NON_OK: Final = 1
-UNKNOWN: Final = 2
-MAX_LENGTH: Final = 80
+NpdStatus: TypeAlias = int
+NPD_OK: Final = 0
+NPD_NON_OK: Final = 1
+NPD_UNKNOWN: Final = 2
+MAX_MESSAGE_LENGTH: Final = 80
 
 
-def run_plugin(*, alone: bool) -> None:
+def run_npd_plugin(*, alone: bool) -> None:
     """Report this machine's verdict; ``alone`` is False if other options were given.
 
     Raises:
@@ -107,17 +107,17 @@ def run_plugin(*, alone: bool) -> None:
     from gpunode.cli.doctor import collect_evidence
     from gpunode.workflow.doctor import diagnose_evidence
 
-    report_status(lambda: diagnose_evidence(collect_evidence()))
+    report_npd_status(lambda: diagnose_evidence(collect_evidence()))
 
 
-def report_status(examine: Callable[[], Examination]) -> None:
+def report_npd_status(examine: Callable[[], Examination]) -> None:
     """Print the verdict and end with its status; a bug of gpunode is Unknown, since 1 would blame the node."""
     try:
-        status, message = node_status(examine())
+        status, message = npd_status_and_message(examine())
     except GpunodeError as error:
-        status, message = UNKNOWN, f"not examined: {error.what}"
+        status, message = NPD_UNKNOWN, f"not examined: {error.what}"
     except Exception as error:  # its status must not be Python's own 1
-        status, message = UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
+        status, message = NPD_UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
     from gpunode.cli.screen.printer import standard_output
 
     standard_output().raw(f"{ascii_line(message)}\n")
@@ -125,23 +125,23 @@ def report_status(examine: Callable[[], Examination]) -> None:
         raise CommandExit(status)
 
 
-def node_status(examined: Examination) -> tuple[Status, str]:
+def npd_status_and_message(examined: Examination) -> tuple[NpdStatus, str]:
     """Return the status and the message, the same for the same state, so that the condition follows it alone."""
     diagnosis = examined.diagnosis
     faults = [one for one in diagnosis.roots if one.severity == "error"]
     if faults:
         others = len(faults) - 1 + len(diagnosis.unexplained)
         more = f" (and {others} more)" if others else ""
-        return NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
+        return NPD_NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
     if examined.verdict == "unknown":
         open_questions = diagnosis.open_questions
-        return UNKNOWN, f"undetermined: {open_questions[0].question}" if open_questions else "undetermined"
+        return NPD_UNKNOWN, f"undetermined: {open_questions[0].question}" if open_questions else "undetermined"
     warned = [one for one in diagnosis.roots if one.severity == "warning"]
-    return OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
+    return NPD_OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
 
 
 def ascii_line(message: str) -> str:
     """Return ``message`` as one line of ASCII within the length limit."""
     plain = " ".join(message.encode("ascii", "replace").decode().split())
     shown = "".join(char if char.isprintable() else "?" for char in plain)
-    return shown if len(shown) <= MAX_LENGTH else f"{shown[: MAX_LENGTH - 3]}..."
+    return shown if len(shown) <= MAX_MESSAGE_LENGTH else f"{shown[: MAX_MESSAGE_LENGTH - 3]}..."

@@ -21,7 +21,7 @@ from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span, warning_line
+from gpunode.cli.screen.text import BLANK_LINE, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
@@ -69,7 +69,7 @@ class Screen(ReportScreen):
                 self._node = (facts, recipe)
             case PlanCompleted(stages=stages) if self._is_rehearsal and any(stage.ordered_changes for stage in stages):
                 self._show_preview(stages)
-                self.put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
+                self.put(BLANK_LINE, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):
                 if step == "put-back":
                     self._end_progress_line()
@@ -113,7 +113,7 @@ class Screen(ReportScreen):
     def _show_preview(self, plans: Sequence[StagePlan]) -> None:
         if self._node:
             self.put(node_line(*self._node))
-        self.put(*stage_lines(plans, verbose=self.verbose), BLANK)
+        self.put(*stage_lines(plans, verbose=self.verbose), BLANK_LINE)
         is_image = self._node is not None and self._node[0].is_image
         self.put(*setup_summary_lines(plans, image=is_image, verbose=self.verbose))
 
@@ -126,12 +126,12 @@ class Screen(ReportScreen):
         """
         self._show_preview(plans)
         self._require_consent("setup", yes=yes)
-        self.put(BLANK, line(span("setup", "bold")))
+        self.put(BLANK_LINE, line(span("setup", "bold")))
 
     def ask_for_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         """Ask for consent to changes that were already shown; see ``confirm``."""
         self._require_consent(verb, yes=yes, does=does)
-        self.put(BLANK)
+        self.put(BLANK_LINE)
 
     @property
     def is_interactive(self) -> bool:
@@ -146,7 +146,7 @@ class Screen(ReportScreen):
             nonlocal agreed
             if not agreed:
                 what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
-                self.put(BLANK, warning_line(what, "warn"))
+                self.put(BLANK_LINE, warning_line(what, "warn"))
                 self._require_consent(verb, yes=False, does=f"runs programs of {root}")
                 agreed = True
 
@@ -163,7 +163,7 @@ class Screen(ReportScreen):
                 hint=str(command_with_yes(self.argv)),
             )
         with interruptible_wait():
-            self.put(BLANK)
+            self.put(BLANK_LINE)
             answer = _read_answer("Go on? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
             raise UsageError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.cli import CommandExit
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.screen.printer import LiveLine, standard_output, write_answer
-from gpunode.cli.screen.text import BLANK, Line, line
+from gpunode.cli.screen.text import BLANK_LINE, Line, line
 from gpunode.errors import GpunodeError, ProblemFound, Undetermined
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ReportScreen:
         if isinstance(error, GpunodeError):
             self._end_progress_line()
             if self._has_output:
-                self.put(BLANK)
+                self.put(BLANK_LINE)
         self._live.close()
 
     def raw(self, text: str) -> None:
@@ -87,7 +87,7 @@ class ReportScreen:
 
 
 # The error class of each verdict of doctor; it has the exit code.
-_EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
+_ERROR_CLASS_BY_VERDICT: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
     "healthy": None,
     "problem": ProblemFound,
     "unknown": Undetermined,
@@ -96,7 +96,7 @@ _EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] =
 
 def verdict_status(verdict: Verdict) -> tuple[str, int]:
     """Return the status and the exit code of a verdict."""
-    kind = _EXIT_KINDS[verdict]
+    kind = _ERROR_CLASS_BY_VERDICT[verdict]
     return (kind.status, kind.exit_code) if kind else ("ok", 0)
 
 

@@ -27,9 +27,9 @@ from gpunode.workflow.events import Notice
 from gpunode.workflow.plan import (
     find_unrestorable_purges,
     has_pending_work,
-    loss_note,
     make_version_lookup,
-    refuse_loss,
+    refuse_unrestorable_purges,
+    unrestorable_purges_note,
 )
 from gpunode.workflow.plan import plan as make_plan
 
@@ -60,19 +60,19 @@ def plan(
     raise_refusal(plans)
     lost = find_unrestorable_purges(plans, view.facts, make_version_lookup(view.host, view.facts))
     if not allow_loss:
-        refuse_loss(lost)
+        refuse_unrestorable_purges(lost)
     screen = output.open_screen()
     backlog = load_backlog(node, root, view.facts)
     if text := explain_default_recipe(recipe_options):
         screen.show_event(Notice(text))
     argv = None if write_lock else screen.argv  # a written lock names its own
     screen.put(*plan_lines(recipe, view.facts, plans, backlog, argv, verbose=output.verbose))
-    loss = filter(None, [loss_note(lost)])
+    loss = filter(None, [unrestorable_purges_note(lost)])
     for text in (*backlog.notes, *loss, *(() if node else _symlink_notices(view.host, plans))):
         screen.show_event(Notice(text))
     lock = write_lock(recipe, view.facts, plans, screen) if write_lock else {}
     failure = _pending_error(plans, backlog) if check and has_pending_work(plans, backlog) else None
-    output.emit(_plan_envelope(plans, backlog, view.facts, lock, loss_note(lost)).with_failure(failure))
+    output.emit(_plan_envelope(plans, backlog, view.facts, lock, unrestorable_purges_note(lost)).with_failure(failure))
 
 
 def _pending_error(plans: Sequence[StagePlan], backlog: Backlog) -> GpunodeError:

@@ -9,8 +9,8 @@ from gpunode import builtin
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.text import BLANK, Line, escape_controls, line, next_line, pad_right, span
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, escape_controls, line, next_command_line, pad_right, span
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
 from gpunode.recipe.toml import render
@@ -19,17 +19,17 @@ from gpunode.redaction.secrets import redact_text as redact
 
 def list_recipes(output: OutputOptions) -> None:
     """List the shipped recipes."""
-    found = {name: builtin.read(name).description for name in builtin.names()}
+    found = {name: builtin.read_recipe(name).description for name in builtin.shipped_recipe_names()}
     output.open_screen().put(*recipes_lines(found))
     output.emit(Envelope("recipe list", result={"recipes": found}))
 
 
 def show_recipe(name: str, output: OutputOptions) -> None:
     """Print a recipe, and the same with all defaults filled in."""
-    whole, text, screen = builtin.read(name), builtin.load(name), output.open_screen()
+    whole, text, screen = builtin.read_recipe(name), builtin.load_recipe_text(name), output.open_screen()
     # What a file from elsewhere holds must not steer the terminal.
     screen.raw("".join(f"{escape_controls(redact(row))}\n" for row in text.splitlines()))
-    screen.put(BLANK, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
+    screen.put(BLANK_LINE, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
     screen.raw(redact(render(whole, defaults=True)))
     output.emit(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
@@ -61,7 +61,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
     """Return the lines that ``file`` is valid, with the next command."""
-    return line(MARKS["done"], what, hang=2), next_line(gpunode("plan", file))
+    return line(MARK_BY_STATE["done"], what, hang=2), next_command_line(gpunode("plan", file))
 
 
 def _write_new_file(path: Path, text: str) -> None:
@@ -87,4 +87,4 @@ def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
     width = max(map(len, found), default=0)
     for name, description in found.items():
         yield line(span(pad_right(name, width), "bold"), f"  {description}", hang=width + 2)
-    yield next_line("gpunode plan RECIPE")
+    yield next_command_line("gpunode plan RECIPE")

@@ -13,10 +13,10 @@ from gpunode.cli.resume import hash_recipe
 from gpunode.cli.samples import DEFAULT_SAMPLE, default_sample
 from gpunode.cli.screen.checks import check_lines
 from gpunode.cli.screen.commands import setup_command
-from gpunode.cli.screen.events import RESTORED, trigger_line
+from gpunode.cli.screen.events import RESTORED_PHRASE, trigger_line
 from gpunode.cli.screen.plans import stage_lines
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
 from gpunode.workflow.rehearse import rehearse as make
@@ -60,34 +60,34 @@ def rehearsal_header_lines(recipe: Recipe, node: str) -> Iterator[Line]:
     yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
     yield line(span("Everything below happens in memory: this machine is not touched, no package is downloaded, no "
                     "driver is loaded.", "dim"))  # fmt: skip
-    yield BLANK
+    yield BLANK_LINE
 
 
 def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) -> Iterator[Line]:
     """Yield the checks, the rollback with each file compared, and the footer; ``screen`` showed the setup."""
     if not done.setup.changed:
         yield from stage_lines(done.setup.preview, verbose=screen.verbose)
-        yield BLANK
+        yield BLANK_LINE
         yield line(f"nothing to do: this node matches recipe {recipe.name}")
-    yield BLANK
+    yield BLANK_LINE
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
     yield from indent_lines(check_lines(done.checks), 2)
     if done.rollback is not None:
-        yield BLANK
+        yield BLANK_LINE
         yield line(span("rollback", "bold"), span(f"  of run {done.rollback.plan.undone_run}", "dim"))
         yield from indent_lines(_restore_lines(done.restored), 2)
         yield from (trigger_line(one, rehearsed=True) for one in done.rollback.trigger_results)
-    yield BLANK
+    yield BLANK_LINE
     ends = f" ends: this machine was not touched and no driver was loaded; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
-    yield next_line(setup_command(screen.argv), "  (on the node itself: this makes the changes)")
+    yield next_command_line(setup_command(screen.argv), "  (on the node itself: this makes the changes)")
 
 
 def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:
     if not restored:
-        yield line(MARKS["nothing"], span("no configuration file to restore", "dim"))
+        yield line(MARK_BY_STATE["nothing"], span("no configuration file to restore", "dim"))
     for path, same in restored.items():
-        mark = MARKS["passed" if same else "failed"]
+        mark = MARK_BY_STATE["passed" if same else "failed"]
         yield line(
-            mark, f"{path} ", span(RESTORED if same else "DIFFERS from what was captured", "" if same else "bad")
+            mark, f"{path} ", span(RESTORED_PHRASE if same else "DIFFERS from what was captured", "" if same else "bad")
         )

@@ -17,21 +17,21 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.ownership import explain_writable_by_others
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
-from gpunode.recipe.toml import literal, parse, read_toml, render, resolve_base
+from gpunode.recipe.toml import parse, read_toml, render, resolve_base, to_toml_literal
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
 
-_INSTALL = (
+_INSTALL_FOR_ROOT_HINT = (
     "install gpunode for root: the .deb or .rpm, `sudo install gpunode.pyz /usr/local/bin/gpunode`,"
     " or `sudo make install` in its checkout"
 )
-_IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
+_PACKAGES_IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
 # No text of a recipe or a lock holds a line end, so neither holds this.
-_PROXIES = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
+_PROXIES_HEADER = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 
 
-def render_request(recipe: Recipe) -> str:
+def render_recipe_and_lock(recipe: Recipe) -> str:
     """Render ``recipe`` and its lock as one self-contained file."""
     text = render(recipe)
     if recipe.lock:
@@ -43,7 +43,7 @@ def render_request(recipe: Recipe) -> str:
 
 def hash_recipe(recipe: Recipe) -> str:
     """Return the sha256 of the recipe's meaning; comments do not count."""
-    return _hash_text(render_request(recipe))
+    return _hash_text(render_recipe_and_lock(recipe))
 
 
 def encode_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
@@ -60,15 +60,17 @@ def encode_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
             why=f"the environment variable {wrong[0]} is not UTF-8",
             hint="correct or unset it, or run the command without --reboot, reboot, and run it again",
         )
-    lines = "".join(f"{name} = {literal(value)}\n" for name, value in proxies.items())
-    return (render_request(recipe) + (f"{_PROXIES}{_hash_text(lines)}\n{lines}" if proxies else "")).encode()
+    lines = "".join(f"{name} = {to_toml_literal(value)}\n" for name, value in proxies.items())
+    return (
+        render_recipe_and_lock(recipe) + (f"{_PROXIES_HEADER}{_hash_text(lines)}\n{lines}" if proxies else "")
+    ).encode()
 
 
 def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resume_request(store: Store, run: str) -> Recipe:
+def load_request_and_set_proxies(store: Store, run: str) -> Recipe:
     """Load the request of ``run``, and set its proxies for this process and its children."""
     recipe, proxies = load_request(store, run)
     os.environ.update(proxies)
@@ -85,19 +87,19 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
     from gpunode import lockfile
 
     begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
-    content, _, kept = store.request(run).decode("utf-8", "replace").partition(_PROXIES)
+    content, _, kept = store.request(run).decode("utf-8", "replace").partition(_PROXIES_HEADER)
     checksum, _, proxies = kept.partition("\n")
-    _refuse_changed(run, "recipe", content, begin.recipe_sha256)
+    _refuse_changed_content(run, "recipe", content, begin.recipe_sha256)
     if kept:
-        _refuse_changed(run, "environment", proxies, checksum)
+        _refuse_changed_content(run, "environment", proxies, checksum)
     text, lock, packages = content.partition(lockfile.HEADER)
-    found = replace(parse(text, f"the recipe of run {run}", builtin.load), name=begin.recipe)
+    found = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
     if lock:
         found = replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
     return found, read_toml(proxies, f"the environment of run {run}")
 
 
-def _refuse_changed(run: str, what: str, content: str, sha256: str) -> None:
+def _refuse_changed_content(run: str, what: str, content: str, sha256: str) -> None:
     if _hash_text(content) != sha256:
         raise JournalDamaged(
             f"the {what} that was kept for run {run} has been changed, so the setup was not continued",
@@ -126,18 +128,18 @@ def refuse_unsafe_program() -> None:
     Raises:
         Refused: if another user can change it, or Python would not find it then.
     """
-    why = program_risk(packages=True)
+    why = explain_program_risk(packages=True)
     if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
         why = "this gpunode was found through PYTHONPATH, which is not set at boot"
     if why:
         raise Refused(
             "--reboot cannot make this gpunode continue after the reboot",
             why=f"{why}; the boot would run it as root",
-            hint=f"{_INSTALL}\nor run the command without --reboot, reboot, and run it again",
+            hint=f"{_INSTALL_FOR_ROOT_HINT}\nor run the command without --reboot, reboot, and run it again",
         )
 
 
-def program_risk(*, packages: bool = False) -> str:
+def explain_program_risk(*, packages: bool = False) -> str:
     """Return why a user other than root can change this gpunode; empty if none can.
 
     Args:
@@ -157,7 +159,7 @@ def _program_files() -> Iterator[Path]:
 
 def _package_files() -> Iterator[Path]:
     """Yield the files of all packages that are imported, or will be in the middle of a run."""
-    for name in sorted({name.partition(".")[0] for name in sys.modules} | _IMPORTED_LATER):
+    for name in sorted({name.partition(".")[0] for name in sys.modules} | _PACKAGES_IMPORTED_LATER):
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None) if module else find_spec(name)
         for folder in (spec.submodule_search_locations if spec else None) or ():
@@ -179,7 +181,7 @@ def _recipe_files(name_or_path: str) -> Iterator[Path]:
     """Yield the recipe file at ``name_or_path`` and those that it extends; shipped recipes are no files."""
     while "/" in name_or_path or name_or_path.endswith(".toml"):
         yield Path(name_or_path)
-        extends = read_toml(builtin.load(name_or_path), name_or_path).get("extends")
+        extends = read_toml(builtin.load_recipe_text(name_or_path), name_or_path).get("extends")
         name_or_path = resolve_base(extends, name_or_path) if isinstance(extends, str) and extends else ""
 
 

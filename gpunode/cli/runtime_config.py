@@ -17,8 +17,8 @@ from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_
 from gpunode.cli.screen.events import downtime_text, labelled_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
@@ -29,18 +29,18 @@ from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
-from gpunode.runtimes.model import INSTALLED, TOOLKIT_PROGRAM_NAME, EditMode
-from gpunode.steps.runtime import refuse_default
+from gpunode.runtimes.model import INSTALLED_TOOLKIT_PROGRAM, TOOLKIT_PROGRAM_NAME, EditMode
+from gpunode.steps.runtime import refuse_missing_default_program
 from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditResult
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.recovery import describe_interrupted_run
 
-_MODES = ("auto", "in-place", "drop-in")
-_SOURCES = ("file", "command")
-_HOOK_MODES = frozenset({"hook", "oci-hook"})
-_FILE_MODES = frozenset({"", "config", "config-file"})
+_EDIT_MODES = ("auto", "in-place", "drop-in")
+_CONFIG_SOURCES = ("file", "command")
+_HOOK_CONFIG_MODES = frozenset({"hook", "oci-hook"})
+_FILE_CONFIG_MODES = frozenset({"", "config", "config-file"})
 # Commands that print the configuration of each runtime; the first available one counts.
 _DUMP_COMMANDS = {
     "containerd": (("containerd", "config", "dump"),),
@@ -99,9 +99,9 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
             why="containers ask for a runtime by its name",
             hint="leave it out for nvidia",
         )
-    _refuse_unknown("--mode", options.mode, _MODES)
-    _refuse_unknown("--config-source", options.source, _SOURCES)
-    if options.config_mode in _HOOK_MODES:
+    _refuse_unknown("--mode", options.mode, _EDIT_MODES)
+    _refuse_unknown("--config-source", options.source, _CONFIG_SOURCES)
+    if options.config_mode in _HOOK_CONFIG_MODES:
         raise UsageError(
             f"--config-mode={options.config_mode} is not supported: gpunode writes no OCI hooks",
             why="NVIDIA has deprecated them; CDI and the NVIDIA runtime have taken their place",
@@ -121,7 +121,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
         default=options.default,
         cdi=options.cdi and row.cdi == "switch",
         mode=mode,
-        config=absolute_path("--config", options.config, root),
+        config=resolve_file_option("--config", options.config, root),
         drop_in=drop_in,
         enable_cri=options.enable_cri,
         exact=True,
@@ -163,7 +163,7 @@ def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
     """Yield a note for each option that has no effect."""
     if options.drop_in == "" and options.mode == "drop-in":
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
-    if options.config_mode not in _FILE_MODES:
+    if options.config_mode not in _FILE_CONFIG_MODES:
         yield f"--config-mode={options.config_mode} is unknown and ignored; {options.runtime} is configured by its file"
     if options.cdi and row.cdi != "switch":
         yield f"--cdi.enabled is ignored: {options.runtime} already has CDI enabled"
@@ -184,7 +184,7 @@ def _dump_commands(options: RuntimeOptions) -> tuple[tuple[str, ...], ...]:
     return tuple((options.executable, *words[1:]) for words in found[:1]) if options.executable else found
 
 
-def absolute_path(option: str, path: str, root: str) -> str:
+def resolve_file_option(option: str, path: str, root: str) -> str:
     """Return the absolute path; empty stays empty.
 
     Raises:
@@ -210,13 +210,14 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     """Yield the planned edit as a diff of each file, with its reason; one line if nothing is to be written."""
     if not plan.files:
         yield line(
-            MARKS["waits" if plan.missing_program else "nothing"],
+            MARK_BY_STATE["waits" if plan.missing_program else "nothing"],
             f"nothing to do: {_describe_unchanged(verb, plan)}",
             hang=2,
         )
     elif not plan.changed_files:
         yield line(
-            span(plan.target_name, "bold"), f"  its files are correct, but {_reader_name(plan)} has not read them yet"
+            span(plan.target_name, "bold"),
+            f"  its files are correct, but {_config_reader_name(plan)} has not read them yet",
         )
     else:
         yield line(span(plan.target_name, "bold"), "  ", span(plan.planned.reason), hang=len(plan.target_name) + 2)
@@ -238,7 +239,7 @@ def _present_files(plan: CtkPlan) -> str:
     return plan.main_file if plan.main_file in plan.present else join_with_and(sorted(plan.present)) or plan.main_file
 
 
-def _reader_name(plan: CtkPlan) -> str:
+def _config_reader_name(plan: CtkPlan) -> str:
     return short_unit_name(plan.trigger.target) if plan.trigger else plan.target_name
 
 
@@ -249,13 +250,13 @@ def edit_result_lines(
 
     ``is_unread``: the daemon could not be restarted, so only the writing is done.
     """
-    yield BLANK
+    yield BLANK_LINE
     outcome = (
         f"{join_with_and([change.path for change in plan.files])} written"
         if is_unread
         else _describe_outcome(verb, plan)
     )
-    yield line(MARKS["waits" if plan.missing_program else "done"], outcome, hang=2)
+    yield line(MARK_BY_STATE["waits" if plan.missing_program else "done"], outcome, hang=2)
     if down := downtime_text(done.trigger_results):
         yield labelled_line("took", down)
     if next_step:
@@ -300,26 +301,30 @@ def verdict_lines(
     """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
     if verdict.pending:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
-        yield next_line(configure_command(plan, argv))
+        yield next_command_line(configure_command(plan, argv))
         return
     if plan.missing_program:
         yield line(
-            MARKS["failed"],
+            MARK_BY_STATE["failed"],
             f"{_present_files(plan)} names {plan.missing_program.program}, which is not installed",
             hang=2,
         )
-        yield next_line(plan.missing_program.install)
+        yield next_command_line(plan.missing_program.install)
         return
     is_told = not takes_only_cdi(plan.target_name) or not verdict.unverified
-    yield line(MARKS["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
+    yield line(MARK_BY_STATE["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
     if verdict.difference:
-        yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
+        yield line(
+            MARK_BY_STATE["failed"], f"{_config_reader_name(plan)} does not have it: {verdict.difference}", hang=2
+        )
         if next_step:
-            yield next_line(next_step)
+            yield next_command_line(next_step)
     elif verdict.unverified:
-        yield line(MARKS["skipped"], f"{_reader_name(plan)} was not checked: {verdict.unverified}", hang=2)
+        yield line(
+            MARK_BY_STATE["skipped"], f"{_config_reader_name(plan)} was not checked: {verdict.unverified}", hang=2
+        )
     else:
-        yield line(MARKS["passed"], f"{_reader_name(plan)} reads it as configured", hang=2)
+        yield line(MARK_BY_STATE["passed"], f"{_config_reader_name(plan)} reads it as configured", hang=2)
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 
@@ -336,8 +341,8 @@ def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
     return sudo_gpunode(*words)
 
 
-_WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
-_WITHOUT_ROOT = "--dry-run shows what it would do, without root"
+_ROOT_NEEDED_REASON = "it writes the configuration and keeps its journal in /var/lib/gpunode"
+_WITHOUT_ROOT_HINT = "--dry-run shows what it would do, without root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +373,7 @@ def configure(options: RuntimeOptions, output: OutputOptions, root: str, permiss
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
         plan = _plan_configure(host, request, footprint)
         if plan.target:
-            refuse_default(plan.target, plan.missing_program)
+            refuse_missing_default_program(plan.target, plan.missing_program)
         return plan
 
     run_edit("ctk runtime configure", "configure", planning, output, place, permissions)
@@ -401,13 +406,13 @@ def run_edit(
     output: OutputOptions,
     root: str,
     permissions: EditPermissions,
-    without_root: str = _WITHOUT_ROOT,
+    without_root: str = _WITHOUT_ROOT_HINT,
 ) -> None:
     """Write the edit that ``plan_edit`` returns, journaled; or show it."""
     if permissions.dry_run:
         _show_dry_run(command, verb, plan_edit, output, root)
         return
-    require_root(command, _WHY_ROOT, without_root)
+    require_root(command, _ROOT_NEEDED_REASON, without_root)
     with exclusive_session("ctk", output, root, permissions.lock_timeout, wait_for_others=False) as node:
         if (cut := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(cut, "this command only edits the runtime's files"))
@@ -531,7 +536,9 @@ def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) 
     """Return the plan; without changes if only the path of the program differs, as setup writes it."""
     plan = _plan_configure(host, request, footprint)
     if plan.changed_files and request.desired.binary == TOOLKIT_PROGRAM_NAME:
-        by_path = _plan_configure(host, replace(request, desired=replace(request.desired, binary=INSTALLED)), footprint)
+        by_path = _plan_configure(
+            host, replace(request, desired=replace(request.desired, binary=INSTALLED_TOOLKIT_PROGRAM)), footprint
+        )
         return plan if by_path.changed_files else by_path
     return plan
 

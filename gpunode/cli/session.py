@@ -13,7 +13,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import create_announcer
 from gpunode.cli.node_screen import Screen, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.resume import program_risk
+from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
@@ -95,7 +95,7 @@ def exclusive_session(
     )
     node = Session(host, store, screen, stop, log, is_idle=wait_for_others)
     with screen, ExitStack() as stack:
-        if risk := program_risk():
+        if risk := explain_program_risk():
             node.notify(f"{risk}, so that user can change what root runs here; `sudo make install` makes a safe copy")
         with interruptible_wait():
             stack.enter_context(store.lock(lock_timeout_s, screen.update_progress))

@@ -24,16 +24,16 @@ from gpunode.cli.resume import (
     encode_request,
     find_input_risks,
     hash_recipe,
+    load_request_and_set_proxies,
     refuse_other_options,
     refuse_unsafe_program,
     resume_command,
-    resume_request,
 )
-from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, state_note_lines, verdict_line
+from gpunode.cli.screen.checks import check_lines, inventory_text, matches_recipe_text, state_note_lines, verdict_line
 from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
 from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
-from gpunode.cli.screen.words import MARKS, format_seconds
+from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, span
+from gpunode.cli.screen.words import MARK_BY_STATE, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
 
 
-_REBOOT = "sudo systemctl reboot, then run the same command again"
-_CONSOLE = """\
+_REBOOT_HINT = "sudo systemctl reboot, then run the same command again"
+_CONSOLE_ENROLMENT_HINT = """\
 open the machine's console first: the BMC's (IPMI, serial over LAN), the hypervisor's, or screen and keyboard
 sudo systemctl reboot
 in MokManager, the blue screen: press a key, then Enroll MOK → Continue → Yes → the one-time password → Reboot
@@ -98,7 +98,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image = validate_root(flags.root), is_image(flags.root)
-    recipe = resume_request(Store(place), flags.resume) if flags.resume else recipe_options.load()
+    recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
     named = parse_setup_gpus(flags.gpu, image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
@@ -194,10 +194,10 @@ def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, 
     match first:
         case "reboot":
             needs = "a reboot is needed"
-            hint = "setup continues after the reboot" if resumes else _REBOOT
+            hint = "setup continues after the reboot" if resumes else _REBOOT_HINT
         case "console":
             needs = "a reboot is needed, with somebody at the console"
-            hint = _CONSOLE
+            hint = _CONSOLE_ENROLMENT_HINT
         case "drain":
             needs = "the node must be drained"
             hint = "kubectl drain NODE --ignore-daemonsets, or stop what uses the GPUs; then run the same command again"
@@ -235,9 +235,12 @@ def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> L
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
     seen = f"; {', '.join(parts)}" if parts else ""
-    found = match_text(recipe, selected_step_ids(recipe, done.preview), _node_or_image(done))
+    found = matches_recipe_text(recipe, selected_step_ids(recipe, done.preview), _node_or_image(done))
     return line(
-        MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({format_seconds(done.seconds)})", "dim"), hang=2
+        MARK_BY_STATE["nothing"],
+        f"nothing to do: {found}{seen}",
+        span(f" ({format_seconds(done.seconds)})", "dim"),
+        hang=2,
     )
 
 
@@ -263,17 +266,17 @@ def setup_lines(
         yield converged_line(recipe, done, report)
         return
     if report.checks and (done.changed or report.failed):
-        yield BLANK
+        yield BLANK_LINE
         yield line(span("checks", "bold"))
         yield from indent_lines(check_lines(report.checks), 2)
-    yield BLANK
+    yield BLANK_LINE
     yield from state_note_lines(notes)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     elif failure is None:
         scope = selected_step_ids(recipe, done.preview)
         works_too = report.checks and not scope
-        good = match_text(recipe, scope, "this node works and" if works_too else _node_or_image(done))
+        good = matches_recipe_text(recipe, scope, "this node works and" if works_too else _node_or_image(done))
         yield verdict_line(report, good)
     if done.changed:
         yield from _closing_lines(recipe, done, failure, log, argv)
@@ -314,9 +317,9 @@ def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
     """Yield the number of downloaded packages."""
     if not packages:
-        yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
+        yield line(MARK_BY_STATE["done"], "nothing to download: the packages are installed as they should be", hang=2)
         return
-    yield line(MARKS["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line(MARK_BY_STATE["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
     yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
 
 

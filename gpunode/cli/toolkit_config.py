@@ -10,7 +10,7 @@ from pathlib import Path
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_config import EditPermissions, absolute_path, run_edit
+from gpunode.cli.runtime_config import EditPermissions, resolve_file_option, run_edit
 from gpunode.cli.screen.printer import standard_output
 from gpunode.cli.session import LOCK_TIMEOUT_S
 from gpunode.errors import UsageError
@@ -21,7 +21,7 @@ from gpunode.workflow import edits
 from gpunode.workflow.edits import CtkPlan, preview_contents
 
 _CONFIG_SUBPATH = "nvidia-container-runtime/config.toml"
-_WITHOUT_ROOT = "without --in-place and --output it prints what it would write, and needs no root"
+_WITHOUT_ROOT_HINT = "without --in-place and --output it prints what it would write, and needs no root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,11 @@ def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: Out
             f"and never writes {options.output}",
             hint="leave one of them out",
         )
-    desired, place = toolkit.settings(words), validate_root(options.root)
-    path = absolute_path("--config-file", options.file or default_config_path(os.environ, image=place != "/"), place)
-    target = path if options.in_place else absolute_path("--output", options.output, place)
+    desired, place = toolkit.parse_set_options(words), validate_root(options.root)
+    path = resolve_file_option(
+        "--config-file", options.file or default_config_path(os.environ, image=place != "/"), place
+    )
+    target = path if options.in_place else resolve_file_option("--output", options.output, place)
     _write_or_print(
         "ctk config",
         lambda host: edits.plan_toolkit_config(host, path, desired, target),
@@ -65,7 +67,7 @@ def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: Out
 def write_default_config(options: ToolkitConfigOptions, output: OutputOptions) -> None:
     """Print or write the configuration of a new installation."""
     place = validate_root(options.root)
-    target = absolute_path("--output", options.output, place)
+    target = resolve_file_option("--output", options.output, place)
     plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.CONFIG)  # noqa: E731
     _write_or_print("ctk config default", plan_edit, place, target, options, output)
 
@@ -91,7 +93,7 @@ def _write_or_print(
 ) -> None:
     if target:
         permissions = EditPermissions(lock_timeout=options.lock_timeout_s)
-        run_edit(command, "configure", lambda host, _: plan_edit(host), output, root, permissions, _WITHOUT_ROOT)
+        run_edit(command, "configure", lambda host, _: plan_edit(host), output, root, permissions, _WITHOUT_ROOT_HINT)
         return
     (content,) = preview_contents(plan_edit(LocalHost(root)))
     text = content.decode()

@@ -11,10 +11,10 @@ from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command
-from gpunode.cli.screen.events import RESTORED, downtime_text, labelled_line, reboot_lines
+from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, next_line, span
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import (
     ChangeFailed,
@@ -46,7 +46,7 @@ from gpunode.workflow.rollback import (
     undo_failure,
 )
 from gpunode.workflow.rollback import rollback as apply_rollback
-from gpunode.workflow.undo import find_broken_packages, find_repair, run_repair
+from gpunode.workflow.undo import find_broken_packages, find_package_repair, run_package_repair
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from gpunode.workflow.undo import UndoPlan
 
 
-_WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
+_ROOT_NEEDED_REASON = (
+    "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
+)
 _JOURNAL_HINT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
 
 
@@ -80,15 +82,15 @@ class UndoPermissions:
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
-Planner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
+UndoPlanner: TypeAlias = "Callable[[], UndoPlan | NothingToUndo]"
 
 
 def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Undo a run: its configuration, or all of it."""
-    require_root("rollback", _WHY_ROOT, _JOURNAL_HINT)
+    require_root("rollback", _ROOT_NEEDED_REASON, _JOURNAL_HINT)
     place, with_packages = validate_root(root), permissions.with_packages
 
-    def choose_run(node: Session) -> Planner:
+    def choose_run(node: Session) -> UndoPlanner:
         try:
             found = (
                 find_run(node.store, run, with_packages=with_packages)
@@ -140,10 +142,10 @@ def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | Noth
 
 def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> None:
     """Remove everything that gpunode added."""
-    require_root("remove", _WHY_ROOT, _JOURNAL_HINT)
+    require_root("remove", _ROOT_NEEDED_REASON, _JOURNAL_HINT)
     place = validate_root(root)
 
-    def choose_all(node: Session) -> Planner:
+    def choose_all(node: Session) -> UndoPlanner:
         force, allow_disruption = permissions.force, permissions.allow_disruption
         return lambda: plan_removal(
             node.store, node.host, _survey(node), force=force, allow_disruption=allow_disruption
@@ -154,7 +156,7 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
 
 def _run_undo(
     verb: Literal["rollback", "remove"],
-    choose: Callable[[Session], Planner],
+    choose: Callable[[Session], UndoPlanner],
     output: OutputOptions,
     root: str,
     permissions: UndoPermissions,
@@ -224,7 +226,7 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
 
 
 def _plan_after_repair(
-    verb: str, make_plan: Planner, node: Session, *, yes: bool
+    verb: str, make_plan: UndoPlanner, node: Session, *, yes: bool
 ) -> tuple[UndoPlan | NothingToUndo, bool]:
     """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
 
@@ -233,7 +235,7 @@ def _plan_after_repair(
     Returns:
         The plan, and whether something was finished.
     """
-    if (work := find_repair(_survey(node))) is None:
+    if (work := find_package_repair(_survey(node))) is None:
         return make_plan(), False
     if plan := _plan_without_repair(verb, make_plan, node):
         return plan, False
@@ -241,7 +243,7 @@ def _plan_after_repair(
     node.screen.ask_for_consent(verb, yes=yes)
     on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     try:
-        run_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
+        run_package_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     except ChangeFailed:
         # The package system may not have shown until now that only what goes cannot be finished.
         if plan := _plan_without_repair(verb, make_plan, node):
@@ -250,7 +252,7 @@ def _plan_after_repair(
     return make_plan(), True
 
 
-def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPlan | NothingToUndo | None:
+def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> UndoPlan | NothingToUndo | None:
     """Return the plan if it comes before a repair, or needs none; None if a repair has to come first.
 
     What gpunode did not leave unfinished is somebody else's to finish, where the plan changes no package.
@@ -280,7 +282,7 @@ def _plan_without_repair(verb: str, make_plan: Planner, node: Session) -> UndoPl
     return replace(plan, notes=(*plan.notes, note))
 
 
-_SHOWN = 6
+_MAX_NAMES_SHOWN = 6
 
 
 def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
@@ -295,7 +297,7 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         if not is_lost:
             what = "what is left is kept" if plan.kept else "nothing that gpunode added is left on this node"
             done = "restore" if plan.undone_run else "remove"
-            yield line(MARKS["nothing"], f"nothing to {done}: {what}")
+            yield line(MARK_BY_STATE["nothing"], f"nothing to {done}: {what}")
     else:
         what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
@@ -304,7 +306,7 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
     if plan.reboot_reason:
         yield note_line(f"a reboot is needed afterwards: {plan.reboot_reason}")
     if plan.not_undone:
-        yield note_line(f"not undone: {join_names(plan.not_undone, _SHOWN)}; --packages undoes that, too")
+        yield note_line(f"not undone: {join_names(plan.not_undone, _MAX_NAMES_SHOWN)}; --packages undoes that, too")
 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
@@ -313,7 +315,7 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
 
     run = found.run
     state = f"is already undone: {found.why}" if changed_subjects(run) else "has nothing to undo"
-    yield line(MARKS["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
+    yield line(MARK_BY_STATE["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
@@ -321,17 +323,17 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     older = found.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if found.command:
-        yield next_line(found.command)
+        yield next_command_line(found.command)
 
 
 def describe_run(run: RunRecord) -> str:
     """Return the command of a run and what it changed: ``setup docker: /etc/docker/daemon.json``."""
-    return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _SHOWN) or 'nothing'}"
+    return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _MAX_NAMES_SHOWN) or 'nothing'}"
 
 
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
     """Yield what was restored, the downtime, what remains, and the undo command."""
-    yield BLANK
+    yield BLANK_LINE
     if done.plan.with_packages:
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
         parts = [*files, *_package_counts(done.plan.packages)]
@@ -339,11 +341,13 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
-            yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
+            yield line(MARK_BY_STATE["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note_line(str(kept)) for kept in done.plan.kept)
     else:
         for change in done.plan.files:
-            yield line(MARKS["done"], f"{change.path} {'removed' if change.after is None else RESTORED}", hang=2)
+            yield line(
+                MARK_BY_STATE["done"], f"{change.path} {'removed' if change.after is None else RESTORED_PHRASE}", hang=2
+            )
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime_text(done.trigger_results):
@@ -358,7 +362,7 @@ def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
         yield f"{count(gone, 'package')} purged"
 
 
-_OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
+_OWN_FILE_GLOBS: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
 
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
@@ -383,7 +387,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     """Return a sentence about a lost record of this node; none if nothing indicates one."""
     # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
-    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+    if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILE_GLOBS):
         return ()
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()

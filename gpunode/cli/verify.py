@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import RecipeOptions, list_unknown_facts, load_backlog
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.checks import check_lines, state_note_lines, verdict_line
-from gpunode.cli.screen.text import BLANK, Line
+from gpunode.cli.screen.text import BLANK_LINE, Line
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe
@@ -45,6 +45,6 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
 def report_lines(recipe: Recipe, report: VerifyReport) -> Iterator[Line]:
     """Yield the checks, then the verdict."""
     yield from check_lines(report.checks)
-    yield BLANK
+    yield BLANK_LINE
     yield from state_note_lines(report.notes)
     yield verdict_line(report, f"this node works and matches recipe {recipe.name}")

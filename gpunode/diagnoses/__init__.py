@@ -32,7 +32,7 @@ from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery
 from gpunode.diagnoses.views.pci import has_gpu
 
 # A family is a module of this package with RULES in it, and a page of texts in causes/.
-_FAMILIES: Final[tuple[str, ...]] = (
+_FAMILY_MODULE_NAMES: Final[tuple[str, ...]] = (
     *("pci", "pcie", "health", "memory", "gsp", "xids", "virtual", "nouveau", "secureboot", "build", "repositories"),
     *("packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "installation", "frameworks"),
     *("sharing", "toolkit", "docker", "containerd", "cdi", "scheduling", "plugin", "operator"),
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 @cache
 def rule_families() -> tuple[RuleFamily, ...]:
     """Return every rule family, the lowest layers first."""
-    return tuple(RuleFamily(name, import_module(f"gpunode.diagnoses.{name}").RULES) for name in _FAMILIES)
+    return tuple(RuleFamily(name, import_module(f"gpunode.diagnoses.{name}").RULES) for name in _FAMILY_MODULE_NAMES)
 
 
 @cache
@@ -148,13 +148,13 @@ def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot
 def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Fix, ...]:
     """Return the first steps of the leading suspects, if they share them and it likely is one of them."""
     steps, probability = suspects.find_shared_steps(ranked, lambda cause: fit_remedy(cause, snapshot, bugs))
-    return steps if probability >= suspects.TOGETHER else ()
+    return steps if probability >= suspects.MIN_SHARED_STEPS_PROBABILITY else ()
 
 
 def fit_remedy(cause: str, snapshot: Snapshot, bugs: _Tracebacks = None) -> tuple[Fix, ...]:
     """Return the remedy of a cause for this node, whether or not the cause was found on it."""
     rule = rules_by_cause()[cause]
-    return _fit_remedy(rule, (Proof(rule.title),), (), snapshot, bugs)[0]
+    return _fit_remedy_and_disruption(rule, (Proof(rule.title),), (), snapshot, bugs)[0]
 
 
 def _findings_of_earlier_boots(
@@ -232,15 +232,15 @@ def _mark_past(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary, is_past=is_past)
 
 
-_FALLBACK_TEXT: Final = "read how to fix it; because of a bug in gpunode the fix could not be adapted to this node"
+_FALLBACK_FIX_TEXT: Final = "read how to fix it; because of a bug in gpunode the fix could not be adapted to this node"
 
 
-def _fit_remedy(
+def _fit_remedy_and_disruption(
     rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Tracebacks
 ) -> tuple[tuple[Fix, ...], Disruption]:
     """Return the first proof's remedy, else the rule's, fitted to GPUs and system, and its disruption."""
     action = recovery.gravest_action(snapshot, gpus or ("",))
-    fallback = (Fix("inspect", _FALLBACK_TEXT, (command("gpunode", "doctor", rule.cause),)),)
+    fallback = (Fix("inspect", _FALLBACK_FIX_TEXT, (command("gpunode", "doctor", rule.cause),)),)
     fixes = remedy_fitting.merge_remedies(proofs) or _run_guarded(
         rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback
     )
@@ -260,7 +260,7 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
     citations = tuple(dict.fromkeys(citation for proof in proofs for citation in proof.citations))
     is_certain = any(proof.confidence == "certain" for proof in proofs)
-    fixes, disruption = _fit_remedy(rule, (gravest, *proofs), gpus, snapshot, bugs)
+    fixes, disruption = _fit_remedy_and_disruption(rule, (gravest, *proofs), gpus, snapshot, bugs)
     return Finding(
         cause=rule.cause,
         title=rule.title,

@@ -14,15 +14,35 @@ from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import consequences, symptoms
-from gpunode.diagnoses.commands import Command, Shell, command, is_release, join_commands, surround
-from gpunode.diagnoses.commands import kernel_word as of_kernel
+from gpunode.diagnoses.commands import (
+    Command,
+    Shell,
+    command,
+    is_version_or_kernel_release,
+    join_commands,
+    surround_shell_word,
+)
+from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
+from gpunode.diagnoses.remedies import (
+    change_driver,
+    install,
+    is_setup_supported,
+    manual_step,
+    reboot,
+    run_step,
+    setup_step,
+)
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import driver, modules, packages, system
 from gpunode.diagnoses.views.system import PackageManager
-from gpunode.facts.items import NO_COMMAND, NO_PACKAGE_BEFORE, NO_PACKAGE_BEHIND, EvidenceItem
+from gpunode.facts.items import (
+    COMMAND_NOT_FOUND_WORDS,
+    PACKAGE_NOT_FOUND_AFTER_NAME,
+    PACKAGE_NOT_FOUND_BEFORE_NAME,
+    EvidenceItem,
+)
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -32,7 +52,7 @@ _BUILD_LOG_KINDS: Final = frozenset(
         *("journal", "text", "application", "kubernetes-log", "package-history", "modprobe", "unit-action"),
     }
 )
-_BUILDER_LOG_KINDS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
+_KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILD_WORDS: Final = Pattern(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
@@ -40,10 +60,10 @@ _BUILD_WORDS: Final = Pattern(
     re.IGNORECASE,
 )
 _MAKE_LOG_HEADER: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
-_MODULES: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
-_KERNEL: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
-_TARGETS: Final = tuple(
-    Pattern(before + _KERNEL)
+_DKMS_MODULE_NAME: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
+_KERNEL_RELEASE: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
+_TARGET_KERNEL_PATTERNS: Final = tuple(
+    Pattern(before + _KERNEL_RELEASE)
     for before in (
         *(r"kernel headers for kernel ", r"make\.log for \S+ for kernel ", r"module build on kernel: "),
         r"(?:[Mm]odule build|autoinstall|Building(?: module| initial module)?|development files) for (?:kernel )?",
@@ -53,7 +73,7 @@ _TARGETS: Final = tuple(
 )
 
 
-_RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
+_DRIVER_VERSION: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
 
 
 def build_logs(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
@@ -63,13 +83,15 @@ def build_logs(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
 
 def build_target_kernel(snapshot: Snapshot) -> str:
     """Return the kernel that the module was built for, else the running one; empty where nothing names it."""
-    return next(filter(None, map(target_kernel, snapshot.view(build_logs))), "") or snapshot.view(system.running_kernel)
+    return next(filter(None, map(target_kernel_of_log, snapshot.view(build_logs))), "") or snapshot.view(
+        system.running_kernel
+    )
 
 
 def built_driver_version(snapshot: Snapshot) -> str:
     """Return the driver's version that was built; empty where nothing names it."""
     texts = (text for item in snapshot.view(build_logs) for text in (item.written, item.text))
-    return next((match["version"] for text in texts if (match := _RELEASE.search(text))), "")
+    return next((match["version"] for text in texts if (match := _DRIVER_VERSION.search(text))), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +125,43 @@ def _is_build_log(item: EvidenceItem) -> bool:
     if item.kind == "make-log":
         header = _MAKE_LOG_HEADER.search(item.text[:2000])
         return header is None or header["module"].startswith("nvidia")
-    if item.kind not in _BUILDER_LOG_KINDS and find_first(item, _BUILD_WORDS) is None:
+    if item.kind not in _KINDS_WITH_BUILD_LOGS_ONLY and find_first(item, _BUILD_WORDS) is None:
         return False
     # DKMS names no module where headers are missing or its tree is damaged.
-    return "nvidia" in item.written.lower() or "nvidia" in item.lowered or not _MODULES.search(item.text[:200_000])
+    return (
+        "nvidia" in item.written.lower()
+        or "nvidia" in item.lowered
+        or not _DKMS_MODULE_NAME.search(item.text[:200_000])
+    )
 
 
 def _is_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
     """Return whether the log is outdated: its kernel is gone, or the driver works on it."""
-    running, wanted = snapshot.view(system.running_kernel), target_kernel(item)
+    running, wanted = snapshot.view(system.running_kernel), target_kernel_of_log(item)
     kernels = snapshot.facts.kernels
     if wanted and isinstance(kernels, Known) and wanted not in {*kernels.value.installed, running}:
         return True
     return driver.works(snapshot) and bool(running) and (wanted or running) == running
 
 
-def target_kernel(item: EvidenceItem) -> str:
+def target_kernel_of_log(item: EvidenceItem) -> str:
     """Return the kernel that a build was for; empty where the log does not name it."""
-    for pattern in _TARGETS:
+    for pattern in _TARGET_KERNEL_PATTERNS:
         if match := pattern.search(item.text) or pattern.search(item.written):
             return match["kernel"].partition(".failed")[0].removesuffix("-common")
     return ""
 
 
 # What a kernel module's build needs; a compiler may carry its target and its version.
-_TOOL: Final = (
+_BUILD_TOOL_NAME: Final = (
     r"(?:(?:x86_64|aarch64)-linux-gnu-)?(?:gcc|g\+\+|cc|c\+\+|clang|gmake|make|ld(?:\.bfd|\.lld)?|as|ar|objcopy|strip|"
     r"flex|bison|bc|perl|python3|cpp|pahole)(?:-\d+(?:\.\d+)?)?"
 )
 # A shell that speaks another language says the same.
-_ABSENT: Final = rf"(?:{NO_COMMAND}|not found|No such file or directory)"
-_ERROR: Final = r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
+_TOOL_NOT_FOUND: Final = rf"(?:{COMMAND_NOT_FOUND_WORDS}|not found|No such file or directory)"
+_COMPILER_ERROR_WORD: Final = (
+    r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
+)
 
 _NO_HEADERS: Final = unless(
     build_log_line(
@@ -145,8 +173,8 @@ _NO_HEADERS: Final = unless(
         r"|kernel (?:source|header) (?:path|file|tree) '[^'\n]*' (?:is invalid|does not exist)"
         r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory|has no devel package"
         r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
-        rf"|{NO_PACKAGE_BEFORE} ['‘\"]?(?:linux|proxmox|pve)-headers-"
-        rf"|(?:linux|proxmox|pve)-headers-\S+ {NO_PACKAGE_BEHIND}|Could not resolve Linux kernel version"
+        rf"|{PACKAGE_NOT_FOUND_BEFORE_NAME} ['‘\"]?(?:linux|proxmox|pve)-headers-"
+        rf"|(?:linux|proxmox|pve)-headers-\S+ {PACKAGE_NOT_FOUND_AFTER_NAME}|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
     predicate(lambda snapshot: has_headers(snapshot, build_target_kernel(snapshot)), "the headers are there"),
@@ -162,7 +190,8 @@ _NO_SPACE: Final = unless(
     build_log_line(r"No space left on device"), predicate(system.has_disk_space, "there is room on the disk")
 )
 _NO_TOOL: Final = build_log_line(
-    rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}|Unable to find the development tool [`'‘]{_TOOL}"
+    rf"(?:^|[\s:/'\"‘`]){_BUILD_TOOL_NAME}['’]?: {_TOOL_NOT_FOUND}"
+    rf"|Unable to find the development tool [`'‘]{_BUILD_TOOL_NAME}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found"
@@ -176,13 +205,13 @@ _COMPILER_MISMATCH: Final = build_log_line(
 )
 _KERNEL_API_MISMATCH: Final = build_log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
-    rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_ERROR}\s?[:：]"
+    rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_COMPILER_ERROR_WORD}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
     r"|kernel you are installing for is a (?:PREEMPT_RT|Xen|Dom0)"
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
 )
-_FAILURES_BEFORE_API: Final = (_NO_HEADERS, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
-_ANY_BUILD_FAILURE: Final = any_of(*_FAILURES_BEFORE_API, _KERNEL_API_MISMATCH)
+_NON_API_BUILD_FAILURES: Final = (_NO_HEADERS, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
+_ANY_BUILD_FAILURE: Final = any_of(*_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH)
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
@@ -200,14 +229,14 @@ _SOURCE_LINK: Final = Pattern(
     r"^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)",
     re.MULTILINE,
 )
-_SOURCE: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
+_DRIVER_SOURCE_FOLDER: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
 _DKMS_ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
 
 
 def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield entries in DKMS's tree whose source is missing from a listed /usr/src."""
     text = "\n".join(item.text for item in snapshot.items_of("listing"))
-    there = set(_SOURCE.findall(text))
+    there = set(_DRIVER_SOURCE_FOLDER.findall(text))
     if there or any(item.written == "/usr/src/*" for item in snapshot.items_of("listing")):
         links = {
             match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _SOURCE_LINK.finditer(text)
@@ -252,12 +281,14 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
-        return (str(family.headers(kernel)) if is_release(kernel) else of_kernel("", "linux-headers-"),)
+        return (
+            str(family.headers(kernel)) if is_version_or_kernel_release(kernel) else of_kernel("", "linux-headers-"),
+        )
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))
         return (of_kernel(release, f"{stem}-"),)
-    flavour = kernel.rpartition("-")[2] if is_release(kernel) else ""
+    flavour = kernel.rpartition("-")[2] if is_version_or_kernel_release(kernel) else ""
     if manager == "zypper":
         return (f"kernel-{flavour or 'default'}-devel",)
     return (f"linux-{flavour}-headers" if flavour in {"lts", "zen", "hardened", "rt"} else "linux-headers",)
@@ -272,10 +303,12 @@ def build_module(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) 
     by_akmods, by_dkms = ("akmods", "--force", "--kernels", name), (*prefix, "dkms", "autoinstall", "-k", name)
     build_it = command("sudo", *(by_akmods if akmods else by_dkms))
     runs = not kernel or kernel == (snapshot.view(system.running_kernel) or kernel)
-    return run_step("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_LOAD[:runs])
+    return run_step(
+        "rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_LOAD_MODULE_COMMANDS[:runs]
+    )
 
 
-_LOAD: Final = (Shell("sudo modprobe nvidia"),)
+_LOAD_MODULE_COMMANDS: Final = (Shell("sudo modprobe nvidia"),)
 
 
 def rebuild_commands(snapshot: Snapshot) -> Iterator[Command]:
@@ -285,26 +318,26 @@ def rebuild_commands(snapshot: Snapshot) -> Iterator[Command]:
         yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
         return
     for verb in ("build", "install"):
-        yield command("sudo", "dkms", verb, "--force", _FIRST_TREE, "-k", of_kernel(kernel))
+        yield command("sudo", "dkms", verb, "--force", _FIRST_DKMS_MODULE, "-k", of_kernel(kernel))
 
 
 # "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version; nvidia-fs is no driver.
-_FIRST_TREE: Final = Shell(
+_FIRST_DKMS_MODULE: Final = Shell(
     "\"$(dkms status | sed -nE 's;^(nvidia(-current|-open|-srv)*)[/, ]+([^,: ]+).*;\\1/\\3;p' | head -n 1)\""
 )
 
 
 # 6.1.0-13-amd64, 6.8.0-90-generic: the archive has packages that lead to the newest of each flavour.
-_FLAVOUR: Final = Pattern(r"^\d[\w.+~]*-[\d.]+-(?P<flavour>[a-z][a-z0-9-]{1,30})$")
-_HEADERS_GONE: Final = message_line(
-    rf"{NO_PACKAGE_BEFORE} ['‘\"]?linux-headers-\d|linux-headers-\d\S* {NO_PACKAGE_BEHIND}"
+_KERNEL_FLAVOR: Final = Pattern(r"^\d[\w.+~]*-[\d.]+-(?P<flavour>[a-z][a-z0-9-]{1,30})$")
+_HEADERS_NOT_IN_REPOSITORY: Final = message_line(
+    rf"{PACKAGE_NOT_FOUND_BEFORE_NAME} ['‘\"]?linux-headers-\d|linux-headers-\d\S* {PACKAGE_NOT_FOUND_AFTER_NAME}"
 )
 
 
 def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot)
-    if snapshot.view(_HEADERS_GONE):
-        flavour = match["flavour"] if (match := _FLAVOUR.search(kernel)) else ""
+    if snapshot.view(_HEADERS_NOT_IN_REPOSITORY):
+        flavour = match["flavour"] if (match := _KERNEL_FLAVOR.search(kernel)) else ""
         names = (f"linux-image-{flavour}", f"linux-headers-{flavour}") if flavour else ()
         yield install(
             snapshot, f"the archive no longer has the headers of {kernel}: install its newest kernel with them", *names
@@ -315,7 +348,7 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
     yield build_module(snapshot, kernel)
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         text = "install headers together with later kernels: gpunode finds the right meta package"
         yield setup_step(snapshot, "install", text, "headers", when="no meta package for headers is installed yet")
     text, when = "upgrade the kernel together with its headers, then reboot", "the archive no longer has those headers"
@@ -330,7 +363,9 @@ def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
-        yield build_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
+        yield build_module(
+            snapshot, kernel, ("env", surround_shell_word("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1")
+        )
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
         yield install(snapshot, text, "gcc")
@@ -362,7 +397,7 @@ def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(f"{which}, until there is one", when="there is no such release")
 
 
-_LEFTOVER: Final = Pattern(
+_DKMS_LEFTOVER: Final = Pattern(
     r"(?:/var/lib/dkms/|Error! |/usr/src/|already contains: ?|^)(?P<module>nvidia(?:-[a-z]+)*)(?:[/-]|, )"
     r"(?P<version>\d[\w.+~]*\w)",
     re.MULTILINE,
@@ -372,7 +407,7 @@ _LEFTOVER: Final = Pattern(
 def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
     cited = (*snapshot.view(_DKMS_TREE_BROKEN), *snapshot.view(_DKMS_SOURCE_MISSING))
     around = (f"{one.text}\n{snapshot.text_of(one)}" for one in cited)
-    found = next(filter(None, map(_LEFTOVER.search, around)), None)
+    found = next(filter(None, map(_DKMS_LEFTOVER.search, around)), None)
     if found:
         place = f"/var/lib/dkms/{found['module']}/{found['version']}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
@@ -388,13 +423,13 @@ def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     text = "free some space: delete downloaded packages, then check what fills the disk (inodes too)"
-    clean = _CLEAN[snapshot.view(system.package_manager)]
+    clean = _CLEAN_PACKAGE_CACHE_COMMANDS[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
     yield run_step("remove", text, clean, *see)
     yield build_module(snapshot, build_target_kernel(snapshot))
 
 
-_CLEAN: Final[dict[PackageManager, Command]] = {
+_CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
     "apt": Shell("sudo apt-get clean"),
     "dnf": Shell("sudo dnf clean packages"),
     "zypper": Shell("sudo zypper clean"),
@@ -402,10 +437,12 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
 }
 
 # Typed by somebody who missed them.
-_INSTALLS_HEADERS: Final = (
+_INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
-_HEADERS_INSTALLED: Final = any_of(command_run(_INSTALLS_HEADERS), message_line(_INSTALLS_HEADERS))
+_HEADERS_INSTALL_ATTEMPTED: Final = any_of(
+    command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND)
+)
 _SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
 _rule = partial(Rule, layer="kernel")
@@ -419,7 +456,8 @@ RULES: Final = (
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,
         context=unless(
-            any_of(command_run(r"\buname\b"), _HEADERS_INSTALLED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
+            any_of(command_run(r"\buname\b"), _HEADERS_INSTALL_ATTEMPTED, symptoms.KERNEL_UPGRADED),
+            symptoms.DRIVER_WORKS,
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
@@ -432,7 +470,7 @@ RULES: Final = (
         decisive=unless(_COMPILER_MISMATCH, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
         typical=unless(
             build_log_line(r"compiler differs from the one used to build the kernel"),
-            *_FAILURES_BEFORE_API[:-1],
+            *_NON_API_BUILD_FAILURES[:-1],
             _KERNEL_API_MISMATCH,
         ),
         summary="the kernel was built with another compiler, so the module was not built",
@@ -446,7 +484,7 @@ RULES: Final = (
         cause="dkms-build-kernel-api",
         shows_in="driver",
         share=3,
-        decisive=unless(_KERNEL_API_MISMATCH, *_FAILURES_BEFORE_API),
+        decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
         summary="the driver's source does not fit the kernel, so no module was built",
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,

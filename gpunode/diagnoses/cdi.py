@@ -29,12 +29,14 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
-_NO_DRIVER: Final = predicate(driver.is_broken, "the driver itself does not work")
+_DRIVER_BROKEN: Final = predicate(driver.is_broken, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
-_UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
-_UNRESOLVED_DEVICE: Final = message_line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
-_UNRESOLVED_MANAGEMENT: Final = message_line(rf"{_UNRESOLVED}management\.nvidia\.com/")
-_NONE_FOUND: Final = custom_sign(cdi.empty_listings)
+_UNRESOLVED_CDI_DEVICES: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
+_UNRESOLVED_DEVICE: Final = message_line(
+    rf"{_UNRESOLVED_CDI_DEVICES}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/"
+)
+_UNRESOLVED_MANAGEMENT: Final = message_line(rf"{_UNRESOLVED_CDI_DEVICES}management\.nvidia\.com/")
+_NO_SPECIFICATION_FOUND: Final = custom_sign(cdi.empty_listings)
 _SPECIFICATION_SEEN: Final = any_of(
     custom_sign(lambda node: (one.citation for one in node.view(cdi.cdi_specifications))),
     message_line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
@@ -50,39 +52,45 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
-_VERSIONED: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
+_VERSIONED_DRIVER_LIBRARY: Final = Pattern(
+    rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE
+)
 
 
-def _current_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
     seen = (driver.loaded_version(snapshot), driver.smi_version(snapshot), driver.on_disk_version(snapshot))
     libraries = (
         (match["version"], cite(item, item.line_number_at(match.start())))
         for item in snapshot.items_of("listing")
-        for match in find_all(item, _VERSIONED)
+        for match in find_all(item, _VERSIONED_DRIVER_LIBRARY)
     )
     return (*((one.version, one.citation) for one in seen if one), *libraries)
 
 
-def _foreign_specifications(snapshot: Snapshot) -> Iterator[Citation]:
+def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield a specification of another driver that is in use, or a missing file of one."""
-    now = snapshot.view(_current_versions)
+    now = snapshot.view(_current_driver_versions)
     versions = {version for version, _ in now}
     if len(versions) != 1:
         return
     specs = [one for one in snapshot.view(cdi.cdi_specifications) if one.drivers]
     is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
     old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
-    gone = ((one, match) for one in snapshot.view(_MOUNT_SOURCE_MISSING) if (match := _VERSIONED.search(one.line)))
+    gone = (
+        (one, match)
+        for one in snapshot.view(_MOUNT_SOURCE_MISSING)
+        if (match := _VERSIONED_DRIVER_LIBRARY.search(one.line))
+    )
     old += [one for one, match in gone if match["version"] not in versions]
     yield from (old[0], now[0][1]) if old else ()
 
 
-_FOREIGN_SPECIFICATION: Final = custom_sign(_foreign_specifications)
+_SPECIFICATION_OF_OTHER_DRIVER: Final = custom_sign(_specifications_of_other_driver)
 _CDI_MOUNT_SOURCE_MISSING: Final = all_of(
     _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
 )
-_DRIVER_SPECIFICATION: Final = custom_sign(
+_SPECIFICATION_NAMES_DRIVER: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers)
 )
 _GENERATE: Final = always(
@@ -106,7 +114,7 @@ _GENERATE: Final = always(
 # A specification that lies elsewhere.
 
 
-def _unread_specifications(snapshot: Snapshot) -> Iterator[Citation]:
+def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
     folders, place = cdi.search_folders(snapshot)
     specs = snapshot.view(cdi.cdi_specifications)
     if specs and not any(one.folder in folders for one in specs):
@@ -118,7 +126,7 @@ _ROOTLESS_WITHOUT_CDI: Final = custom_sign(
     lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ()
 )
 _SPECIFICATION_NOT_SEARCHED: Final = any_of(
-    custom_sign(_unread_specifications),
+    custom_sign(_specifications_not_searched),
     all_of(_ROOTLESS_WITHOUT_CDI, _SPECIFICATION_SEEN),
     command_run(r"--cdi-spec-dirs?[= ]/"),
 )
@@ -163,9 +171,9 @@ _UNREADABLE: Final = message_line(
     flags=re.IGNORECASE,
 )
 # podman before 4.1 takes a CDI device for a path.
-_NO_PODMAN_CDI: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
+_PODMAN_TAKES_CDI_NAME_AS_PATH: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
 _CDI_UNSUPPORTED: Final = any_of(
-    _NO_PODMAN_CDI, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu=")
+    _PODMAN_TAKES_CDI_NAME_AS_PATH, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu=")
 )
 
 
@@ -176,11 +184,11 @@ def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
         yield found[1]
 
 
-_SPECIFICATION_IS_07: Final = custom_sign(
+_SPECIFICATION_IS_CDI_0_7: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.version >= (0, 7))
 )
-_SPECIFICATION_MAY_BE_07: Final = any_of(
-    _SPECIFICATION_IS_07,
+_SPECIFICATION_MAY_BE_CDI_0_7: Final = any_of(
+    _SPECIFICATION_IS_CDI_0_7,
     custom_sign(
         lambda node: (one.citation for one in node.view(toolkit.toolkit_versions) if one.numbers >= (1, 19, 1))
     ),
@@ -189,21 +197,21 @@ _OLD_DOCKER: Final = predicate(
     lambda node: () < runtimes.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
 _PODMAN_WITHOUT_CDI: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
-_PODMAN_WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
-_SPECIFICATION_TOO_NEW: Final = all_of(_SPECIFICATION_MAY_BE_07, _PODMAN_WITHOUT_07)
-_MAY_BE_TOO_NEW: Final = any_of(
+_PODMAN_WITHOUT_CDI_0_7: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
+_SPECIFICATION_TOO_NEW: Final = all_of(_SPECIFICATION_MAY_BE_CDI_0_7, _PODMAN_WITHOUT_CDI_0_7)
+_SPECIFICATION_MAY_BE_TOO_NEW: Final = any_of(
     _SPECIFICATION_TOO_NEW,
-    all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN, any_of(_SPECIFICATION_MAY_BE_07, _PODMAN_WITHOUT_07)),
+    all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN, any_of(_SPECIFICATION_MAY_BE_CDI_0_7, _PODMAN_WITHOUT_CDI_0_7)),
 )
 # It is there and was not found, or the engine looks elsewhere than others do.
-_NOT_FOUND: Final = any_of(
+_SPECIFICATION_NOT_FOUND_BY_ENGINE: Final = any_of(
     all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN),
-    unless(all_of(_UNRESOLVED_DEVICE, _UNUSUAL_SEARCH_FOLDERS), _NONE_FOUND),
+    unless(all_of(_UNRESOLVED_DEVICE, _UNUSUAL_SEARCH_FOLDERS), _NO_SPECIFICATION_FOUND),
 )
 
 
 def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_PODMAN_WITHOUT_CDI) or snapshot.view(_NO_PODMAN_CDI):
+    if snapshot.view(_PODMAN_WITHOUT_CDI) or snapshot.view(_PODMAN_TAKES_CDI_NAME_AS_PATH):
         yield upgrade(snapshot, "upgrade podman to 4.1 or later", "podman")
         return
     yield run_step(
@@ -219,7 +227,9 @@ def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Other features say nothing of it, and docker 28.2 has it without a word in the file.
 _CDI_DISABLED: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
-_NO_DRIVER_CDI: Final = message_line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
+_CDI_DEVICE_DRIVER_UNKNOWN: Final = message_line(
+    r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities"
+)
 
 
 _rule = partial(Rule, layer="cdi")
@@ -227,9 +237,13 @@ _rule = partial(Rule, layer="cdi")
 RULES: Final = (
     _rule(
         cause="cdi-spec-missing",
-        decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _SPECIFICATION_SEEN),
+        decisive=unless(all_of(_UNRESOLVED_DEVICE, _NO_SPECIFICATION_FOUND), _SPECIFICATION_SEEN),
         typical=unless(
-            any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+            any_of(
+                _NO_SPECIFICATION_FOUND,
+                _UNRESOLVED_DEVICE,
+                message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled"),
+            ),
             *(
                 _SPECIFICATION_SEEN,
                 _UNUSUAL_SEARCH_FOLDERS,
@@ -239,7 +253,7 @@ RULES: Final = (
             ),
         ),
         symptoms=(symptoms.CDI_UNRESOLVED,),
-        against=(_NO_DRIVER,),
+        against=(_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
         share=2,
@@ -248,11 +262,11 @@ RULES: Final = (
     ),
     _rule(
         cause="cdi-spec-stale",
-        decisive=any_of(_FOREIGN_SPECIFICATION, all_of(_MOUNT_SOURCE_MISSING, _DRIVER_SPECIFICATION)),
+        decisive=any_of(_SPECIFICATION_OF_OTHER_DRIVER, all_of(_MOUNT_SOURCE_MISSING, _SPECIFICATION_NAMES_DRIVER)),
         typical=_CDI_MOUNT_SOURCE_MISSING,
-        symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _FOREIGN_SPECIFICATION),
-        context=_DRIVER_SPECIFICATION,
-        against=(_NO_DRIVER,),
+        symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _SPECIFICATION_OF_OTHER_DRIVER),
+        context=_SPECIFICATION_NAMES_DRIVER,
+        against=(_DRIVER_BROKEN,),
         look_at=(
             Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
             Shell("cat /proc/driver/nvidia/version"),
@@ -265,9 +279,11 @@ RULES: Final = (
     _rule(
         cause="cdi-spec-dir-not-read",
         decisive=all_of(_SPECIFICATION_NOT_SEARCHED, _UNRESOLVED_DEVICE),
-        typical=any_of(_SPECIFICATION_NOT_SEARCHED, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
+        typical=any_of(
+            _SPECIFICATION_NOT_SEARCHED, unless(_SPECIFICATION_NOT_FOUND_BY_ENGINE, _SPECIFICATION_MAY_BE_TOO_NEW)
+        ),
         symptoms=(symptoms.CDI_UNRESOLVED,),
-        against=(_NO_DRIVER,),
+        against=(_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
         share=1,
@@ -279,15 +295,17 @@ RULES: Final = (
         cause="cdi-spec-version-unsupported",
         decisive=any_of(
             _UNREADABLE,
-            all_of(_SPECIFICATION_IS_07, any_of(_PODMAN_WITHOUT_07, _OLD_DOCKER)),
+            all_of(_SPECIFICATION_IS_CDI_0_7, any_of(_PODMAN_WITHOUT_CDI_0_7, _OLD_DOCKER)),
             all_of(_PODMAN_WITHOUT_CDI, any_of(_CDI_UNSUPPORTED, _UNRESOLVED_DEVICE)),
         ),
         typical=any_of(
-            _MAY_BE_TOO_NEW, _CDI_UNSUPPORTED, all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version"))
+            _SPECIFICATION_MAY_BE_TOO_NEW,
+            _CDI_UNSUPPORTED,
+            all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version")),
         ),
-        context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_07),
+        context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_CDI_0_7),
         symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _UNREADABLE),
-        against=(_NO_DRIVER,),
+        against=(_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
         summary="the CDI specification uses a newer CDI version than the engine knows",
@@ -320,8 +338,8 @@ RULES: Final = (
     _rule(
         cause="docker-cdi-feature-disabled",
         disruption="restart-service",
-        decisive=_NO_DRIVER_CDI,
-        symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
+        decisive=_CDI_DEVICE_DRIVER_UNKNOWN,
+        symptoms=(_CDI_DEVICE_DRIVER_UNKNOWN, symptoms.CDI_UNRESOLVED),
         look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
         summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
         typical=_CDI_DISABLED,

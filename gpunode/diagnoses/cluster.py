@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.diagnoses.commands import Command, Shell, command, is_name, join_commands
+from gpunode.diagnoses.commands import Command, Shell, command, is_plain_name, join_commands
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.remedies import run_step
 from gpunode.diagnoses.snapshot import Snapshot
@@ -14,7 +14,7 @@ def kubectl_node_name(snapshot: Snapshot) -> str:
     """Return the node's name for kubectl: the only one shown, else the host's own name."""
     names = {node.name for node in snapshot.view(kubernetes_nodes.kube_nodes) if node.name}
     name = names.pop() if len(names) == 1 else ""
-    return name if is_name(name) else Shell('"$(hostname | tr A-Z a-z)"')
+    return name if is_plain_name(name) else Shell('"$(hostname | tr A-Z a-z)"')
 
 
 def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
@@ -22,7 +22,7 @@ def restart_plugin(text: str = "restart the device plugin", when: str = "") -> F
     return run_step("restart", text, _for_each_plugin(Shell('rollout restart daemonset "$name"')), when=when)
 
 
-def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
+def delete_refused_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
     """Return the step that deletes refused pods with a controller, which never run again."""
     columns = "S:.metadata.namespace,N:.metadata.name,R:.status.reason,O:.metadata.ownerReferences[0].kind"
     named = ("--field-selector", "status.phase=Failed", "--no-headers", "-o", f"custom-columns={columns}")

@@ -15,11 +15,11 @@ from gpunode.command import command as command
 from gpunode.facts.patterns import Pattern
 
 # To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
-_PACKAGE: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
-_UNIT: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
-_RELEASE: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
-_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_GPU: Final = Pattern(
+_PACKAGE_NAME: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
+_UNIT_NAME: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
+_VERSION_OR_KERNEL_RELEASE: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
+_NODE_GROUP_OR_MODULE_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_GPU_ID: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
 )
 _MAX_PATH_LENGTH: Final = 255
@@ -28,7 +28,7 @@ RUNNING_KERNEL: Final = Shell("$(uname -r)")
 
 
 class GpuCommand(Command):
-    """A command about the faulty GPU; ``ADDRESS`` stands for it while unknown.
+    """A command about the faulty GPU; ``GPU_ADDRESS_PLACEHOLDER`` stands for it while unknown.
 
     Without an address nvidia-smi would reset every GPU of the node; for this word it reports that there is no such GPU.
     """
@@ -36,7 +36,7 @@ class GpuCommand(Command):
     __slots__ = ()
 
 
-ADDRESS: Final = "ADDRESS"
+GPU_ADDRESS_PLACEHOLDER: Final = "ADDRESS"
 
 
 def join_commands(*parts: Command) -> Command:
@@ -44,41 +44,41 @@ def join_commands(*parts: Command) -> Command:
     return Command("".join(part if part.startswith((";", ")")) else f" {part}" for part in parts).strip())
 
 
-def is_package(name: str) -> bool:
+def is_package_name(name: str) -> bool:
     """Return whether ``name`` is a valid package name."""
-    return isinstance(name, Shell) or _PACKAGE.fullmatch(name) is not None
+    return isinstance(name, Shell) or _PACKAGE_NAME.fullmatch(name) is not None
 
 
-def is_unit(name: str) -> bool:
+def is_unit_name(name: str) -> bool:
     """Return whether ``name`` is a valid unit name, with or without suffix."""
-    return _UNIT.fullmatch(name) is not None
+    return _UNIT_NAME.fullmatch(name) is not None
 
 
-def is_release(name: str) -> bool:
+def is_version_or_kernel_release(name: str) -> bool:
     """Return whether ``name`` is a version or a kernel release (``6.8.0-51-generic``)."""
-    return _RELEASE.fullmatch(name) is not None
+    return _VERSION_OR_KERNEL_RELEASE.fullmatch(name) is not None
 
 
-def is_name(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Return whether ``name`` is a valid name of a node, group or module."""
-    return _NAME.fullmatch(name) is not None
+    return _NODE_GROUP_OR_MODULE_NAME.fullmatch(name) is not None
 
 
-def is_gpu(name: str) -> bool:
+def is_gpu_id(name: str) -> bool:
     """Return whether nvidia-smi accepts ``name``: a bus address, an index or a UUID."""
-    return _GPU.fullmatch(name) is not None
+    return _GPU_ID.fullmatch(name) is not None
 
 
 def gpu_command(*words: str) -> Command:
-    """Return the command of these words, ``ADDRESS`` among them."""
+    """Return the command of these words, ``GPU_ADDRESS_PLACEHOLDER`` among them."""
     return GpuCommand(command(*words))
 
 
 def fill_in_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
     """Return a GPU command for each of ``gpus``; any other command unchanged."""
-    named = tuple(gpu for gpu in gpus if is_gpu(gpu))
+    named = tuple(gpu for gpu in gpus if is_gpu_id(gpu))
     return (
-        tuple(Command(typed.replace(ADDRESS, gpu)) for gpu in named)
+        tuple(Command(typed.replace(GPU_ADDRESS_PLACEHOLDER, gpu)) for gpu in named)
         if isinstance(typed, GpuCommand) and named
         else (typed,)
     )
@@ -101,7 +101,7 @@ def is_path_below(path: str, *below: str) -> bool:
 
 def gpu_option(gpu: str) -> tuple[str, str]:
     """Return the option that restricts nvidia-smi to that GPU, or to the faulty one if empty."""
-    return "-i", gpu if is_gpu(gpu) else ADDRESS
+    return "-i", gpu if is_gpu_id(gpu) else GPU_ADDRESS_PLACEHOLDER
 
 
 _EDITABLE_FOLDERS: Final = (
@@ -133,11 +133,11 @@ def edit_matching_files(pattern: str, expression: str, *places: str) -> Command:
     return join_commands(find, Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", expression))
 
 
-def surround(before: str, word: str, after: str = "") -> str:
+def surround_shell_word(before: str, word: str, after: str = "") -> str:
     """Return ``word`` between literals; left to the shell if ``word`` is for the shell."""
     return Shell(f"{before}{word}{after}") if isinstance(word, Shell) else f"{before}{word}{after}"
 
 
-def kernel_word(release: str, before: str = "", after: str = "") -> str:
+def kernel_release_word(release: str, before: str = "", after: str = "") -> str:
     """Return a word with the kernel release, or with the running kernel if it is unknown."""
-    return surround(before, release if is_release(release) else RUNNING_KERNEL, after)
+    return surround_shell_word(before, release if is_version_or_kernel_release(release) else RUNNING_KERNEL, after)

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias, TypeVar, cast, get_args
 from gpunode.diagnoses.model import Diagnosis, Finding
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
-from gpunode.diagnoses.traits import GPU_COUNT, TRAITS, Reason, Trait, TraitSource, Weight, gpu_slots
+from gpunode.diagnoses.traits import GPU_COUNT_TRAIT_NAME, TRAITS, Reason, Trait, TraitSource, Weight, gpu_slots
 from gpunode.diagnoses.views import pci
 
 # Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
@@ -93,7 +93,7 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
         pairs = [pair for part in trait.parts for pair in _pair_values(part, good, bad)]
         distance = _distance_to_root(trait, roots, bad)
         rows = [(one.name, one.good, one.bad) for one in pairs if not one.missing and one.good != one.bad]
-        rows += _missing_slots(good, bad) if trait.id == "devices" else ()
+        rows += _slots_missing_gpu(good, bad) if trait.id == "devices" else ()
         found += (_rank_difference(trait, distance, *row) for row in rows)
         not_compared += _list_uncompared(trait, pairs)
         if trait.id in _CORE_TRAITS and all(pair.missing for pair in pairs):
@@ -109,12 +109,12 @@ def _rank_difference(
     weight = trait.weigh(name, f"{good}\n{bad}")
     near_root_cause = weight != "background" and distance < _UNRELATED_DISTANCE
     # Which GPUs there are is what anybody wants to know first.
-    is_count = trait.id == "devices" or name == GPU_COUNT
+    is_count = trait.id == "devices" or name == GPU_COUNT_TRAIT_NAME
     rank = _WEIGHTS.index(weight), not is_count, distance, TRAITS.index(trait), name
     return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near_root_cause)
 
 
-def _missing_slots(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
+def _slots_missing_gpu(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
     """Yield the slots without a GPU on one of two machines that use the same ones."""
     there, here = gpu_slots(good), gpu_slots(bad)
     if there and here and (there < here or here < there):
@@ -239,7 +239,7 @@ _MACHINE_TRAITS: Final = (("firmware", "vendor"), ("firmware", "model"))
 
 
 # Of two nodes that differ, either may be the outlier.
-_MIN_NODES: Final = 3
+_MIN_NODES_TO_COMPARE: Final = 3
 # If more than a fifth differ, that is a spread and not a set of outliers.
 _OUTLIER_DIVISOR: Final = 5
 
@@ -292,7 +292,7 @@ class Census:
         return tuple(self._compare_group(model, nodes) for model, nodes in ordered)
 
     def _compare_group(self, model: NodeModel, nodes: Sequence[str]) -> ModelGroup:
-        if len(nodes) < _MIN_NODES:
+        if len(nodes) < _MIN_NODES_TO_COMPARE:
             return ModelGroup(model, tuple(nodes))
         usual = _common_values(Counter(self._nodes[node][1] for node in nodes))
         unlike = {kept: _deviating_features(kept, usual) for kept in {self._nodes[node][1] for node in nodes}}

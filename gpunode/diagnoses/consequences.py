@@ -23,7 +23,7 @@ NO_CLUSTER_GPU: Final = UNHEALTHY_IN_CLUSTER | frozenset(
 )
 """What Kubernetes shows where the device plugin cannot see any GPU, or no longer: NVML does not start for it."""
 
-MISMATCHES: Final = frozenset(
+DRIVER_LIBRARY_MISMATCH_CAUSES: Final = frozenset(
     {
         "driver-library-mismatch-reboot-pending",
         "driver-library-mismatch-partial-upgrade",
@@ -51,15 +51,15 @@ NO_NVML: Final = (
 )
 """What follows where NVML and CUDA cannot start on the node, for whatever reason."""
 
-NOT_INITIALISED: Final = NO_NVML | {
+DRIVER_NOT_INITIALIZED: Final = NO_NVML | {
     *("device-node-permissions", "no-device-nodes-driver-not-initialised", "gpu-missing-from-inventory")
 }
 """What follows where the module is loaded and no GPU was initialised: it was refused, is not known, or is in use."""
 
-NO_DRIVER: Final = NOT_INITIALISED | {"driver-module-not-loaded"}
+NO_DRIVER: Final = DRIVER_NOT_INITIALIZED | {"driver-module-not-loaded"}
 """What follows where NVIDIA's module is not in the running kernel, or went again since no GPU was left for it."""
 
-NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
+GPU_NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
 """What follows where a GPU is on the bus and the driver cannot start it: it sleeps, or its memory has no address."""
 
 NOTHING_INSTALLABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
@@ -99,7 +99,7 @@ TRANSFERS_LOST: Final = frozenset(
 )
 """What a GPU reports of its programs, its firmware and its controllers where the bus stops or loses what is sent."""
 
-GPU_LOST: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"xid-154-recovery-action"}
+GPU_LOST: Final = DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"xid-154-recovery-action"}
 """What follows where a GPU that worked stops answering: a fault of its own, of its slot, of its firmware."""
 
 NO_RUNTIME: Final = NO_CLUSTER_GPU

@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU, NO_RUNTIME
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
-from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
+from gpunode.diagnoses.remedies import always, is_setup_supported, manual_step, restart, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -30,10 +30,10 @@ from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import tomlread
-from gpunode.runtimes.crio_files import UNREAD_FOLDER
+from gpunode.runtimes.crio_files import UNREAD_CRIO_FOLDER
 
-_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
-_RANCHER: Final = custom_sign(
+_NODE_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
+_CONTAINERD_OF_RANCHER: Final = custom_sign(
     lambda snapshot: (
         runtimes.product_lines(snapshot) if runtimes.containerd_product(snapshot) in {"k3s", "rke2"} else ()
     )
@@ -44,13 +44,13 @@ _RANCHER: Final = custom_sign(
 _CRI_NOT_SERVED: Final = (
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented"
 )
-_UNIMPLEMENTED: Final = any_of(message_line(_CRI_NOT_SERVED), message_line(_CRI_NOT_SERVED, "containerd-config"))
+_CRI_UNIMPLEMENTED: Final = any_of(message_line(_CRI_NOT_SERVED), message_line(_CRI_NOT_SERVED, "containerd-config"))
 _CRI_PLUGIN_DISABLED: Final = any_line(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
 # The package of docker's has it switched off, since docker has no use for it.
 _DOCKER_SEEN: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
-_KUBERNETES: Final = any_of(
+_KUBERNETES_SEEN: Final = any_of(
     any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
 )
 _OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
@@ -91,24 +91,24 @@ def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
             try:
                 tomlread.parse(text)
             except (ValueError, RecursionError) as error:
-                at = _AT_LINE.search(str(error))
+                at = _TOML_ERROR_LINE.search(str(error))
                 yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)
 
 
-_AT_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
-_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
-_RUNS: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
-_NO_TYPE: Final = message_line(r"container\.Runtime\.Name must be set")
-_NO_CNI: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
+_TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
+_CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
+_CONTAINERD_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
+_RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
+_GKE_CNI_PLUGIN_MISSING: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
 
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
-_NO_RUNTIME: Final = message_line(
+_NVIDIA_RUNTIME_UNKNOWN: Final = message_line(
     r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
 )
 _NO_HANDLER: Final = message_line(r"failed to find runtime handler [\\\"']*nvidia")
-_DEFAULT_RUNTIME_MISSING: Final = message_line(
+_NVIDIA_DEFAULT_REJECTED: Final = message_line(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
     r"`?default_runtime_name ?= ?[\\\"']*nvidia"
 )
@@ -136,12 +136,12 @@ _NVIDIA_HANDLER: Final = (
 _HANDLERS_SHOWN: Final = _config_sign(_ANY_HANDLER)
 _NVIDIA_CONFIGURED: Final = _config_sign(_NVIDIA_HANDLER)
 _NVIDIA_IN_LIVE_CONFIG: Final = message_line(_NVIDIA_HANDLER, "containerd-config")
-_CONFIG_COMPLETE: Final = custom_sign(runtimes.complete_containerd_config)
+_COMPLETE_CONFIG_SHOWN: Final = custom_sign(runtimes.complete_containerd_config)
 # A default runtime of NVIDIA's that nothing describes.
 _NVIDIA_IS_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
-_DEFAULT_NOT_CONFIGURED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _CONFIG_COMPLETE), _NVIDIA_CONFIGURED)
+_NVIDIA_DEFAULT_UNDEFINED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _COMPLETE_CONFIG_SHOWN), _NVIDIA_CONFIGURED)
 _NVIDIA_NOT_CONFIGURED: Final = any_of(
-    unless(_CONFIG_COMPLETE, _NVIDIA_CONFIGURED),
+    unless(_COMPLETE_CONFIG_SHOWN, _NVIDIA_CONFIGURED),
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
@@ -158,7 +158,7 @@ _PLUGIN_WITHOUT_NVML: Final = unless(
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     product = runtimes.containerd_product(snapshot)
     if snapshot.view(_NO_HANDLER):
-        yield _FOR_CRIO
+        yield _REGISTER_RUNTIME_FOR_CRIO
     elif product in {"k3s", "rke2"}:
         yield restart_rancher(product, "which finds nvidia-container-runtime at its start and registers it itself")
     elif snapshot.view(_NVIDIA_CONFIGURED):
@@ -168,7 +168,7 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
 
 
-_FOR_CRIO: Final = run_step(
+_REGISTER_RUNTIME_FOR_CRIO: Final = run_step(
     "configure",
     "register the runtime where CRI-O reads it, and restart CRI-O",
     Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
@@ -194,17 +194,18 @@ _SYSTEMD_CGROUP_OPTION: Final = (
     r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
     r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
 )
-_NVIDIA_BY_SYSTEMD: Final = _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}true")
-_NVIDIA_BY_CGROUPFS: Final = any_of(
+_NVIDIA_USES_SYSTEMD_CGROUP: Final = _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}true")
+_NVIDIA_USES_CGROUPFS: Final = any_of(
     _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}false"),
-    unless(all_of(_NVIDIA_CONFIGURED, _CONFIG_COMPLETE), _NVIDIA_BY_SYSTEMD),
+    unless(all_of(_NVIDIA_CONFIGURED, _COMPLETE_CONFIG_SHOWN), _NVIDIA_USES_SYSTEMD_CGROUP),
 )
-_KUBELET_BY_SYSTEMD: Final = _kubelet_cgroup_driver("systemd")
-_KUBELET_BY_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
+_KUBELET_USES_SYSTEMD_CGROUP: Final = _kubelet_cgroup_driver("systemd")
+_KUBELET_USES_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
 _CGROUP_DRIVERS_DIFFER: Final = any_of(
-    all_of(_NVIDIA_BY_CGROUPFS, _KUBELET_BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _KUBELET_BY_CGROUPFS)
+    all_of(_NVIDIA_USES_CGROUPFS, _KUBELET_USES_SYSTEMD_CGROUP),
+    all_of(_NVIDIA_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS),
 )
-_DOCKERS_DIFFER: Final = message_line(
+_DOCKER_CGROUP_DRIVER_DIFFERS: Final = message_line(
     r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver"
 )
 _PODS_CRASH_LOOP: Final = message_line(
@@ -215,13 +216,15 @@ _SYSTEM_PODS_CRASH_LOOP: Final = message_line(
 )
 # Either half of it, beside pods of the system's own that come and go.
 _ONE_CGROUP_DRIVER_SEEN: Final = any_of(
-    unless(_NVIDIA_BY_CGROUPFS, _KUBELET_BY_SYSTEMD, _KUBELET_BY_CGROUPFS),
-    unless(any_of(_KUBELET_BY_SYSTEMD, _KUBELET_BY_CGROUPFS), _HANDLERS_SHOWN, _EXAMINED),
+    unless(_NVIDIA_USES_CGROUPFS, _KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS),
+    unless(any_of(_KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS), _HANDLERS_SHOWN, _NODE_EXAMINED),
 )
 
 
 def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if is_supported(snapshot) and not snapshot.view(any_of(_KUBELET_BY_CGROUPFS, _DOCKERS_DIFFER)):
+    if is_setup_supported(snapshot) and not snapshot.view(
+        any_of(_KUBELET_USES_CGROUPFS, _DOCKER_CGROUP_DRIVER_DIFFERS)
+    ):
         text = "set the runtimes to the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
@@ -263,29 +266,33 @@ def _set_rancher_default(snapshot: Snapshot) -> Iterable[Fix]:
 
 # CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
 
-_DROP_IN: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
+_NVIDIA_DROP_IN_LINE: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
 
 
-def _dead_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
+def _unread_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """NVIDIA's drop-in, in a listing or a search of the folder."""
-    items = (item for item in snapshot.items_of("file", "listing") if UNREAD_FOLDER in f"{item.subject} {item.written}")
-    return (found for item in items if item.outcome == "ok" for found in lines_with(item, _DROP_IN))
+    items = (
+        item for item in snapshot.items_of("file", "listing") if UNREAD_CRIO_FOLDER in f"{item.subject} {item.written}"
+    )
+    return (found for item in items if item.outcome == "ok" for found in lines_with(item, _NVIDIA_DROP_IN_LINE))
 
 
-_DEAD_DROP_IN: Final = any_of(
-    custom_sign(_dead_drop_in_lines),
-    message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_FOLDER}/|^{UNREAD_FOLDER}/[\w-]*nvidia\S*$"),
+_UNREAD_DROP_IN: Final = any_of(
+    custom_sign(_unread_drop_in_lines),
+    message_line(
+        rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_CRIO_FOLDER}/|^{UNREAD_CRIO_FOLDER}/[\w-]*nvidia\S*$"
+    ),
 )
 _CRIO_CONFIGURED: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
-_TOOLKIT_USES_DEAD_FOLDER: Final = custom_sign(
+_TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
     lambda snapshot: (
         one.citation for one in snapshot.view(toolkit.toolkit_versions) if (1, 18) <= one.numbers < (1, 19, 1)
     )
 )
 
 
-_CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
-_WORKS: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
+_CONTAINER_WORDS: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
+_WORKING_SMI_OUTPUT: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
 _CONTAINER_KINDS: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
@@ -295,9 +302,13 @@ def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]
     Where nvidia-smi works in the same paste, it is a container's that fails.
     """
     for item in snapshot.items:
-        is_inside = item.where == "container" or item.kind in _CONTAINER_KINDS or _CONTAINER.search(item.written)
-        tells = item.kind == "text" and _CONTAINER.search(item.text)
-        is_both = item.kind in {"text", "nvidia-smi"} and "nvidia-smi" not in item.written and _WORKS.search(item.text)
+        is_inside = item.where == "container" or item.kind in _CONTAINER_KINDS or _CONTAINER_WORDS.search(item.written)
+        tells = item.kind == "text" and _CONTAINER_WORDS.search(item.text)
+        is_both = (
+            item.kind in {"text", "nvidia-smi"}
+            and "nvidia-smi" not in item.written
+            and _WORKING_SMI_OUTPUT.search(item.text)
+        )
         if item.was_answered and (is_inside or tells or is_both):
             yield from lines_with(item, pattern)
 
@@ -305,7 +316,7 @@ def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]
 _NVML_UNKNOWN_ERROR: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
 _NVML_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
 _CONTAINER_LOST_GPU: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _NVML_UNKNOWN_ERROR))
-_RELOADED: Final = any_of(
+_SYSTEMD_RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
     command_run(r"daemon-reload"),
 )
@@ -316,7 +327,7 @@ _CGROUPS_OF_SYSTEMD: Final = message_line(
 )
 
 
-_RESTART: Final = always(
+_RESTART_LOST_CONTAINERS: Final = always(
     manual_step("restart", "restart the containers that lost their GPU; they get it back when they start"),
     run_step(
         "configure",
@@ -332,7 +343,7 @@ _RESTART: Final = always(
 
 # Links in /dev/char.
 
-_NO_LINKS: Final = message_line(
+_DEV_CHAR_LINKS_NOT_CREATED: Final = message_line(
     r"error creating (?:symlink creator|symlinks)|Failed to create symlinks under /dev/char"
     r"|failed to create NVIDIA device nodes|create-dev-char-symlinks[^\n]{0,80}(?:no NVIDIA devices found|failed)"
     r"|Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file"
@@ -341,21 +352,21 @@ _NO_LINKS: Final = message_line(
 
 # SELinux.
 
-_PERMISSIVE: Final = message_line(
+_SELINUX_PERMISSIVE: Final = message_line(
     r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
     *("text", "application"),
     flags=re.IGNORECASE,
 )
-_DENIED: Final = unless(
+_SELINUX_DENIAL: Final = unless(
     message_line(
         r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
         r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
         r"(?![^\n]*permissive=1)"
         r"|Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
     ),
-    _PERMISSIVE,
+    _SELINUX_PERMISSIVE,
 )
-_ENFORCING: Final = message_line(
+_SELINUX_ENFORCING: Final = message_line(
     r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
 )
 _NVML_DENIED_IN_CONTAINER: Final = unless(
@@ -365,7 +376,7 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
         )
     ),
     symptoms.NO_DRIVER,
-    _PERMISSIVE,
+    _SELINUX_PERMISSIVE,
     message_line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
 )
 
@@ -378,13 +389,13 @@ RULES: Final = (
         decisive=unless(
             all_of(
                 _CRI_PLUGIN_DISABLED,
-                any_of(_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD, unless(_KUBERNETES, _DOCKER_SEEN)),
+                any_of(_CRI_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD, unless(_KUBERNETES_SEEN, _DOCKER_SEEN)),
             ),
-            _RANCHER,
+            _CONTAINERD_OF_RANCHER,
         ),
-        typical=unless(_UNIMPLEMENTED, _DEFAULT_RUNTIME_MISSING),
-        symptoms=(_UNIMPLEMENTED,),
-        against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
+        typical=unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
+        symptoms=(_CRI_UNIMPLEMENTED,),
+        against=(unless(_OTHER_RUNTIME, _CRI_UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
         summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
@@ -402,7 +413,7 @@ RULES: Final = (
         layer="config",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED,
-        typical=unless(_INVALID, _RUNS),
+        typical=unless(_CONFIG_INVALID, _CONTAINERD_ACTIVE),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
         remedy=always(
@@ -420,8 +431,8 @@ RULES: Final = (
         cause="containerd-runtime-entry-incomplete",
         layer="config",
         disruption="restart-service",
-        decisive=_NO_TYPE,
-        symptoms=(_NO_TYPE, symptoms.CONTAINER_FAILED),
+        decisive=_RUNTIME_TYPE_MISSING,
+        symptoms=(_RUNTIME_TYPE_MISSING, symptoms.CONTAINER_FAILED),
         look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
         summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
         remedy=always(
@@ -438,7 +449,7 @@ RULES: Final = (
         cause="containerd-cni-folder-replaced",
         layer="config",
         disruption="restart-service",
-        decisive=_NO_CNI,
+        decisive=_GKE_CNI_PLUGIN_MISSING,
         look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
         summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
         remedy=always(
@@ -458,17 +469,22 @@ RULES: Final = (
         cause="containerd-nvidia-runtime-missing",
         disruption="restart-service",
         decisive=any_of(
-            _DEFAULT_RUNTIME_MISSING,
-            _DEFAULT_NOT_CONFIGURED,
-            all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _RUNTIME_CLASS_SEEN), _NVIDIA_NOT_CONFIGURED),
+            _NVIDIA_DEFAULT_REJECTED,
+            _NVIDIA_DEFAULT_UNDEFINED,
+            all_of(any_of(_NVIDIA_RUNTIME_UNKNOWN, _NO_HANDLER, _RUNTIME_CLASS_SEEN), _NVIDIA_NOT_CONFIGURED),
         ),
         typical=any_of(
-            unless(_NO_RUNTIME, _NVIDIA_IN_LIVE_CONFIG, _RANCHER),
+            unless(_NVIDIA_RUNTIME_UNKNOWN, _NVIDIA_IN_LIVE_CONFIG, _CONTAINERD_OF_RANCHER),
             _NO_HANDLER,
             all_of(_PLUGIN_WITHOUT_NVML, unless(_HANDLERS_SHOWN, _NVIDIA_CONFIGURED)),
             custom_sign(_kubelet_without_gpu_access),
         ),
-        symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _DEFAULT_RUNTIME_MISSING),
+        symptoms=(
+            symptoms.NVIDIA_RUNTIME_UNKNOWN,
+            symptoms.CONTAINER_FAILED,
+            symptoms.NO_CAPACITY,
+            _NVIDIA_DEFAULT_REJECTED,
+        ),
         context=_NVIDIA_NOT_CONFIGURED,
         look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
         share=2,
@@ -481,12 +497,12 @@ RULES: Final = (
         layer="config",
         disruption="restart-service",
         decisive=any_of(
-            _DOCKERS_DIFFER,
+            _DOCKER_CGROUP_DRIVER_DIFFERS,
             message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
             _CGROUP_DRIVERS_DIFFER,
         ),
         typical=all_of(_ONE_CGROUP_DRIVER_SEEN, _SYSTEM_PODS_CRASH_LOOP),
-        symptoms=(symptoms.CONTAINER_FAILED, _PODS_CRASH_LOOP, _DOCKERS_DIFFER),
+        symptoms=(symptoms.CONTAINER_FAILED, _PODS_CRASH_LOOP, _DOCKER_CGROUP_DRIVER_DIFFERS),
         context=_ONE_CGROUP_DRIVER_SEEN,
         look_at=(
             Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
@@ -498,10 +514,15 @@ RULES: Final = (
     _rule(
         cause="k3s-runtime-config-overwritten",
         disruption="restart-service",
-        decisive=all_of(_RANCHER, _GENERATED_CONFIG_EDITED),
-        typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
-        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
-        context=_RANCHER,
+        decisive=all_of(_CONTAINERD_OF_RANCHER, _GENERATED_CONFIG_EDITED),
+        typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NVIDIA_RUNTIME_UNKNOWN),
+        symptoms=(
+            symptoms.NVIDIA_RUNTIME_UNKNOWN,
+            symptoms.NO_CAPACITY,
+            symptoms.PLUGIN_FAILS,
+            symptoms.NO_NVML_LIBRARY,
+        ),
+        context=_CONTAINERD_OF_RANCHER,
         may_be_normal=True,
         look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
         share=1,
@@ -512,17 +533,17 @@ RULES: Final = (
     _rule(
         cause="crio-dropin-dead",
         disruption="restart-service",
-        decisive=unless(_DEAD_DROP_IN, _CRIO_CONFIGURED),
-        typical=all_of(_NO_HANDLER, _TOOLKIT_USES_DEAD_FOLDER),
-        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
+        decisive=unless(_UNREAD_DROP_IN, _CRIO_CONFIGURED),
+        typical=all_of(_NO_HANDLER, _TOOLKIT_USES_UNREAD_FOLDER),
+        symptoms=(symptoms.NVIDIA_RUNTIME_UNKNOWN, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
         look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
-        summary=f"the runtime nvidia is registered in {UNREAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
+        summary=f"the runtime nvidia is registered in {UNREAD_CRIO_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
         remedy=always(
-            _FOR_CRIO,
+            _REGISTER_RUNTIME_FOR_CRIO,
             run_step(
                 "remove",
                 "remove the dead file",
-                command("sudo", "rm", f"{UNREAD_FOLDER}/99-nvidia.toml"),
+                command("sudo", "rm", f"{UNREAD_CRIO_FOLDER}/99-nvidia.toml"),
                 when="it is there",
             ),
         ),
@@ -532,7 +553,9 @@ RULES: Final = (
         cause="cgroup-daemon-reload-loses-gpu",
         disruption="restart-container",
         decisive=all_of(
-            _CONTAINER_LOST_GPU, any_of(_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD), symptoms.DRIVER_WORKS
+            _CONTAINER_LOST_GPU,
+            any_of(_SYSTEMD_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
+            symptoms.DRIVER_WORKS,
         ),
         typical=any_of(
             unless(_CONTAINER_LOST_GPU, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
@@ -543,18 +566,18 @@ RULES: Final = (
             all_of(_CGROUPS_OF_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
         ),
         symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
-        context=any_of(_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
-        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
+        context=any_of(_SYSTEMD_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
+        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.DRIVER_LIBRARY_MISMATCH),
         look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
         share=4,
         summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
-        remedy=_RESTART,
+        remedy=_RESTART_LOST_CONTAINERS,
         explains=NO_CLUSTER_GPU,
     ),
     _rule(
         cause="dev-char-symlinks-missing",
-        decisive=_NO_LINKS,
-        symptoms=(_NO_LINKS, symptoms.OPERATOR_WAITS),
+        decisive=_DEV_CHAR_LINKS_NOT_CREATED,
+        symptoms=(_DEV_CHAR_LINKS_NOT_CREATED, symptoms.OPERATOR_WAITS),
         against=(symptoms.NO_DRIVER,),
         look_at=(
             Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
@@ -579,10 +602,12 @@ RULES: Final = (
         cause="selinux-denies-gpu",
         layer="config",
         disruption="restart-container",
-        decisive=_DENIED,
-        typical=any_of(_NVML_DENIED_IN_CONTAINER, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
-        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
-        context=_ENFORCING,
+        decisive=_SELINUX_DENIAL,
+        typical=any_of(
+            _NVML_DENIED_IN_CONTAINER, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _SELINUX_ENFORCING)
+        ),
+        symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN),
+        context=_SELINUX_ENFORCING,
         look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
         summary="SELinux is enforcing, and denies the container the GPU's device nodes",
         remedy=always(

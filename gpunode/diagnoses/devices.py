@@ -18,50 +18,50 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _NOT_LOADED: Final = predicate(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
-_EXTERNAL_DRIVER: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
+_DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 # Device nodes and the daemon that holds them open.
 
-_NODES: Final = Pattern(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
-_PERSISTENCED: Final = "nvidia-persistenced.service"
+_DEVICE_NODE_PATH: Final = Pattern(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
+_PERSISTENCED_UNIT: Final = "nvidia-persistenced.service"
 
 
-def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
+def _missing_device_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     """Return the evidence that /dev/nvidia0 and /dev/nvidiactl do not exist."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
         yield cite_fact("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.items_of("listing"):
         places = (item.subject, *item.source.words)
-        if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, places)):
+        if item.where == "host" and item.outcome == "absent" and any(map(_DEVICE_NODE_PATH.match, places)):
             yield cite(item)
 
 
-def _failed_daemon_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    unit = snapshot.facts.unit(_PERSISTENCED)
+def _failed_persistenced_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    unit = snapshot.facts.unit(_PERSISTENCED_UNIT)
     if isinstance(unit, Known) and unit.value.failed:
-        yield system.failed_unit_line(snapshot, _PERSISTENCED)
+        yield system.failed_unit_line(snapshot, _PERSISTENCED_UNIT)
 
 
-def _is_daemon_active(snapshot: Snapshot) -> bool:
-    unit = snapshot.facts.unit(_PERSISTENCED)
+def _is_persistenced_active(snapshot: Snapshot) -> bool:
+    unit = snapshot.facts.unit(_PERSISTENCED_UNIT)
     return isinstance(unit, Known) and unit.value.state.active
 
 
-_NODES_MISSING: Final = custom_sign(_missing_nodes)
-_NODES_PRESENT: Final = message_line(
+_DEVICE_NODES_MISSING: Final = custom_sign(_missing_device_nodes)
+_DEVICE_NODES_PRESENT: Final = message_line(
     r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", "listing", "text", on_host=True
 )
-_NO_FILES: Final = message_line(
+_DEVICE_FILES_NOT_FOUND: Final = message_line(
     r"Failed to query NVIDIA devices|ensure that the NVIDIA device files"
     r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
     r"(?:lstat \S+ )?no such file"
 )
-_CONDITION_UNMET: Final = message_line(
+_UNIT_CONDITION_UNMET: Final = message_line(
     r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check"
 )
-_DAEMON_FAILED: Final = any_of(
-    custom_sign(_failed_daemon_lines),
+_PERSISTENCED_FAILED: Final = any_of(
+    custom_sign(_failed_persistenced_lines),
     message_line(
         r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
         r"|Failed to start [^\n]{0,50}Persistence Daemon|ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met"
@@ -69,30 +69,33 @@ _DAEMON_FAILED: Final = any_of(
         r"|nvidia-persistenced\.service: (?:Failed with result|Main process exited|Control process exited)"
     ),
 )
-_OTHER_DAEMON_FAILURE: Final = message_line(
+_PERSISTENCED_FAILED_OTHERWISE: Final = message_line(
     r"persistenced[^\n]{0,200}(?:already running|Failed to (?:create|open) (?:PID|lock|directory|/var/run)|no such user"
     r"|Failed to find user|Failed to determine user credentials|unable to look up user|Permission denied"
     r"|(?:API|[Vv]ersion) mismatch)"
 )
-_LOADING: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
+_MODULE_LOAD_MESSAGE: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 
-def _module_loaded_later(snapshot: Snapshot) -> Iterator[Citation]:
+def _module_loaded_after_persistenced(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the line of the module's load after the daemon's failure in the same log."""
-    numbers = {one.key: one.line_number for one in snapshot.view(_DAEMON_FAILED) if one.line_number}
+    numbers = {one.key: one.line_number for one in snapshot.view(_PERSISTENCED_FAILED) if one.line_number}
     logs = (item for item in snapshot.items_of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
     return (
-        one for item in logs for one in lines_with(item, _LOADING) if (one.line_number or 0) > (numbers[one.key] or 0)
+        one
+        for item in logs
+        for one in lines_with(item, _MODULE_LOAD_MESSAGE)
+        if (one.line_number or 0) > (numbers[one.key] or 0)
     )
 
 
-_LOADED_AFTER_DAEMON: Final = custom_sign(_module_loaded_later)
-_DAEMON_ACTIVE: Final = predicate(_is_daemon_active, "nvidia-persistenced runs")
+_MODULE_LOADED_AFTER_PERSISTENCED: Final = custom_sign(_module_loaded_after_persistenced)
+_PERSISTENCED_ACTIVE: Final = predicate(_is_persistenced_active, "nvidia-persistenced runs")
 _NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
-def _delay_daemon_start(_: Snapshot) -> Iterable[Fix]:
-    folder = f"/etc/systemd/system/{_PERSISTENCED}.d"
+def _delay_persistenced_start(_: Snapshot) -> Iterable[Fix]:
+    folder = f"/etc/systemd/system/{_PERSISTENCED_UNIT}.d"
     lines = ["[Unit]", "After=systemd-modules-load.service", "StartLimitIntervalSec=0"]
     lines += ["ConditionPathExistsGlob=", "ConditionPathExists="]
     lines += ["[Service]", "ExecStartPre=-/usr/bin/nvidia-modprobe -c 0", "Restart=on-failure", "RestartSec=5"]
@@ -107,7 +110,7 @@ def _delay_daemon_start(_: Snapshot) -> Iterable[Fix]:
         ),
         Shell("sudo systemctl daemon-reload"),
     )
-    yield restart(_PERSISTENCED)
+    yield restart(_PERSISTENCED_UNIT)
 
 
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
@@ -119,18 +122,18 @@ def _missing_uvm_file(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _module_table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the table that shows nvidia and not nvidia_uvm; people paste all lines that speak of nvidia."""
     is_shown = modules.is_module_loaded(snapshot, "nvidia_uvm") or not modules.is_module_loaded(snapshot, "nvidia")
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
 
-_UVM_LOOKED_AT: Final = command_run(r"nvidia[-_]uvm")
+_UVM_COMMAND_RUN: Final = command_run(r"nvidia[-_]uvm")
 _UVM_LOADED: Final = predicate(
     lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded"
 )
 _NO_UVM_FILE: Final = custom_sign(_missing_uvm_file)
-_NO_UVM: Final = custom_sign(_table_without_uvm)
+_NO_UVM: Final = custom_sign(_module_table_without_uvm)
 _UVM_LOAD_FAILED: Final = message_line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
     r"|(?:open|stat failed:|stat CDI host device|access|device) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
@@ -163,15 +166,15 @@ _LOAD_UVM: Final = always(
         "configure", "load it at every boot", Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf")
     ),
 )
-_KEEP: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee"
-_RELOAD: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
+_PRESERVE_VIDEO_MEMORY_COMMAND: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee"
+_RELOAD_UVM_COMMANDS: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
 _RELOAD_UVM: Final = always(
     drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
-    run_step("load", "reload nvidia_uvm", *_RELOAD),
+    run_step("load", "reload nvidia_uvm", *_RELOAD_UVM_COMMANDS),
     run_step(
         "configure",
         "let the driver keep the GPU's memory over a suspend",
-        Shell(f"{_KEEP} /etc/modprobe.d/nvidia-suspend.conf"),
+        Shell(f"{_PRESERVE_VIDEO_MEMORY_COMMAND} /etc/modprobe.d/nvidia-suspend.conf"),
         Shell("sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service"),
         when="the machine will be suspended again",
     ),
@@ -180,37 +183,40 @@ _RELOAD_UVM: Final = always(
 
 # The permissions of the device files.
 
-_FILE: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
+_DEVICE_FILE_NAME: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
 # The owner may not both read and write, or a bit is set that no device file has. A mode is octal: as a number without a
 # leading zero, 666 and the like are other bits.
-_MODE_INVALID: Final = any_of(
+_DEVICE_FILE_MODE_INVALID: Final = any_of(
     message_line(
-        rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_FILE}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_FILE}",
+        rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_DEVICE_FILE_NAME}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_DEVICE_FILE_NAME}",
         *("listing", "text"),
         on_host=True,
     ),
     any_line(r"^[^#\n]*DeviceFileMode(?:=|:\s*)(?:6[0-6][0-6]|777)\b"),
 )
-_RESTRICTED_FILES: Final = message_line(
-    rf"^crw-[r-][w-]-[r-]--[.+@]?\s.*{_FILE}|^0?6[0246][0-4]\s.*/dev/{_FILE}", "listing", "text", on_host=True
+_RESTRICTED_DEVICE_FILES: Final = message_line(
+    rf"^crw-[r-][w-]-[r-]--[.+@]?\s.*{_DEVICE_FILE_NAME}|^0?6[0246][0-4]\s.*/dev/{_DEVICE_FILE_NAME}",
+    "listing",
+    "text",
+    on_host=True,
 )
-_RESTRICTED_MODE: Final = any_of(
-    _RESTRICTED_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
+_RESTRICTED_DEVICE_FILE_MODE: Final = any_of(
+    _RESTRICTED_DEVICE_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
 )
 # Who asks, by id.
 _USER_OUTSIDE_GROUP: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
 _USER_IN_GROUP: Final = message_line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
-_NOT_PERMITTED: Final = message_line(r"NVML: Insufficient Permissions", on_host=True)
+_NVML_NOT_PERMITTED: Final = message_line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
-_SELINUX: Final = message_line(
+_SELINUX_DENIAL: Final = message_line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
 
 
 def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
-    if not snapshot.view(_MODE_INVALID):
+    if not snapshot.view(_DEVICE_FILE_MODE_INVALID):
         text = "add the user that runs the program to the group of the device files; takes effect at the next login"
         add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
         yield run_step("configure", text, add)
@@ -225,12 +231,12 @@ def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
 
 # cuInit on a node where everything else works.
 
-_CODE_3: Final = message_line(
+_CUDA_ERROR_3: Final = message_line(
     r"CUDA_ERROR_NOT_INITIALIZED|cuInit[^\n]{0,60}(?:returned|failed|error|->)[^\n]{0,20}\b3\b"
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
-_NOT_READY: Final = any_of(symptoms.CUDA_NOT_READY, _CODE_3)
+_CUDA_NOT_READY_OR_ERROR_3: Final = any_of(symptoms.CUDA_NOT_READY, _CUDA_ERROR_3)
 
 
 def _has_only_cards(snapshot: Snapshot) -> bool:
@@ -238,11 +244,11 @@ def _has_only_cards(snapshot: Snapshot) -> bool:
     return snapshot.view(boards.gpu_carriers) == {"card"}
 
 
-_SWITCHES: Final = any_of(
+_NVSWITCH_SEEN: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.nvswitches))),
     any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
-_CONFIDENTIAL: Final = any_line(
+_CONFIDENTIAL_COMPUTING: Final = any_line(
     r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
 )
 
@@ -250,7 +256,7 @@ _CONFIDENTIAL: Final = any_line(
 def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     option = Shell("echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf")
     yield run_step("configure", "turn heterogeneous memory management of nvidia_uvm off", option)
-    yield run_step("load", "reload nvidia_uvm; stop the programs that use a GPU first", *_RELOAD)
+    yield run_step("load", "reload nvidia_uvm; stop the programs that use a GPU first", *_RELOAD_UVM_COMMANDS)
     yield run_step("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
     text = "install a newer driver release that knows this kernel's layout"
     yield from remedies.change_driver(snapshot, text)
@@ -261,14 +267,20 @@ _rule = partial(Rule, layer="driver")
 RULES: Final = (
     _rule(
         cause="no-device-nodes-driver-not-initialised",
-        decisive=all_of(_NODES_MISSING, symptoms.MODULE_LOADED),
+        decisive=all_of(_DEVICE_NODES_MISSING, symptoms.MODULE_LOADED),
         typical=any_of(
-            _NODES_MISSING,
-            unless(_NO_FILES, symptoms.MODULE_LOADED, _NODES_PRESENT),
-            all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
+            _DEVICE_NODES_MISSING,
+            unless(_DEVICE_FILES_NOT_FOUND, symptoms.MODULE_LOADED, _DEVICE_NODES_PRESENT),
+            all_of(unless(_DEVICE_FILES_NOT_FOUND, _PERSISTENCED_FAILED), symptoms.MODULE_LOADED),
         ),
-        symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _EXTERNAL_DRIVER, _LOADED_AFTER_DAEMON, _NO_GPU),
+        symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        against=(
+            symptoms.DRIVER_WORKS,
+            symptoms.IN_CONTAINER,
+            _DRIVER_FROM_PLATFORM,
+            _MODULE_LOADED_AFTER_PERSISTENCED,
+            _NO_GPU,
+        ),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
         summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
         remedy=always(
@@ -283,23 +295,25 @@ RULES: Final = (
                 "if there are still none, read the reason",
                 Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
             ),
-            restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
+            restart(_PERSISTENCED_UNIT, when="nvidia-persistenced is installed"),
         ),
         explains=consequences.NO_NVML,
     ),
     _rule(
         cause="persistenced-start-race",
         disruption="restart-service",
-        decisive=all_of(_DAEMON_FAILED, any_of(_LOADED_AFTER_DAEMON, unless(_CONDITION_UNMET, _NOT_LOADED))),
-        typical=any_of(
-            all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _NODES_PRESENT)),
-            unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
+        decisive=all_of(
+            _PERSISTENCED_FAILED, any_of(_MODULE_LOADED_AFTER_PERSISTENCED, unless(_UNIT_CONDITION_UNMET, _NOT_LOADED))
         ),
-        symptoms=(_DAEMON_FAILED,),
-        against=(_NODES_MISSING, _OTHER_DAEMON_FAILURE, _DAEMON_ACTIVE),
+        typical=any_of(
+            all_of(_PERSISTENCED_FAILED, any_of(symptoms.MODULE_LOADED, _DEVICE_NODES_PRESENT)),
+            unless(_PERSISTENCED_FAILED, _DEVICE_FILES_NOT_FOUND, _NOT_LOADED),
+        ),
+        symptoms=(_PERSISTENCED_FAILED,),
+        against=(_DEVICE_NODES_MISSING, _PERSISTENCED_FAILED_OTHERWISE, _PERSISTENCED_ACTIVE),
         look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
         summary="nvidia-persistenced started before the module had created its device files",
-        remedy=_delay_daemon_start,
+        remedy=_delay_persistenced_start,
     ),
     _rule(
         cause="nvidia-uvm-not-loaded",
@@ -311,8 +325,8 @@ RULES: Final = (
             symptoms.CUDA_UNAVAILABLE,
             symptoms.CUDA_NOT_INITIALISED,
         ),
-        context=any_of(_NO_UVM, _UVM_LOOKED_AT),
-        against=(_UVM_LOADED, _NOT_LOADED, _EXTERNAL_DRIVER, symptoms.IN_CONTAINER),
+        context=any_of(_NO_UVM, _UVM_COMMAND_RUN),
+        against=(_UVM_LOADED, _NOT_LOADED, _DRIVER_FROM_PLATFORM, symptoms.IN_CONTAINER),
         may_be_normal=True,
         look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
         summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
@@ -325,25 +339,25 @@ RULES: Final = (
         decisive=all_of(_CUDA_UNKNOWN_ERROR, _SUSPENDED, _UVM_LOADED),
         typical=any_of(
             unless(_CUDA_UNKNOWN_ERROR, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
-            all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
+            all_of(_SUSPENDED, _UVM_LOADED, _UVM_COMMAND_RUN),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-        context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
-        against=(_NO_UVM_FILE, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _EXTERNAL_DRIVER),
+        context=any_of(_SUSPENDED, _UVM_COMMAND_RUN),
+        against=(_NO_UVM_FILE, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
         summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
         remedy=_RELOAD_UVM,
     ),
     _rule(
         cause="device-node-permissions",
-        decisive=any_of(_MODE_INVALID, all_of(_RESTRICTED_MODE, _USER_OUTSIDE_GROUP)),
+        decisive=any_of(_DEVICE_FILE_MODE_INVALID, all_of(_RESTRICTED_DEVICE_FILE_MODE, _USER_OUTSIDE_GROUP)),
         typical=any_of(
-            all_of(_RESTRICTED_MODE, symptoms.DENIED),
-            all_of(_NOT_PERMITTED, _USER_OUTSIDE_GROUP),
-            unless(_RESTRICTED_FILES, symptoms.DRIVER_WORKS),
+            all_of(_RESTRICTED_DEVICE_FILE_MODE, symptoms.ACCESS_DENIED),
+            all_of(_NVML_NOT_PERMITTED, _USER_OUTSIDE_GROUP),
+            unless(_RESTRICTED_DEVICE_FILES, symptoms.DRIVER_WORKS),
         ),
-        symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
-        against=(_SELINUX, unless(_USER_IN_GROUP, _MODE_INVALID, _USER_OUTSIDE_GROUP)),
+        symptoms=(symptoms.ACCESS_DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
+        against=(_SELINUX_DENIAL, unless(_USER_IN_GROUP, _DEVICE_FILE_MODE_INVALID, _USER_OUTSIDE_GROUP)),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
         summary="the user and group that run the program may not open the device files",
         remedy=_permit_access,
@@ -354,13 +368,16 @@ RULES: Final = (
         disruption="restart-container",
         share=1.5,
         typical=any_of(
-            all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager")),
-            _CODE_3,
+            all_of(
+                _CUDA_NOT_READY_OR_ERROR_3,
+                predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager"),
+            ),
+            _CUDA_ERROR_3,
             command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
         ),
-        symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
-        context=_UVM_LOOKED_AT,
-        against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE),
+        symptoms=(symptoms.CUDA_NOT_READY, _CUDA_ERROR_3, symptoms.CUDA_UNAVAILABLE),
+        context=_UVM_COMMAND_RUN,
+        against=(_NVSWITCH_SEEN, _CONFIDENTIAL_COMPUTING, _NOT_LOADED, _NO_UVM_FILE),
         look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
         summary=(
             "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "

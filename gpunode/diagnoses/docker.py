@@ -20,8 +20,8 @@ from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_REGISTER_ALONE: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
-_REGISTER: Final = join_commands(_REGISTER_ALONE, Shell("--restart"))
+_REGISTER_WITHOUT_RESTART: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
+_REGISTER_AND_RESTART: Final = join_commands(_REGISTER_WITHOUT_RESTART, Shell("--restart"))
 _START: Final = run_step(
     "restart",
     "start docker again",
@@ -44,10 +44,10 @@ _RUNS: Final = message_line(
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
 _CONFIG_FAULT: Final = unless(
-    custom_sign(lambda node: (place for _, place in runtimes.config_faults(node))),
+    custom_sign(lambda node: (place for _, place in runtimes.docker_config_faults(node))),
     unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
 )
-_FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
+_FLAGS_WITH_SETTING: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
 def _dockerd_flag(names: str) -> Sign:
@@ -55,23 +55,27 @@ def _dockerd_flag(names: str) -> Sign:
 
 
 _HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
-_FLAG_AND_SETTING: Final = any_of(
+_SET_BY_FLAG_AND_FILE: Final = any_of(
     all_of(_dockerd_flag("-H|--host"), _HOSTS),
     all_of(_dockerd_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
-    *(all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
+    *(
+        all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:"))
+        for name in _FLAGS_WITH_SETTING
+    ),
 )
 
 
 def _summarize_fault(snapshot: Snapshot) -> str:
-    return f"dockerd cannot read {next((why for why, _ in runtimes.config_faults(snapshot)), 'its configuration file')}"
+    faults = (why for why, _ in runtimes.docker_config_faults(snapshot))
+    return f"dockerd cannot read {next(faults, 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
 
-_NO_LIBRARY: Final = message_line(
+_NVML_LIBRARY_NOT_FOUND: Final = message_line(
     r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
 )
-_SNAP: Final = unless(
+_DOCKER_IS_SNAP: Final = unless(
     any_of(
         message_line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
@@ -85,7 +89,7 @@ _SNAP: Final = unless(
 
 
 # That of Windows has GPUs, and is left out.
-_DESKTOP: Final = unless(
+_DOCKER_IS_DESKTOP: Final = unless(
     message_line(
         r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^Docker Desktop \d|^ *Context:\s*desktop-linux"
         r"|^desktop-linux\s*(?:\*|$)|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b"
@@ -101,7 +105,7 @@ _INSTALL_ENGINE: Final = (
     manual_step(
         "install", "install Docker Engine as https://docs.docker.com/engine/install/ says", "none is installed yet"
     ),
-    run_step("configure", "register NVIDIA's runtime", _REGISTER),
+    run_step("configure", "register NVIDIA's runtime", _REGISTER_AND_RESTART),
 )
 # Nobody reads on behind a command: what must be done before it is a step of its own.
 _REPLACE_SNAP: Final = (
@@ -114,7 +118,7 @@ _REPLACE_SNAP: Final = (
 
 
 def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
+    if snapshot.view(_DOCKER_IS_SNAP) and not snapshot.view(_DOCKER_IS_DESKTOP):
         return _REPLACE_SNAP
     text = "switch to Docker Engine, which runs on this system itself"
     return run_step("configure", text, Shell("docker context use default")), *_INSTALL_ENGINE
@@ -132,7 +136,7 @@ ROOTLESS: Final = any_of(
         r"|--context[= ]rootless"
     ),
 )
-_NOT_PERMITTED: Final = message_line(
+_DEVICE_CGROUP_DENIED: Final = message_line(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
@@ -151,11 +155,11 @@ def _known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (cite(item) for item in answers if item not in as_root and "nvidia" not in item.text)
 
 
-_IN_USERS_FILE: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
-_CGROUPS_ENABLED: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
+_REGISTERED_IN_USER_CONFIG: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
+_TOOLKIT_CGROUPS_ENABLED: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
 
-_DISABLE_CGROUPS: Final = always(
+_DISABLE_TOOLKIT_CGROUPS: Final = always(
     run_step(
         "configure",
         "configure the toolkit not to touch cgroups; this applies to every engine on this machine, so if one runs "
@@ -173,18 +177,18 @@ _DISABLE_CGROUPS: Final = always(
 
 # The right docker, which does not know of the runtime.
 
-_RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
-_LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
+_RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
+_HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES_LINE}[^\n]*\bnvidia\b")
+_LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
 _NVIDIA_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
-_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_ENTRY)
-_REGISTERED: Final = any_of(
+_REGISTERED_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_ENTRY)
+_REGISTERED_IN_SYSTEM_CONFIG: Final = any_of(
     file_line("*etc/docker/daemon.json", _NVIDIA_ENTRY), file_line("daemon.json", _NVIDIA_ENTRY)
 )
 _NVIDIA_IS_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
-_DEFAULT_NOT_REGISTERED: Final = unless(_NVIDIA_IS_DEFAULT, _IN_ANY_CONFIG, _dockerd_flag("--add-runtime"))
-_NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_ANY_CONFIG, _CONFIG_FAULT)
+_NVIDIA_DEFAULT_UNDEFINED: Final = unless(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _dockerd_flag("--add-runtime"))
+_NVIDIA_NOT_IN_CONFIG: Final = unless(file_line("*daemon.json", r"\S"), _REGISTERED_IN_ANY_CONFIG, _CONFIG_FAULT)
 _START_TIME_ASKED: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
@@ -199,10 +203,10 @@ def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     unit = snapshot.facts.unit(runtimes.DOCKER_UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
-        yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
+        yield run_step("configure", "register NVIDIA's runtime", _REGISTER_WITHOUT_RESTART)
         yield _START
     else:
-        yield run_step("configure", "register NVIDIA's runtime, and restart docker to read it", _REGISTER)
+        yield run_step("configure", "register NVIDIA's runtime, and restart docker to read it", _REGISTER_AND_RESTART)
         yield replace(
             _RESTART, when="gpunode did not restart it because of running containers, and these may be stopped"
         )
@@ -216,7 +220,7 @@ RULES: Final = (
         layer="config",
         disruption="restart-service",
         decisive=any_of(_CONFIG_FAULT, _CONFIG_REJECTED),
-        symptoms=(symptoms.DAEMON_DOWN,),
+        symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
         share=1,
         summary=_summarize_fault,
@@ -236,8 +240,8 @@ RULES: Final = (
         layer="config",
         disruption="restart-service",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
-        typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_FLAG_AND_SETTING, _RUNS)),
-        symptoms=(symptoms.DAEMON_DOWN,),
+        typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _RUNS)),
+        symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
         against=(_CONFIG_FAULT,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
@@ -255,8 +259,8 @@ RULES: Final = (
     _rule(
         cause="docker-from-snap",
         disruption="restart-service",
-        decisive=unless(_SNAP, _NO_LIBRARY),
-        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
+        decisive=unless(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND),
+        symptoms=(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
         summary="docker is a snap, which does not see the toolkit or the settings of this system",
@@ -268,18 +272,18 @@ RULES: Final = (
         layer="toolkit",
         shows_in="runtime",
         disruption="restart-service",
-        decisive=any_of(_DESKTOP, all_of(_SNAP, _NO_LIBRARY)),
-        typical=all_of(_NO_LIBRARY, symptoms.DRIVER_WORKS),
+        decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND)),
+        typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
-            symptoms.NO_DEVICE_DRIVER,
-            symptoms.NO_RUNTIME,
+            symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
+            symptoms.NVIDIA_RUNTIME_UNKNOWN,
             symptoms.HOOK_FAILED,
             symptoms.NO_NVML_LIBRARY,
             symptoms.CONTAINER_FAILED,
         ),
         share=2,
         # NVML was found, and it answered.
-        against=(symptoms.MISMATCH,),
+        against=(symptoms.DRIVER_LIBRARY_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
         summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
@@ -290,34 +294,41 @@ RULES: Final = (
     _rule(
         cause="docker-rootless-config",
         disruption="restart-service",
-        decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_RUNTIME_UNKNOWN, _IN_USERS_FILE))),
+        decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
             custom_sign(_known_only_as_root),
-            unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
-            all_of(ROOTLESS, any_of(_CGROUPS_ENABLED, unless(_REGISTERED, _IN_USERS_FILE))),
+            unless(_DEVICE_CGROUP_DENIED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+            all_of(
+                ROOTLESS,
+                any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_REGISTERED_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG)),
+            ),
         ),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.NVIDIA_RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
         summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
-        remedy=_DISABLE_CGROUPS,
+        remedy=_DISABLE_TOOLKIT_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
     ),
     _rule(
         cause="docker-not-restarted",
         disruption="restart-service",
         decisive=any_of(
-            all_of(_REGISTERED, _LACKS_NVIDIA_RUNTIME),
-            all_of(_NVIDIA_IS_DEFAULT, _IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
+            all_of(_REGISTERED_IN_SYSTEM_CONFIG, _LACKS_NVIDIA_RUNTIME),
+            all_of(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
         ),
         typical=any_of(
-            unless(all_of(_REGISTERED, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
-            unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
-            unless(all_of(_START_TIME_ASKED, toolkit.presence_lines), _NOT_IN_FILE, _RUNTIME_UNKNOWN),
+            unless(all_of(_REGISTERED_IN_SYSTEM_CONFIG, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
+            unless(
+                all_of(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)
+            ),
+            unless(all_of(_START_TIME_ASKED, toolkit.presence_lines), _NVIDIA_NOT_IN_CONFIG, _RUNTIME_UNKNOWN),
         ),
-        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
-        context=unless(any_of(_REGISTERED, toolkit.presence_lines), symptoms.ALL_WELL),
-        against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),),
+        symptoms=(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
+        context=unless(any_of(_REGISTERED_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.ALL_WELL),
+        against=(
+            unless(symptoms.CONTAINER_WORKS, symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
+        ),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
         summary="the running docker daemon was started before the toolkit was installed or registered",
@@ -326,10 +337,10 @@ RULES: Final = (
     _rule(
         cause="nvidia-runtime-not-registered",
         disruption="restart-service",
-        decisive=any_of(_DEFAULT_NOT_REGISTERED, all_of(_RUNTIME_UNKNOWN, _NOT_IN_FILE)),
+        decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
         typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
-        symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
-        against=(_HAS_NVIDIA_RUNTIME, _REGISTERED, toolkit.absence_lines),
+        symptoms=(symptoms.NVIDIA_RUNTIME_UNKNOWN, symptoms.DOCKER_FINDS_NO_GPU_DRIVER),
+        against=(_HAS_NVIDIA_RUNTIME, _REGISTERED_IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
         summary="docker has no runtime called nvidia",

@@ -15,7 +15,7 @@ from gpunode.facts.patterns import Pattern
 
 MAX_RULED_OUT: Final = 3
 _MAX_QUOTE_LENGTH: Final = 160
-_ADDRESS: Final = Pattern(
+_GPU_ADDRESS: Final = Pattern(
     r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)", re.IGNORECASE
 )
 
@@ -69,7 +69,7 @@ def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[st
     gpus = {one.address for one in snapshot.view(pci.pci_gpus)}
     lines_by_address: dict[str, list[Citation]] = {}
     for line in lines:
-        match = _ADDRESS.search(line.line)
+        match = _GPU_ADDRESS.search(line.line)
         address = pci.normalize_address(match["xid"] or match[0]) if match else ""
         lines_by_address.setdefault(address if address in gpus else "", []).append(line)
     common = lines_by_address.pop("", [])

@@ -37,17 +37,17 @@ def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
             yield cuda.format_version(version), citation
 
 
-_INSUFFICIENT: Final = message_line(cuda.INSUFFICIENT.pattern)
-_NEWER_CALL: Final = message_line(cuda.NEWER_CALL.pattern)
-_BANNER: Final = message_line(
+_DRIVER_INSUFFICIENT: Final = message_line(cuda.DRIVER_INSUFFICIENT.pattern)
+_CALL_NEEDS_NEWER_DRIVER: Final = message_line(cuda.CALL_NEEDS_NEWER_DRIVER.pattern)
+_IMAGE_NEEDS_NEWER_DRIVER: Final = message_line(
     r"built for NVIDIA Driver Release [\d.]+ or later, but[\s\n]+version [\d.]+ was detected"
     r"\s+and compatibility mode is UNAVAILABLE"
 )
 _DRIVER_TOO_OLD: Final = any_of(
     message_line(_IMAGE_REQUIREMENT.pattern),
     message_line(_DRIVER_BELOW_IMAGE.pattern),
-    message_line(cuda.TOO_OLD.pattern),
-    unless(_BANNER, message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)),
+    message_line(cuda.DRIVER_TOO_OLD.pattern),
+    unless(_IMAGE_NEEDS_NEWER_DRIVER, message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)),
 )
 _CUDA_RUNTIME_SEEN: Final = custom_sign(
     lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes))
@@ -57,13 +57,19 @@ _CUDA_SUPPORTED: Final = predicate(
     "the driver supports all CUDA versions that are named",
 )
 _CUDA_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
-_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
+_DRIVER_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
-_DRIVER_ABSENT: Final = (
-    *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.MISMATCH, symptoms.NO_DEVICES),
-    *(symptoms.CUDA_NO_DEVICE, symptoms.NOT_STARTED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
+_DRIVER_FAILURE_SYMPTOMS: Final = (
+    *(
+        symptoms.NO_DRIVER,
+        symptoms.NO_MODULE,
+        symptoms.NO_NVML_LIBRARY,
+        symptoms.DRIVER_LIBRARY_MISMATCH,
+        symptoms.NO_DEVICES,
+    ),
+    *(symptoms.CUDA_NO_DEVICE, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
 )
 
 
@@ -84,7 +90,7 @@ def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if any(fix.commands for fix in newer):
         yield from align_fabric_manager(snapshot)
         yield reboot()
-    yield manual_step("application", f"or use an image{_cuda_limit(snapshot)}")
+    yield manual_step("application", f"or use an image{_cuda_limit_phrase(snapshot)}")
 
 
 _NO_KERNEL_IMAGE: Final = message_line(
@@ -121,19 +127,19 @@ _NO_DRIVER: Final = predicate(
 )
 
 
-def _cuda_limit(snapshot: Snapshot) -> str:
+def _cuda_limit_phrase(snapshot: Snapshot) -> str:
     has = cuda.supported_cuda(snapshot)
     return f", for CUDA {cuda.format_version(has)} or older" if has else ""
 
 
 def _install_other_build(snapshot: Snapshot) -> Iterable[Fix]:
-    text = f"install a build of the framework that names this GPU's architecture{_cuda_limit(snapshot)}"
+    text = f"install a build of the framework that names this GPU's architecture{_cuda_limit_phrase(snapshot)}"
     yield manual_step("application", text)
 
 
 def _install_cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step(
-        "application", f"replace the CPU build of the framework with its CUDA build{_cuda_limit(snapshot)}"
+        "application", f"replace the CPU build of the framework with its CUDA build{_cuda_limit_phrase(snapshot)}"
     )
 
 
@@ -149,7 +155,7 @@ _SHM_SHORT: Final = message_line(
 _SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 
-_STUB_SAID: Final = message_line(
+_STUB_LIBRARY_REPORTED: Final = message_line(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
     r"|CUDA error: error code 34|Linked to libnvidia-ml library at wrong path"
     r"|libnvidia-ml\.so in GDK package is a stub library"
@@ -158,83 +164,92 @@ _STUB_SAID: Final = message_line(
 _COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _LIBRARY_MISMATCH: Final = any_of(
-    symptoms.CUDA_UNFIT,
-    symptoms.MISMATCH,
-    message_line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
+    symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
+    symptoms.DRIVER_LIBRARY_MISMATCH,
+    message_line(rf"{cuda.DRIVER_INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
-_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
-_LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+_LIBRARY_FILE_VERSION: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
+_LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.LoaderFolder, ...]:
+def _loaded_libraries_and_folders(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.LoaderFolder, ...]:
     return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.extra_loader_folders))
 
 
 def _stub_library_places(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield folders and files with stubs that a report shows."""
-    return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
+    return (
+        one.citation
+        for one in _loaded_libraries_and_folders(snapshot)
+        if one.sort == "stub" and not is_examined(snapshot)
+    )
 
 
 def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(cuda.loaded_libraries) if one.sort == "stub")
 
 
-def _library_copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
     for one in snapshot.view(cuda.loaded_libraries):
         if one.sort == "other":
-            match = _VERSIONED.search(one.path)
+            match = _LIBRARY_FILE_VERSION.search(one.path)
             yield match["version"] if match else "", one.citation
 
 
-def _foreign_copies(snapshot: Snapshot) -> Iterator[Citation]:
+def _library_copies_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
     node = driver.loaded_version(snapshot) or driver.smi_version(snapshot)
-    for version, one in _library_copies(snapshot):
+    for version, one in _libraries_in_unusual_places(snapshot):
         if node and version and version != node.version:
             yield from (one, node.citation)
 
 
 def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one for version, one in _library_copies(snapshot) if not version)
+    return (one for version, one in _libraries_in_unusual_places(snapshot) if not version)
 
 
 def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield compatibility libraries that are loaded or of another driver."""
-    yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
+    yield from (one.citation for one in _loaded_libraries_and_folders(snapshot) if one.sort == "compat")
     node = driver.loaded_version(snapshot)
     for item in snapshot.items:
         told = _DRIVER_VERSION.search(item.text) if "/compat" in item.written else None
         version = node.version if node else told["version"] if told else ""
         if version and "/compat" in item.written:
-            for match in _LIBCUDA.finditer(item.text):
+            for match in _LIBCUDA_FILE_VERSION.finditer(item.text):
                 if match["version"] != version:
                     yield cite(item, item.line_number_at(match.start()))
 
 
-_STUBS: Final = custom_sign(_stub_library_places)
-_COMPAT: Final = custom_sign(_compat_lines)
-_FOREIGN: Final = any_of(
-    all_of(_LIBRARY_MISMATCH, custom_sign(_foreign_copies)),
-    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_unversioned_copies), _COMPAT)),
+_STUB_LIBRARIES_SEEN: Final = custom_sign(_stub_library_places)
+_COMPAT_LIBRARIES_SEEN: Final = custom_sign(_compat_lines)
+_LIBRARY_OF_OTHER_DRIVER: Final = any_of(
+    all_of(_LIBRARY_MISMATCH, custom_sign(_library_copies_of_other_driver)),
+    all_of(
+        symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
+        symptoms.DRIVER_WORKS,
+        unless(custom_sign(_unversioned_copies), _COMPAT_LIBRARIES_SEEN),
+    ),
 )
-_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_resolved_stubs), _FOREIGN)
+_DRIVER_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
 
 
 def _summarize_shadow(snapshot: Snapshot) -> str:
     path = next(
-        (one.path for one in _library_places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy"
+        (one.path for one in _loaded_libraries_and_folders(snapshot) if one.sort in {"stub", "other"}),
+        "a stub or another copy",
     )
     return f"programs load {path} in place of the driver's own library"
 
 
-def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
+def _remove_compat_library(snapshot: Snapshot) -> Iterable[Fix]:
     named = [
         one
         for one in snapshot.view(cuda.extra_loader_folders)
         if one.file and one.sort == "compat" and one.where == "host"
     ]
-    if commands := _comment_out(named):
+    if commands := _comment_out_loader_folders(named):
         yield run_step(
             "remove", "remove the compatibility folder from the loader's path", *commands, Shell("sudo ldconfig")
         )
@@ -243,14 +258,14 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     yield from upgrade_driver_for_cuda(snapshot, "or upgrade the node's driver to one for the image's CUDA")
 
 
-_PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
+_PLAIN_PATH: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
-def _comment_out(folders: Iterable[cuda.LoaderFolder]) -> tuple[Command, ...]:
+def _comment_out_loader_folders(folders: Iterable[cuda.LoaderFolder]) -> tuple[Command, ...]:
     """Return the commands that comment out these folders; none if a name is not plain."""
     found: list[Command] = []
     for one in folders:
-        if not _PLAIN.fullmatch(one.path) or not is_path_below(one.file, "/etc/ld.so.conf.d"):
+        if not _PLAIN_PATH.fullmatch(one.path) or not is_path_below(one.file, "/etc/ld.so.conf.d"):
             return ()
         plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
         found.extend(edit_files(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
@@ -264,7 +279,7 @@ def _remove_shadowing_folders(snapshot: Snapshot) -> Iterable[Fix]:
     conf = [one for one in wrong if one.file]
     if conf:
         text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
-        commands = _comment_out(conf)
+        commands = _comment_out_loader_folders(conf)
         yield run_step("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
     paths = sorted({one.path for one in wrong if not one.file})
     if conf and not paths:
@@ -298,21 +313,21 @@ RULES: Final = (
         disruption="reboot",
         share=4,
         symptoms=(
-            any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
+            any_of(_DRIVER_TOO_OLD, _DRIVER_INSUFFICIENT, _CALL_NEEDS_NEWER_DRIVER),
             symptoms.CUDA_TOO_NEW,
             symptoms.HOOK_FAILED,
             symptoms.CUDA_UNAVAILABLE,
         ),
-        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _CUDA_TOO_NEW)),
+        decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_DRIVER_INSUFFICIENT, _CALL_NEEDS_NEWER_DRIVER), _CUDA_TOO_NEW)),
         typical=any_of(
-            _NEWER_CALL,
+            _CALL_NEEDS_NEWER_DRIVER,
             unless(
-                all_of(_INSUFFICIENT, any_of(_CUDA_RUNTIME_SEEN, symptoms.DRIVER_WORKS)),
+                all_of(_DRIVER_INSUFFICIENT, any_of(_CUDA_RUNTIME_SEEN, symptoms.DRIVER_WORKS)),
                 _CUDA_SUPPORTED,
-                *_DRIVER_ABSENT,
+                *_DRIVER_FAILURE_SYMPTOMS,
             ),
         ),
-        against=(_AT_TWO_VERSIONS,),
+        against=(_DRIVER_AT_TWO_VERSIONS,),
         look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
         summary=_summarize_mismatch,
         remedy=_upgrade_driver,
@@ -322,7 +337,7 @@ RULES: Final = (
         shows_in="programs",
         share=1.5,
         decisive=_NO_KERNEL_IMAGE,
-        symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_KERNEL_IMAGE),
+        symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_CUDA_KERNEL_IMAGE),
         summary="the program was built for other architectures and has no code for this GPU",
         look_at=(
             Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
@@ -359,15 +374,20 @@ RULES: Final = (
         cause="cuda-compat-lib-mismatch",
         disruption="restart-container",
         share=0.8,
-        decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
-        typical=any_of(symptoms.CUDA_UNFIT, unless(_COMPAT_LOADED, _GEFORCE)),
+        decisive=all_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, _COMPAT_LIBRARIES_SEEN),
+        typical=any_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, unless(_COMPAT_LOADED, _GEFORCE)),
         may_be_normal=True,
-        symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-        context=_COMPAT,
-        against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _COMPAT_UNSUPPORTED, _SHADOWED),
+        symptoms=(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
+        context=_COMPAT_LIBRARIES_SEEN,
+        against=(
+            _DRIVER_AT_TWO_VERSIONS,
+            symptoms.DRIVER_LIBRARY_MISMATCH,
+            _COMPAT_UNSUPPORTED,
+            _DRIVER_LIBRARY_SHADOWED,
+        ),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
         summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
-        remedy=_drop_compat,
+        remedy=_remove_compat_library,
     ),
     _rule(
         cause="cuda-compat-not-supported-hw",
@@ -376,22 +396,22 @@ RULES: Final = (
         typical=all_of(_COMPAT_LOADED, _GEFORCE),
         may_be_normal=True,
         symptoms=(_COMPAT_UNSUPPORTED, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
-        context=_COMPAT,
-        against=(_AT_TWO_VERSIONS, _SHADOWED),
+        context=_COMPAT_LIBRARIES_SEEN,
+        against=(_DRIVER_AT_TWO_VERSIONS, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
         summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
-        remedy=_drop_compat,
+        remedy=_remove_compat_library,
     ),
     _rule(
         cause="library-path-shadows-libcuda",
         disruption="restart-container",
         share=0.8,
-        decisive=_SHADOWED,
-        typical=_STUBS,
+        decisive=_DRIVER_LIBRARY_SHADOWED,
+        typical=_STUB_LIBRARIES_SEEN,
         symptoms=(
-            _STUB_SAID,
-            symptoms.CUDA_UNFIT,
-            symptoms.MISMATCH,
+            _STUB_LIBRARY_REPORTED,
+            symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
+            symptoms.DRIVER_LIBRARY_MISMATCH,
             symptoms.CUDA_NOT_INITIALISED,
             symptoms.NO_NVML_LIBRARY,
             symptoms.CUDA_UNAVAILABLE,

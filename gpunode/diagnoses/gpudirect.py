@@ -26,56 +26,64 @@ from gpunode.diagnoses.views import modules, system
 
 # ---- peermem
 
-_PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_SYMBOL_VERSION_MISMATCH: Final = message_line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
-_UNKNOWN_SYMBOL: Final = message_line(rf"\b{_PEERMEM}: Unknown symbol \w+")
+_PEERMEM_MODULE_NAME: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
+_PEERMEM_SYMBOL_MISMATCH: Final = message_line(rf"\b{_PEERMEM_MODULE_NAME}: disagrees about version of symbol \w+")
+_PEERMEM_UNKNOWN_SYMBOL: Final = message_line(rf"\b{_PEERMEM_MODULE_NAME}: Unknown symbol \w+")
 _PEERMEM_REFUSED: Final = message_line(
-    rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM}\S*: (?:Invalid|Unknown)|failed to load {_PEERMEM} module"
+    rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM_MODULE_NAME}\S*: (?:Invalid|Unknown)"
+    rf"|failed to load {_PEERMEM_MODULE_NAME} module"
 )
-_NOT_BUILT: Final = message_line(rf"Module {_PEERMEM} not found in directory")
-_SIGNATURE: Final = message_line(
-    rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
+_PEERMEM_NOT_BUILT: Final = message_line(rf"Module {_PEERMEM_MODULE_NAME} not found in directory")
+_PEERMEM_SIGNATURE_REJECTED: Final = message_line(
+    rf"{_PEERMEM_MODULE_NAME}['’\"]?: (?:Key was rejected|Required key not available)"
+    rf"|{_PEERMEM_MODULE_NAME}: .{{0,40}}(?:signature|signed)"
 )
 
 
 def _rebuild_peermem(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_UNKNOWN_SYMBOL) and not snapshot.view(_SYMBOL_VERSION_MISMATCH):
+    if snapshot.view(_PEERMEM_UNKNOWN_SYMBOL) and not snapshot.view(_PEERMEM_SYMBOL_MISMATCH):
         yield manual_step("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "install the driver's modules again, so that they are built against the installed RDMA stack"
     anew = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
     yield run_step("install", text, *anew)
-    yield _DMA_BUF
+    yield _USE_DMA_BUF
 
 
 # ---- GPUDirect Storage
 
-_FS_MISSING: Final = message_line(
+_NVIDIA_FS_MISSING: Final = message_line(
     r"nvidia-fs(?:\.ko)? driver (?:is )?not (?:loaded|installed|initialized)|NVFS driver initialization error"
     r"|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)|nvidia_fs version: +\?\?"
 )
-_FS_REFUSED: Final = message_line(
+_NVIDIA_FS_REFUSED: Final = message_line(
     r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)"
     r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia[-_]fs not found"
 )
-_GPL_ONLY: Final = message_line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
-_FS_LOADED: Final = predicate(lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
-_FS_PRESENT: Final = any_of(_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
-_UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
-_NVME_ROW: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
-_P2PDMA: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
+_NVIDIA_FS_USES_GPL_SYMBOLS: Final = message_line(
+    r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module"
+)
+_NVIDIA_FS_LOADED: Final = predicate(
+    lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded"
+)
+_NVIDIA_FS_PRESENT: Final = any_of(_NVIDIA_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
+_NVME_DRIVER_UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
+_NVME_UNSUPPORTED: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
+_P2PDMA_SUPPORTED: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
 
 
-def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _missing_nvidia_fs_proc_folder(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
     found = (item for item in snapshot.files("/proc/driver/nvidia-fs*") if snapshot.items_of("gpudirect"))
     return tuple(cite(item) for item in found if item.outcome == "absent" and item.where == "host")
 
 
-_NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, custom_sign(_no_statistics))
+_NVIDIA_FS_UNAVAILABLE: Final = any_of(
+    _NVIDIA_FS_MISSING, _NVIDIA_FS_REFUSED, custom_sign(_missing_nvidia_fs_proc_folder)
+)
 
 
 def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_GPL_ONLY):
+    if snapshot.view(_NVIDIA_FS_USES_GPL_SYMBOLS):
         yield install(snapshot, "replace the driver's proprietary kernel modules with the open ones", "nvidia-open")
     name = "nvidia-fs-dkms" if system.package_manager(snapshot) == "apt" else "nvidia-fs"
     yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", name)
@@ -87,7 +95,7 @@ def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
 _CHECK_SUPPORT: Final = run_step(
     "inspect", "check what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p")
 )
-_NVME_STACK: Final = always(
+_INSTALL_NVME_STACK: Final = always(
     manual_step("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
     manual_step(
         "install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"
@@ -104,11 +112,11 @@ _RDMA_OFF: Final = message_line(
     r"|GPUDirect RDMA is (?:disabled|not supported)"
 )
 _RDMA_ON: Final = message_line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
-_PEER_LOADED: Final = predicate(
+_PEERMEM_LOADED: Final = predicate(
     lambda node: modules.is_module_loaded(node, "nvidia_peermem") or modules.is_module_loaded(node, "nv_peer_mem"),
     "peermem is loaded",
 )
-_NO_PEER: Final = any_of(
+_PEERMEM_NOT_LOADED: Final = any_of(
     predicate(lambda node: modules.is_module_loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
     message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
 )
@@ -116,29 +124,29 @@ _NO_PEER: Final = any_of(
 
 def _load_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     again, look = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
-    if snapshot.view(_PEER_LOADED):
+    if snapshot.view(_PEERMEM_LOADED):
         text = "load nvidia_peermem after the RDMA stack, and check that it is registered"
         yield run_step("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
         yield manual_step("configure", "use NCCL 2.23 or newer, which supports nvidia_peermem", "NCCL is older")
     else:
         at_boot = Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
         yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia-peermem"), at_boot)
-    yield _DMA_BUF
+    yield _USE_DMA_BUF
 
 
-_DMA_BUF: Final = manual_step("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
+_USE_DMA_BUF: Final = manual_step("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
 
 # ---- locked memory
 
-_VERB_FAILED: Final = (
+_RDMA_VERB_FAILED: Final = (
     r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
 )
-_NOT_PINNED: Final = message_line(rf"{_VERB_FAILED}(?: with error|:) Cannot allocate memory")
-_LOW_LIMIT: Final = message_line(
+_MEMORY_NOT_PINNED: Final = message_line(rf"{_RDMA_VERB_FAILED}(?: with error|:) Cannot allocate memory")
+_LOW_LOCKED_MEMORY_LIMIT: Final = message_line(
     r"max locked memory\s+\(kbytes, -l\)\s+\d{1,5}$"
     r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
 )
-_UNLIMITED: Final = message_line(r"(?:-l\)\s+|^)unlimited$")
+_LOCKED_MEMORY_UNLIMITED: Final = message_line(r"(?:-l\)\s+|^)unlimited$")
 _rule = partial(Rule, layer="driver")
 
 RULES: Final = (
@@ -146,9 +154,9 @@ RULES: Final = (
         cause="peermem-load-failed",
         disruption="restart-container",
         look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
-        decisive=any_of(_SYMBOL_VERSION_MISMATCH, _UNKNOWN_SYMBOL),
-        typical=any_of(_PEERMEM_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
-        against=(_SIGNATURE,),
+        decisive=any_of(_PEERMEM_SYMBOL_MISMATCH, _PEERMEM_UNKNOWN_SYMBOL),
+        typical=any_of(_PEERMEM_REFUSED, all_of(_PEERMEM_NOT_BUILT, symptoms.MODULE_LOADED)),
+        against=(_PEERMEM_SIGNATURE_REJECTED,),
         summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
         remedy=_rebuild_peermem,
         explains=frozenset({"gpudirect-rdma-disabled"}),
@@ -159,7 +167,7 @@ RULES: Final = (
         disruption="restart-container",
         symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
-        decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
+        decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _PEERMEM_NOT_LOADED)),
         typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
         summary="the network card cannot access GPU memory, so NCCL copies through host memory",
         remedy=_load_peermem,
@@ -168,9 +176,9 @@ RULES: Final = (
         cause="nvidia-fs-not-loaded",
         severity="warning",
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
-        decisive=_NO_FS,
+        decisive=_NVIDIA_FS_UNAVAILABLE,
         typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
-        against=(_FS_LOADED,),
+        against=(_NVIDIA_FS_LOADED,),
         summary="nvidia_fs is not loaded, so cuFile copies through host memory",
         remedy=_install_nvidia_fs,
         explains=frozenset({"gds-nvme-unsupported"}),
@@ -181,22 +189,25 @@ RULES: Final = (
         disruption="reboot",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
-        decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_PRESENT), _P2PDMA)),
+        decisive=any_of(
+            _NVME_DRIVER_UNREGISTERED, unless(all_of(_NVME_UNSUPPORTED, _NVIDIA_FS_PRESENT), _P2PDMA_SUPPORTED)
+        ),
         typical=any_of(
-            unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
+            unless(_NVME_UNSUPPORTED, _P2PDMA_SUPPORTED, _NVIDIA_FS_UNAVAILABLE),
+            message_line(r"GPUDirect Storage not supported on current file"),
         ),
         summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
-        remedy=_NVME_STACK,
+        remedy=_INSTALL_NVME_STACK,
     ),
     Rule(
         cause="memlock-limit-too-low",
         layer="config",
         shows_in="programs",
         disruption="restart-service",
-        decisive=all_of(message_line(_VERB_FAILED), _LOW_LIMIT),
-        typical=_NOT_PINNED,
-        symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
-        against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
+        decisive=all_of(message_line(_RDMA_VERB_FAILED), _LOW_LOCKED_MEMORY_LIMIT),
+        typical=_MEMORY_NOT_PINNED,
+        symptoms=(symptoms.NCCL_FAILS, _MEMORY_NOT_PINNED),
+        against=(unless(_LOCKED_MEMORY_UNLIMITED, _LOW_LOCKED_MEMORY_LIMIT), kernel_line(r"status limits exceeded")),
         context=command_run(r"ulimit -l|memlock"),
         look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
         summary="memory cannot be registered with the network card: the limit of locked memory is too low",

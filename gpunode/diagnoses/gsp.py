@@ -13,7 +13,7 @@ from gpunode.diagnoses.consequences import GPU_LOST
 from gpunode.diagnoses.model import Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     always,
-    look_first,
+    look_at_hardware_first,
     manual_step,
     power_cycle,
     reboot,
@@ -42,7 +42,7 @@ _RPC_TIMEOUT: Final = kernel_line(
     re.IGNORECASE,
 )
 _TASK_EXCEPTION: Final = kernel_line(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_WPR2_ALREADY_UP: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
 _GFW_BOOT_FAILED: Final = kernel_line(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
@@ -60,14 +60,14 @@ _NOT_STARTED: Final = kernel_line(
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
 _GSP_INIT_FAILED: Final = kernel_line(r"RmInitAdapter failed! \(0x6[1-3]:", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_UNSUPPORTED: Final = kernel_line(
+_GPU_UNSUPPORTED_BY_DRIVER: Final = kernel_line(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
     r"|not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
 # nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
-_SLOW_ANSWER: Final = all_of(
+_SMI_ANSWERS_SLOWLY: Final = all_of(
     command_run(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"),
     message_line(r"^real\s+[1-9]\d*m"),
     symptoms.GPU_LOST,
@@ -98,7 +98,7 @@ def _needs_open_modules(snapshot: Snapshot) -> bool:
     return bool(models) and models[0].needs_open_modules
 
 
-def _is_proprietary(snapshot: Snapshot) -> bool:
+def _has_proprietary_modules_loaded(snapshot: Snapshot) -> bool:
     loaded = snapshot.view(driver.loaded_version)
     return loaded is not None and loaded.is_open is False and not _needs_open_modules(snapshot)
 
@@ -146,7 +146,7 @@ def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from look_first()(snapshot)
+    yield from look_at_hardware_first()(snapshot)
     yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
     yield power_cycle()
     yield manual_step("install", "try the newest driver of another branch", "it persists")
@@ -168,24 +168,30 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_UNUSABLE: Final = GPU_LOST | {
+_GPU_UNUSABLE_CONSEQUENCES: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive")
 }
-_NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
-_LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
-_rule = partial(Rule, layer="driver", look_at=_LOG)
+_NO_GSP_CONSEQUENCES: Final = _GPU_UNUSABLE_CONSEQUENCES | {"gsp-init-failed-platform"}
+_GREP_KERNEL_LOG_COMMANDS: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
+_rule = partial(Rule, layer="driver", look_at=_GREP_KERNEL_LOG_COMMANDS)
 
 RULES: Final = (
     _rule(
         cause="gsp-rpc-timeout",
         disruption="reset-gpu",
         share=2,
-        symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.NVML_UNKNOWN, symptoms.SMI_HANGS, symptoms.NOT_STARTED),
+        symptoms=(
+            symptoms.ANY_XID,
+            symptoms.GPU_LOST,
+            symptoms.NVML_UNKNOWN,
+            symptoms.SMI_HANGS,
+            symptoms.ADAPTER_INIT_FAILED,
+        ),
         check=faults.incident_check(119),
-        against=(_WPR2,),
-        typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _SERIOUS_FAULT),
+        against=(_WPR2_ALREADY_UP,),
+        typical=unless(any_of(_RPC_TIMEOUT, _SMI_ANSWERS_SLOWLY), _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
-        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-task-exception",
@@ -195,14 +201,14 @@ RULES: Final = (
         check=_find_crashes,
         decisive=unless(_TASK_EXCEPTION, _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
-        explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
+        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
     ),
     _rule(
         cause="gsp-bad-state-wpr2",
         disruption="reboot",
         share=0.5,
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-        decisive=_WPR2,
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
+        decisive=_WPR2_ALREADY_UP,
         context=_GSP_INIT_FAILED,
         summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
         remedy=always(
@@ -211,35 +217,35 @@ RULES: Final = (
             manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
             write_nvidia_report(),
         ),
-        explains=_NO_GSP,
+        explains=_NO_GSP_CONSEQUENCES,
     ),
     _rule(
         cause="gpu-firmware-boot-failed",
         layer="hardware",
         disruption="power-cycle",
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
         decisive=_GFW_BOOT_FAILED,
         context=_GSP_INIT_FAILED,
         summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
-        remedy=look_first(
+        remedy=look_at_hardware_first(
             power_cycle(),
             manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
             manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
             remedies.replace_gpu(when="the fault follows the GPU to another machine"),
         ),
-        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-firmware-missing",
         disruption="restart-container",
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
         decisive=_FIRMWARE_ABSENT,
         context=any_of(_GSP_INIT_FAILED, command_run(_FIRMWARE)),
         against=(symptoms.DRIVER_WORKS,),
         summary="The GSP firmware of the driver's exact version is not on disk",
         remedy=_install_firmware,
-        explains=_NO_GSP | {"gsp-bad-state-wpr2"},
+        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-disable-ignored-open-module",
@@ -253,7 +259,7 @@ RULES: Final = (
             _GSP_DISABLED, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
         ),
         may_be_normal=True,
-        against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW_BOOT_FAILED),
+        against=(predicate(_has_proprietary_modules_loaded, "the proprietary modules are loaded"), _GFW_BOOT_FAILED),
         summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
         remedy=_remove_gsp_option,
         explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
@@ -261,11 +267,18 @@ RULES: Final = (
     _rule(
         cause="gsp-init-failed-platform",
         disruption="reboot",
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        typical=unless(_NOT_STARTED, _GFW_BOOT_FAILED, _WPR2, _FIRMWARE_ABSENT, _UNSUPPORTED, _SERIOUS_FAULT),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        typical=unless(
+            _NOT_STARTED,
+            _GFW_BOOT_FAILED,
+            _WPR2_ALREADY_UP,
+            _FIRMWARE_ABSENT,
+            _GPU_UNSUPPORTED_BY_DRIVER,
+            _SERIOUS_FAULT,
+        ),
         context=any_of(_GSP_INIT_FAILED, message_line(r"\baarch64\b|Raspberry Pi")),
         summary="The GSP cannot be started on this GPU in this machine",
         remedy=_fix_platform,
-        explains=_UNUSABLE,
+        explains=_GPU_UNUSABLE_CONSEQUENCES,
     ),
 )

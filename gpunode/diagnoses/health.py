@@ -9,12 +9,12 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
-from gpunode.diagnoses.consequences import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, GPU_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import (
     always,
     drain,
-    look_first,
+    look_at_hardware_first,
     manual_step,
     power_cycle,
     replace_gpu,
@@ -61,7 +61,7 @@ def _odd_gpu_counts(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(boards.smi_inventories) if one.count in {3, 5, 6, 7})
 
 
-_BASEBOARD: Final = predicate(
+_GPUS_ON_BASEBOARD: Final = predicate(
     lambda snapshot: "baseboard" in snapshot.view(boards.gpu_carriers), "baseboards carry 4 or 8 GPUs"
 )
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
@@ -71,7 +71,7 @@ _GPU_LOST_MESSAGE: Final = message_line(
     flags=re.IGNORECASE,
 )
 # Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
-_ALL_ONES: Final = unless(
+_CONFIG_SPACE_ALL_ONES: Final = unless(
     message_line(
         r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"
     ),
@@ -82,21 +82,21 @@ _REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
 # In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
-_NO_HANDLE: Final = unless(
+_NO_DEVICE_HANDLE: Final = unless(
     message_line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
     any_line(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
     symptoms.SMI_HANGS,
 )
 
 
-def _contained_ports(snapshot: Snapshot) -> Iterator[Citation]:
+def _port_containment_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield containment events of the port above, before the GPU was lost."""
     gone = snapshot.view(faults.first_bus_falls)
-    told = (message.citation for message in kernel.matching_messages(snapshot, _CONTAINED))
+    told = (message.citation for message in kernel.matching_messages(snapshot, _PORT_CONTAINMENT_EVENT))
     return (one for one in told if not faults.is_after_fall(one, gone))
 
 
-_CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
+_PORT_CONTAINMENT_EVENT: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
 _LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
@@ -105,10 +105,10 @@ _rule = partial(Rule, layer="hardware")
 
 
 # nvml.h, nvmlClocksEventReasons.
-_POWER_BRAKE: Final = "HW Power Brake Slowdown", 0x80
-_HW_THERMAL: Final = "HW Thermal Slowdown", 0x40
-_SW_THERMAL: Final = "SW Thermal Slowdown", 0x20
-_POWER_CAP: Final = "SW Power Cap", 0x4
+_POWER_BRAKE_REASON: Final = "HW Power Brake Slowdown", 0x80
+_HW_THERMAL_REASON: Final = "HW Thermal Slowdown", 0x40
+_SW_THERMAL_REASON: Final = "SW Thermal Slowdown", 0x20
+_POWER_CAP_REASON: Final = "SW Power Cap", 0x4
 
 
 def _gpus_limited_by(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
@@ -125,16 +125,16 @@ def _gpu_name(gpu: smi_query.SmiGpu) -> str:
     return f"GPU {gpu.name}" if gpu.name else "the GPU"
 
 
-def _find_braked(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_power_braked_gpus(snapshot: Snapshot) -> Iterator[Proof]:
     # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
     sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
-    for gpu, place in _gpus_limited_by(snapshot, *_POWER_BRAKE):
+    for gpu, place in _gpus_limited_by(snapshot, *_POWER_BRAKE_REASON):
         summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, limits the clocks"
         yield Proof(summary, (place,), sure, gpu=gpu.name)
 
 
 def _find_heated(snapshot: Snapshot) -> Iterator[Proof]:
-    for reason in (_HW_THERMAL, _SW_THERMAL):
+    for reason in (_HW_THERMAL_REASON, _SW_THERMAL_REASON):
         for gpu, place in _gpus_limited_by(snapshot, *reason):
             heat = (row.citation for row in gpu.find_all("GPU Current Temp"))
             summary = f"{_gpu_name(gpu)} is too hot and lowers its clocks ({reason[0]})"
@@ -150,21 +150,21 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (row.citation for row in gpu.find_all("GPU Current Temp"))
 
 
-_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP)))
-_LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
+_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
+_POWER_LIMITS_QUERIED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
-_MIN_LIMIT_SHARE: Final = 0.95
+_MIN_SHARE_OF_DEFAULT_POWER_LIMIT: Final = 0.95
 
 
-def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_lowered_power_limits(snapshot: Snapshot) -> Iterator[Proof]:
     capped = snapshot.view(_CAPPED)
     for gpu in snapshot.view(smi_query.smi_gpus):
         limits = (gpu.number(name) for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit"))
         now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
-        if now is None or usual is None or now >= usual * _MIN_LIMIT_SHARE:
+        if now is None or usual is None or now >= usual * _MIN_SHARE_OF_DEFAULT_POWER_LIMIT:
             continue
         summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
-        severity: Severity = "warning" if capped or snapshot.view(_LIMITS_ASKED) else "info"
+        severity: Severity = "warning" if capped or snapshot.view(_POWER_LIMITS_QUERIED) else "info"
         lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
         limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
         remedy = (run_step("configure", "restore the default limit", limit), _FIND_LIMIT_SETTER)
@@ -182,11 +182,11 @@ RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
         disruption="power-cycle",
-        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
+        symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing,
         typical=unless(
-            all_of(custom_sign(_odd_gpu_counts), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
+            all_of(custom_sign(_odd_gpu_counts), _GPUS_ON_BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
         context=custom_sign(_odd_gpu_counts),
         remedy=always(
@@ -207,19 +207,19 @@ RULES: Final = (
             symptoms.GPU_LOST,
             symptoms.ANY_XID,
             symptoms.NVML_UNKNOWN,
-            symptoms.CUDA_FAULT,
+            symptoms.CUDA_PROGRAM_FAULT,
             symptoms.NO_DEVICES,
             symptoms.CUDA_UNKNOWN,
             symptoms.CUDA_NO_DEVICE,
-            symptoms.NOT_STARTED,
+            symptoms.ADAPTER_INIT_FAILED,
         ),
         # What people say of it without a line of the log.
         context=message_line(r"\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b", flags=re.IGNORECASE),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
-        against=(unless(custom_sign(_contained_ports), _LINK_WENT_DOWN),),
+        against=(unless(custom_sign(_port_containment_lines), _LINK_WENT_DOWN),),
         decisive=unless(any_of(_GPU_LOST_MESSAGE, _REMOVED), _SERIOUS_FAULT),
-        typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _SERIOUS_FAULT),
+        typical=unless(any_of(_CONFIG_SPACE_ALL_ONES, _NO_DEVICE_HANDLE), _ASLEEP, _SERIOUS_FAULT),
         remedy=always(
             drain(),
             power_cycle(),
@@ -238,7 +238,7 @@ RULES: Final = (
         cause="xid-54-aux-power",
         layer="power-thermal",
         disruption="power-cycle",
-        symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
         check=faults.incident_check(54),
         context=message_line(r"Power Brake Slowdown\s*: Active"),
@@ -248,11 +248,12 @@ RULES: Final = (
             r"|connect the PCIe? (?:auxiliary )?power cable",
             flags=re.IGNORECASE,
         ),
-        remedy=look_first(
+        remedy=look_at_hardware_first(
             manual_step("hardware", "power the node off and connect every power cable of the GPU"),
             manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
         ),
-        explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
+        explains=DRIVER_NOT_INITIALIZED
+        | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
     ),
     _power_rule(
         cause="thermal-slowdown",
@@ -273,7 +274,7 @@ RULES: Final = (
         severity="warning",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
-        check=_find_braked,
+        check=_find_power_braked_gpus,
         typical=message_line(
             r"\bPSU?\d* Status\s+Fail"
             r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
@@ -292,7 +293,7 @@ RULES: Final = (
         severity="warning",
         symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d POWER"),),
-        check=_find_limited,
+        check=_find_lowered_power_limits,
         context=unless(_CAPPED, symptoms.ALL_WELL),
         remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
     ),

@@ -11,12 +11,12 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import install, is_supported, run_step
+from gpunode.diagnoses.remedies import install, is_setup_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian_itself, package_manager
-from gpunode.facts.items import NO_COMMAND, EvidenceItem
+from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS, EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import SourceKind
@@ -30,10 +30,10 @@ _NO_LIBRARY: Final = Pattern(
 _NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
 )
-_NODE_KINDS: Final[frozenset[SourceKind]] = frozenset(
+_NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {"nvidia-container-cli", "nvidia-smi", "nvidia-ctk", "unit-log", "unit-status", "journal", "text"}
 )
-_LIBRARY: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
+_DRIVER_LIBRARY_NAME: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
 
 def _missing_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -54,7 +54,7 @@ def _is_about_node_libraries(item: EvidenceItem) -> bool:
     """Return whether the item speaks of the node's libraries, as an engine's hook does."""
     if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
         return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
-    return item.kind in _NODE_KINDS
+    return item.kind in _NODE_SOURCE_KINDS
 
 
 def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -81,7 +81,7 @@ def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
         if item.where != "host" or not item.was_answered:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
-        if item.kind == "ldconfig" and whole and not _LIBRARY.search(item.text):
+        if item.kind == "ldconfig" and whole and not _DRIVER_LIBRARY_NAME.search(item.text):
             yield cite_fact(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
             yield cite(item, 1)
@@ -95,7 +95,7 @@ def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
         yield cite_fact("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
-_OTHER_SYSTEM: Final = Pattern(
+_ENGINE_ELSEWHERE_WORDS: Final = Pattern(
     r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
     re.IGNORECASE,
 )
@@ -115,20 +115,21 @@ def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found if len({one.source for one in found}) > 1 else ()
 
 
-def _missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _driver_missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines of at least two programs that miss nvidia-smi or the libraries."""
     found = snapshot.view(_DRIVER_MISSING)
     return found if len({one.key for one in found}) > 1 else ()
 
 
-_FIRST_EMPTY_BRANCH: Final = 615
+_FIRST_EMPTY_METAPACKAGE_BRANCH: Final = 615
 
 
 def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
     found = driver.metapackages(snapshot)
     are_empty = all(
-        one.name == "cuda-drivers" and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY_BRANCH
+        one.name == "cuda-drivers"
+        and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY_METAPACKAGE_BRANCH
         for one in found
     )
     if are_empty and not (driver.kernel_packages(snapshot) or driver.user_packages(snapshot)):
@@ -166,7 +167,7 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
         is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
-        is_whole = is_list and item.where == "host" and item.source.may_contain("libcuda.so.1")
+        is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
         if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
@@ -174,13 +175,13 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
 def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the loader's cache without libcuda, whatever else it has."""
     for item in snapshot.items_of("ldconfig"):
-        is_whole = item.where == "host" and not item.source.is_part and item.source.may_contain("libcuda.so.1")
+        is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libcuda.so.1 is not among them", item.key)
 
 
 # Debian's packages of nvidia-smi and of both libraries.
-_PROGRAM_ROW: Final = Pattern(
+_DPKG_PROGRAM_ROW: Final = Pattern(
     r"^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?",
     re.MULTILINE,
 )
@@ -189,7 +190,7 @@ _PROGRAM_ROW: Final = Pattern(
 def _packages_of_32_bit_only(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the installed packages of programs and libraries that are there for 32 bits only."""
     for item in snapshot.items_of("packages"):
-        rows = find_all(item, _PROGRAM_ROW) if item.where == "host" else ()
+        rows = find_all(item, _DPKG_PROGRAM_ROW) if item.where == "host" else ()
         found = [(one["name"], (one["arch"] or one["listed"]) == "i386", one.start()) for one in rows]
         native = {name for name, is_32_bit, _ in found if not is_32_bit}
         for name, _, start in found:
@@ -201,16 +202,18 @@ def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
     """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
-    return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
+    return any(
+        _ENGINE_ELSEWHERE_WORDS.search(item.text) or _ENGINE_ELSEWHERE_WORDS.search(item.written) for item in asked
+    )
 
 
 # A script of somebody's that asks for it says so with its line.
 _DRIVER_MISSING: Final = any_of(
-    custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {NO_COMMAND}", on_host=True)
+    custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {COMMAND_NOT_FOUND_WORDS}", on_host=True)
 )
 _DRIVER_NOT_FOUND: Final = custom_sign(_failed_searches)
-_KERNEL_SIDE: Final = custom_sign(_kernel_side_lines)
-_LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")
+_KERNEL_SIDE_PRESENT: Final = custom_sign(_kernel_side_lines)
+_LIBRARIES_PRESENT: Final = predicate(_has_libraries, "the driver's libraries are on the node")
 _SMI_WITHOUT_NVML: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
 _WITHOUT_LIBCUDA: Final = any_of(
     message_line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
@@ -221,13 +224,13 @@ _FOR_32_BITS_ONLY: Final = custom_sign(_packages_of_32_bit_only)
 _DRIVER_ELSEWHERE: Final = predicate(
     lambda snapshot: has_external_driver(snapshot) or _is_engine_elsewhere(snapshot), "the driver is another system's"
 )
-_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
+_ALL_GPUS_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
 # Of a GPU on the bus, which no driver of NVIDIA's has.
-_GPU_ON_BUS: Final = custom_sign(
+_GPU_WITHOUT_NVIDIA_DRIVER: Final = custom_sign(
     lambda node: (one.citation for one in node.view(pci.pci_gpus) if not (one.driver or "").startswith("nvidia"))
 )
 # The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
-_DRIVER_NOT_INCLUDED: Final = message_line(
+_DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
     r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
 )
 _NO_GPU: Final = predicate(
@@ -252,7 +255,7 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
 _INSTALL_SAME_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )
-_USER_SIDE: Final = {
+_USER_SIDE_PACKAGES: Final = {
     "dnf": ("nvidia-driver-cuda", "nvidia-driver-cuda-libs"),
     "zypper": ("nvidia-compute-utils-G06",),
     "pacman": ("nvidia-utils",),
@@ -276,9 +279,9 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         else:
             yield run_step("install", text, _INSTALL_SAME_BRANCH)
     else:
-        yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE[manager])
+        yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE_PACKAGES[manager])
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
 
 
@@ -298,19 +301,19 @@ RULES: Final = (
         decisive=all_of(_DRIVER_MISSING, _DRIVER_NOT_FOUND),
         typical=any_of(
             custom_sign(_two_failed_searches),
-            custom_sign(_missing_by_two_programs),
-            all_of(_DRIVER_MISSING, _GPU_ON_BUS),
+            custom_sign(_driver_missing_by_two_programs),
+            all_of(_DRIVER_MISSING, _GPU_WITHOUT_NVIDIA_DRIVER),
             all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
         ),
-        context=_DRIVER_NOT_INCLUDED,
+        context=_DRIVER_NOT_INSTALLED_MESSAGE,
         against=(
             *(
                 symptoms.DRIVER_WORKS,
                 symptoms.IN_CONTAINER,
-                _KERNEL_SIDE,
+                _KERNEL_SIDE_PRESENT,
                 _SMI_WITHOUT_NVML,
                 _DRIVER_ELSEWHERE,
-                _PASSED_THROUGH,
+                _ALL_GPUS_PASSED_THROUGH,
                 _NO_GPU,
             ),
             predicate(_has_driver_traces, "a driver is installed"),
@@ -327,11 +330,12 @@ RULES: Final = (
         shows_in="libraries",
         share=0.8,
         decisive=any_of(
-            _WITHOUT_LIBCUDA, unless(all_of(_DRIVER_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)
+            _WITHOUT_LIBCUDA,
+            unless(all_of(_DRIVER_MISSING, _KERNEL_SIDE_PRESENT), symptoms.DRIVER_WORKS, _LIBRARIES_PRESENT),
         ),
-        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES), _FOR_32_BITS_ONLY),
+        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _FOR_32_BITS_ONLY),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _WITHOUT_LIBCUDA),
-        against=(symptoms.IN_CONTAINER, _DRIVER_ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
+        against=(symptoms.IN_CONTAINER, _DRIVER_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU),
         summary=_summarize_incomplete_driver,
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
         remedy=_complete_driver,

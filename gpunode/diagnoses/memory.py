@@ -34,25 +34,26 @@ _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161
 # Xids that follow where the memory fails: programs end, and the driver asks for a reset.
 _FOLLOW_UP_XIDS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
-_RETIRED_LIMIT: Final = 60
+_RETIRED_PAGES_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
-_TOO_OFTEN: Final = 3
+_MIN_ERRORS_OF_FAILING_MEMORY: Final = 3
 # So many corrected errors since the driver was loaded are no chance hits.
 _MANY_CORRECTED: Final = 5000
-_PLACE: Final = Pattern(r"physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+", re.IGNORECASE)
-_PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
-_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
-_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
+_MEMORY_LOCATION: Final = Pattern(r"physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+", re.IGNORECASE)
+_ALREADY_PENDING_WORDS: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
+_PAGE_RETIREMENT_WORDS: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_ROW_REMAPPING_WORDS: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
-_FIELD_DIAGNOSTIC: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
-_MEMORY_FAILED: Final = message_line(
+_FIELD_DIAGNOSTIC_WORDS: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
+_MEMORY_TEST_FAILED: Final = message_line(
     r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
     r"|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
     *("text", "application"),
     flags=re.IGNORECASE,
 )
-_DIAGNOSED: Final = any_of(
-    message_line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), command_run(_FIELD_DIAGNOSTIC)
+_FIELD_DIAGNOSTIC_RUN: Final = any_of(
+    message_line(_FIELD_DIAGNOSTIC_WORDS, "text", "application", flags=re.IGNORECASE),
+    command_run(_FIELD_DIAGNOSTIC_WORDS),
 )
 
 
@@ -136,7 +137,7 @@ def _downgrade_after_reset(check: Check) -> Check:
         replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _is_repaired_by_reset(one)}
         for proof in check(snapshot):
             summary = f"{proof.summary}; the bad row was replaced by a reset since"
-            past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
+            past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH_ERROR_COUNTS)
             yield past if proof.gpu in replaced_rows else proof
 
     return check_until_reset
@@ -155,20 +156,22 @@ def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: 
     return Proof(f"{faults.gpu_label(memory.gpu)}: {summary}", lines, gpu=memory.gpu, at=at, **more)
 
 
-def _is_pending(fault: faults.Fault) -> bool:
+def _is_due_to_pending_reset(fault: faults.Fault) -> bool:
     """Return whether a failure is one only because the same row, or another, waits for the reset already."""
-    return bool(fault.xid and _PENDING.search(fault.xid.text))
+    return bool(fault.xid and _ALREADY_PENDING_WORDS.search(fault.xid.text))
 
 
 def _concerns_page(fault: faults.Fault) -> bool:
     """Return whether what was marked or could not be is a page, and no row."""
     text = fault.xid.text if fault.xid else ""
-    return bool(_PAGE.search(text)) and not _ROW.search(text)
+    return bool(_PAGE_RETIREMENT_WORDS.search(text)) and not _ROW_REMAPPING_WORDS.search(text)
 
 
 def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = memory.rows_saying_yes("Remapping Failure Occurred")
-    if not rows and all(_is_pending(one) or _concerns_page(one) for one in memory.errors_with_codes(64, 157, 161)):
+    if not rows and all(
+        _is_due_to_pending_reset(one) or _concerns_page(one) for one in memory.errors_with_codes(64, 157, 161)
+    ):
         return None
     return _make_proof(memory, "a bad row of memory could not be remapped", *rows)
 
@@ -178,26 +181,26 @@ def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None
     limits = (
         *memory.rows_saying_yes("Unrepairable Memory"),
         *memory.rows_saying_yes("SRAM Threshold Exceeded"),
-        *_bank_rows(memory, "None"),
+        *_bank_histogram_line(memory, "None"),
     )
     limits += tuple(fault.citation for fault in memory.errors_with_codes(64) if _concerns_page(fault))
     retired = [row for name in ("Double Bit ECC", "Single Bit ECC") for row in memory.rows("Retired Pages", name)]
-    if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_LIMIT:
+    if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_PAGES_LIMIT:
         limits += tuple(row.citation for row in retired)
     if limits:
         return _make_proof(memory, "its memory has passed NVIDIA's limit for a replacement", *limits)
     # No boot makes memory new.
     ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
     errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
-    if _count_occurrences(errors) >= _TOO_OFTEN:
+    if _count_occurrences(errors) >= _MIN_ERRORS_OF_FAILING_MEMORY:
         lines = tuple(fault.citation for fault in errors[:6])
         return _make_proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
-    if low := _bank_rows(memory, "Low"):
+    if low := _bank_histogram_line(memory, "Low"):
         return _make_proof(memory, "a bank of its memory has almost no spare rows left", *low, confidence="likely")
     return None
 
 
-def _bank_rows(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
+def _bank_histogram_line(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
     """Return the line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
     found = memory.rows("Bank Remap Availability Histogram", name)
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
@@ -205,7 +208,7 @@ def _bank_rows(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
 
 def _count_occurrences(errors: tuple[faults.Fault, ...]) -> int:
     """Return in how many hours, or at how many places, they happened; a reset replaces one bad row."""
-    places = {match[0] for fault in errors if fault.xid and (match := _PLACE.search(fault.xid.text))}
+    places = {match[0] for fault in errors if fault.xid and (match := _MEMORY_LOCATION.search(fault.xid.text))}
     # Several logs, of several clocks, may tell of the same one.
     hours = Counter(clock for clock, _ in {(faults.clock_kind(one), int(one.at // 3600)) for one in errors if one.at})
     return max((len(places), *hours.values()))
@@ -226,7 +229,7 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = (*memory.rows_saying_yes("Remapped Rows", "Pending"), *memory.rows_saying_yes("Channel Repair Pending"))
     marked = [one for one in memory.errors_with_codes(63, 156, 160) if not _concerns_page(one)]
-    marked += [one for one in memory.errors_with_codes(64) if _is_pending(one)]
+    marked += [one for one in memory.errors_with_codes(64) if _is_due_to_pending_reset(one)]
     if not rows and (
         not marked or memory.rows_saying_no("Remapped Rows", "Pending") or memory.errors_with_codes(95, 140)
     ):
@@ -251,14 +254,14 @@ def _find_uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
         is_of_another = ":" not in memory.gpu and any(one.xids for one in memories)
         # From Ampere on it does not tell whether the error was contained; those before count double bits.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
-        rows = _volatile_counts(memory)
+        rows = _uncorrectable_volatile_counts(memory)
         if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.has_kernel_messages)):
             yield _make_proof(
                 memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely"
             )
 
 
-def _volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
+def _uncorrectable_volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
     """Return the counts of uncorrectable errors that were not there when the driver was loaded."""
     found = ((" ".join(row.path).lower(), row) for row in memory.rows())
     uncorrected = (row for names, row in found if "volatile" in names and ("uncorr" in names or "double bit" in names))
@@ -278,15 +281,15 @@ def _uncorrectable_count_sign(memory_kind: str) -> Sign:
     """Return the sign of uncorrectable errors in this kind of memory."""
 
     def lines(snapshot: Snapshot) -> Iterator[Citation]:
-        found = (one for memory in snapshot.view(_gpu_memories) for one in _volatile_counts(memory))
+        found = (one for memory in snapshot.view(_gpu_memories) for one in _uncorrectable_volatile_counts(memory))
         return (one for one in found if memory_kind in one.line)
 
     return custom_sign(lines)
 
 
-_UNCORRECTED: Final = _uncorrectable_count_sign("")
+_UNCORRECTABLE_ERRORS_COUNTED: Final = _uncorrectable_count_sign("")
 _MEMORY_QUERY: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
-_LOOK_AT: Final = (_MEMORY_QUERY, Shell("sudo dmesg | grep -i xid"))
+_LOOK_AT_COMMANDS: Final = (_MEMORY_QUERY, Shell("sudo dmesg | grep -i xid"))
 _RETURN_GPU: Final = always(
     drain(),
     write_nvidia_report("the vendor requests it"),
@@ -308,7 +311,7 @@ _RESET: Final = always(
     run_step("inspect", "check that nothing is pending or failed", _MEMORY_QUERY),
     replace_gpu(when="errors come back, or a remapping fails"),
 )
-_WATCH: Final = (
+_WATCH_ERROR_COUNTS: Final = (
     run_step("inspect", "check how many pages or rows it has cost so far", _MEMORY_QUERY),
     replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
@@ -321,8 +324,8 @@ _PENDING_CONSEQUENCES: Final = _ERROR_CONSEQUENCES | {
     *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
 }
 _WEAR_CONSEQUENCES: Final = _PENDING_CONSEQUENCES | {"row-remap-pending", "page-retirement-pending-handles-held"}
-_PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
-_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
+_PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, _UNCORRECTABLE_ERRORS_COUNTED)
+_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT_COMMANDS)
 
 RULES: Final = (
     _rule(
@@ -345,7 +348,7 @@ RULES: Final = (
     _rule(
         cause="row-remap-pending",
         disruption="reset-gpu",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.RESET_REFUSED),
         check=_check_each_memory(_find_pending_remap),
         share=0.8,
         typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
@@ -363,7 +366,7 @@ RULES: Final = (
     _rule(
         cause="row-remap-failure",
         disruption="RMA",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=_check_each_memory(_find_failed_remap),
         typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
         remedy=_RETURN_GPU,
@@ -372,10 +375,10 @@ RULES: Final = (
     _rule(
         cause="hbm-failing-rma",
         disruption="RMA",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=_check_each_memory(_find_failing_memory),
         typical=any_of(
-            all_of(_MEMORY_FAILED, _DIAGNOSED),
+            all_of(_MEMORY_TEST_FAILED, _FIELD_DIAGNOSTIC_RUN),
             message_line(
                 r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
                 flags=re.IGNORECASE,
@@ -404,7 +407,7 @@ RULES: Final = (
         typical=custom_sign(_high_corrected_counts),
         may_be_normal=True,
         context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
-        remedy=always(*_WATCH),
+        remedy=always(*_WATCH_ERROR_COUNTS),
         explains=UNHEALTHY_IN_CLUSTER,
     ),
     _rule(
@@ -443,7 +446,7 @@ RULES: Final = (
         cause="inforom-corrupted",
         severity="warning",
         disruption="reset-gpu",
-        symptoms=(symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
         check=faults.incident_check(125),
         decisive=message_line(

@@ -31,11 +31,11 @@ Layer: TypeAlias = Literal[
 StackLayer: TypeAlias = Literal[
     "pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries", "toolkit", "runtime", "programs", "kubernetes"
 ]
-STACK: Final[tuple[StackLayer, ...]] = (
+STACK_LAYERS: Final[tuple[StackLayer, ...]] = (
     *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
     *("toolkit", "runtime", "programs", "kubernetes"),
 )
-_STACK_LAYERS: Final[Mapping[Layer, StackLayer]] = {
+_STACK_LAYER_BY_LAYER: Final[Mapping[Layer, StackLayer]] = {
     "hardware": "gpu",
     "power-thermal": "gpu",
     "pci": "pci",
@@ -54,7 +54,7 @@ _STACK_LAYERS: Final[Mapping[Layer, StackLayer]] = {
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
 Confidence: TypeAlias = Literal["certain", "likely"]
-Basis: TypeAlias = Literal["signs", "ranking"]
+FindingBasis: TypeAlias = Literal["signs", "ranking"]
 Disruption: TypeAlias = Literal[
     "none", "restart-container", "restart-service", "reset-gpu", "reboot", "power-cycle", "RMA"
 ]
@@ -118,7 +118,7 @@ class Fix:
     when: str = ""
 
 
-MAX_NEXT_LENGTH: Final = 100
+MAX_NEXT_STEP_LENGTH: Final = 100
 _SEPARATORS: Final = (";", "&&", "||", "\n")
 # What takes something away or stops work; a likely cause is looked at first.
 _DISRUPTIVE_KINDS: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
@@ -130,7 +130,7 @@ class NextStep:
 
     Attributes:
         text: the step in words.
-        command: one command of at most ``MAX_NEXT_LENGTH`` characters; empty where a person's hand is needed.
+        command: one command of at most ``MAX_NEXT_STEP_LENGTH`` characters; empty where a person's hand is needed.
     """
 
     text: str
@@ -144,11 +144,11 @@ class NextStep:
 
 def is_single_command(typed: str) -> bool:
     """Return whether ``typed`` is one short command, or one pipe of them."""
-    return 0 < len(typed) <= MAX_NEXT_LENGTH and not any(one in typed for one in _SEPARATORS)
+    return 0 < len(typed) <= MAX_NEXT_STEP_LENGTH and not any(one in typed for one in _SEPARATORS)
 
 
 def choose_next_step(
-    cause: str, title: str, remedy: Sequence[Fix], look_at: Sequence[Command], basis: Basis = "signs"
+    cause: str, title: str, remedy: Sequence[Fix], look_at: Sequence[Command], basis: FindingBasis = "signs"
 ) -> NextStep:
     """Return the first step of the remedy, by its command if it is a short one.
 
@@ -279,7 +279,7 @@ class Rule:
     @property
     def stack_layer(self) -> StackLayer:
         """The layer of the stack that shows the fault."""
-        return self.shows_in or _STACK_LAYERS[self.layer]
+        return self.shows_in or _STACK_LAYER_BY_LAYER[self.layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class Finding:
     onsets: tuple[FaultOnset, ...] = ()
     is_past: bool = False
     container_log: str = ""
-    basis: Basis = "signs"
+    basis: FindingBasis = "signs"
     look_at: tuple[Command, ...] = ()
 
     @property

@@ -9,11 +9,11 @@ from typing import Final
 
 from gpunode.diagnoses import build, consequences, remedies, secureboot, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_files, join_commands
-from gpunode.diagnoses.commands import kernel_word as of_kernel
+from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     install,
-    is_supported,
+    is_setup_supported,
     manual_step,
     reboot,
     rebuild_initramfs,
@@ -64,9 +64,9 @@ _NO_OWN_MODULE: Final = predicate(_has_no_own_module, "this machine has no NVIDI
 _BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
-_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
+_DRIVER_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
 _NOT_FOUND: Final = custom_sign(modules.not_found_lines)
-_BOOT_BLACKLIST: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
+_KERNEL_ARGUMENT_BLACKLIST: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
 _BLACKLIST_ENTRY: Final = (
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
 )
@@ -96,7 +96,7 @@ def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("load", "load the module; if that fails, its message names the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     yield run_step("inspect", "read the kernel's messages about it", said)
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         text = "let gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
@@ -105,7 +105,7 @@ def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
     entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
     taken_out = edit_matching_files(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
     yield run_step("configure", "remove the entries that block nvidia from modprobe's configuration", taken_out)
-    if at_boot := snapshot.match(_BOOT_BLACKLIST):
+    if at_boot := snapshot.match(_KERNEL_ARGUMENT_BLACKLIST):
         text = "remove the argument that blocks nvidia from the kernel's command line; takes effect at the next boot"
         yield run_step("configure", text, *remove_kernel_argument(snapshot, at_boot[0]))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
@@ -150,7 +150,7 @@ def _summarize_kernels(snapshot: Snapshot) -> str:
     return f"the NVIDIA module was built for {names}, not for the running kernel {running}".rstrip()
 
 
-_NUMBERS: Final = Pattern(r"[\d._-]+")
+_VERSION_NUMBERS: Final = Pattern(r"[\d._-]+")
 
 
 def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
@@ -159,7 +159,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
     if not (isinstance(known, Known) and isinstance(files, Known) and known.value.running and known.value.installed):
         return
     running, newest = known.value.running, known.value.installed[-1]
-    is_successor = running != newest and _NUMBERS.sub("", running) == _NUMBERS.sub("", newest)
+    is_successor = running != newest and _VERSION_NUMBERS.sub("", running) == _VERSION_NUMBERS.sub("", newest)
     built = {one.kernel for one in files.value}
     if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
         what = f"the next boot will have no driver: NVIDIA's module is built for {running}, but {newest} is newer"
@@ -169,7 +169,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         text = f"install the headers of {kernel} and build the module for it, before the next boot"
         return setup_step(snapshot, "rebuild", text, "headers", "module-build")
     return build.build_module(snapshot, kernel)
@@ -213,10 +213,10 @@ def _is_kernel_gone(snapshot: Snapshot, running: str) -> bool:
 
 # modprobe reads the indexes, and never searches folders.
 _KERNEL_FOLDER_INCOMPLETE: Final = message_line(r"could not open modules\.(?:order|builtin)")
-_INDEX_EMPTY: Final = message_line(
+_MODULE_INDEX_EMPTY: Final = message_line(
     r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text"
 )
-_INDEX_BROKEN: Final = message_line(
+_MODULE_INDEX_BROKEN: Final = message_line(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
@@ -240,17 +240,17 @@ def _missing_index_lines(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("listing", "file"):
         if item.outcome == "absent" and "/modules.dep" in item.written:
             yield cite(item)
-        if item.written == "/lib/modules/*/modules.*" and snapshot.view(_FILES):
+        if item.written == "/lib/modules/*/modules.*" and snapshot.view(_RUNNING_KERNEL_MODULE_FILES):
             wanted = {f"/lib/modules/{running}/modules.dep", f"/lib/modules/{running}/modules.dep.bin"}
             yield from () if wanted.intersection(item.lines) else (cite(item),)
 
 
-_FILES: Final = custom_sign(_running_kernel_files)
+_RUNNING_KERNEL_MODULE_FILES: Final = custom_sign(_running_kernel_files)
 
 
 def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.running_or_searched_kernel(snapshot)
-    if snapshot.view(_KERNEL_FOLDER_INCOMPLETE) or snapshot.view(_INDEX_EMPTY):
+    if snapshot.view(_KERNEL_FOLDER_INCOMPLETE) or snapshot.view(_MODULE_INDEX_EMPTY):
         yield manual_step("install", "reinstall the package of this kernel: its module folder is incomplete")
     yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
@@ -291,7 +291,7 @@ def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
-_COPIES_DIFFER: Final = any_of(
+_MODULE_VERSIONS_DIFFER: Final = any_of(
     custom_sign(_version_difference_lines), message_line(r"nvidia-modeset: Version mismatch"), _MODULE_INCOMPATIBLE
 )
 
@@ -301,7 +301,7 @@ def _summarize_copies(snapshot: Snapshot) -> str:
     return f"NVIDIA's module exists in {places}, and the wrong copy is loaded"
 
 
-_OWNER: Final[dict[system.PackageManager, Command]] = {
+_FILE_OWNER_COMMANDS: Final[dict[system.PackageManager, Command]] = {
     "apt": Shell("dpkg -S"),
     "dnf": Shell("rpm -qf"),
     "zypper": Shell("rpm -qf"),
@@ -311,7 +311,7 @@ _OWNER: Final[dict[system.PackageManager, Command]] = {
 
 def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.running_or_searched_kernel(snapshot))
-    asks = _OWNER[snapshot.view(system.package_manager)]
+    asks = _FILE_OWNER_COMMANDS[snapshot.view(system.package_manager)]
     text = "remove the files left by NVIDIA's installer, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_RUNFILE_FOLDER}/{name}.ko") for name in _MODULE_NAMES)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
@@ -331,7 +331,7 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
 _LOADED_DIFFERS: Final = custom_sign(_version_difference_lines)
 _IN_INITRAMFS: Final = custom_sign(modules.initramfs_module_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
-_STALE_INITRAMFS: Final = any_of(
+_INITRAMFS_MAY_BE_STALE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
     command_run(r"switching root|switch_root"),
 )
@@ -345,7 +345,7 @@ RULES: Final = (
         layer="driver",
         share=4,
         decisive=any_of(
-            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
+            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _BUILT, _DRIVER_PACKAGED)),
             unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
         ),
         typical=unless(
@@ -358,7 +358,7 @@ RULES: Final = (
         summary=_summarize_not_loaded,
         look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
         remedy=_load_module,
-        explains=consequences.NOT_INITIALISED,
+        explains=consequences.DRIVER_NOT_INITIALIZED,
     ),
     _rule(
         cause="module-built-for-other-kernel",
@@ -377,8 +377,13 @@ RULES: Final = (
     ),
     _rule(
         cause="depmod-index-missing",
-        decisive=any_of(_INDEX_BROKEN, _INDEX_EMPTY, custom_sign(_missing_index_lines), all_of(_NOT_FOUND, _FILES)),
-        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _INDEX_BROKEN),
+        decisive=any_of(
+            _MODULE_INDEX_BROKEN,
+            _MODULE_INDEX_EMPTY,
+            custom_sign(_missing_index_lines),
+            all_of(_NOT_FOUND, _RUNNING_KERNEL_MODULE_FILES),
+        ),
+        symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INDEX_BROKEN),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
         summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
         look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
@@ -389,23 +394,25 @@ RULES: Final = (
         cause="duplicate-module-files",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_SEVERAL_COPIES, any_of(_COPIES_DIFFER, symptoms.MISMATCH)),
+        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.DRIVER_LIBRARY_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
-        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _COPIES_DIFFER),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
         context=_SEVERAL_COPIES,
         may_be_normal=True,
         summary=_summarize_copies,
         look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
         remedy=_keep_one_copy,
-        explains=(consequences.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+        explains=(consequences.DRIVER_LIBRARY_MISMATCH_CAUSES - {"driver-library-mismatch-mixed-installs"})
         | consequences.LIBRARY_MISMATCH
         | {"module-built-for-other-kernel"},
     ),
     _rule(
         cause="initramfs-stale-module",
         disruption="reboot",
-        typical=any_of(_IN_INITRAMFS, all_of(_STALE_INITRAMFS, any_of(symptoms.MISMATCH, _LOADED_DIFFERS))),
-        symptoms=(symptoms.MISMATCH, _LOADED_DIFFERS),
+        typical=any_of(
+            _IN_INITRAMFS, all_of(_INITRAMFS_MAY_BE_STALE, any_of(symptoms.DRIVER_LIBRARY_MISMATCH, _LOADED_DIFFERS))
+        ),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, _LOADED_DIFFERS),
         may_be_normal=True,
         against=(symptoms.DRIVER_WORKS,),
         summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
@@ -414,6 +421,6 @@ RULES: Final = (
             Shell("cat /proc/driver/nvidia/version"),
         ),
         remedy=rebuild_initramfs_and_reboot,
-        explains=consequences.MISMATCHES | consequences.LIBRARY_MISMATCH,
+        explains=consequences.DRIVER_LIBRARY_MISMATCH_CAUSES | consequences.LIBRARY_MISMATCH,
     ),
 )

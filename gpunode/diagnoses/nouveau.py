@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
-    is_supported,
+    is_setup_supported,
     reboot,
     rebuild_initramfs,
     rebuild_initramfs_and_reboot,
@@ -34,22 +34,22 @@ from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import modules, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
-_KERNEL_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
-_IN_INITRAMFS: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
+_NOUVEAU_AND_NOVA_MODULES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
+_NOUVEAU_MODULE_FILE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
-def _is_kernel_driver(owner: str) -> bool:
-    return owner.lower().replace("-", "_") in {*_KERNEL_DRIVERS, "novacore"}
+def _is_nouveau_or_nova(owner: str) -> bool:
+    return owner.lower().replace("-", "_") in {*_NOUVEAU_AND_NOVA_MODULES, "novacore"}
 
 
 def _bound_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    return (gpu.citation for gpu in snapshot.view(pci.pci_gpus) if gpu.driver and _is_kernel_driver(gpu.driver))
+    return (gpu.citation for gpu in snapshot.view(pci.pci_gpus) if gpu.driver and _is_nouveau_or_nova(gpu.driver))
 
 
 def _loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield their lines in the module table, unless another driver owns the GPUs."""
     if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
-        for name in _KERNEL_DRIVERS:
+        for name in _NOUVEAU_AND_NOVA_MODULES:
             yield from modules.lsmod_line(snapshot, name) if modules.is_module_loaded(snapshot, name) else ()
 
 
@@ -60,8 +60,10 @@ def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
     return bool(models) and all(last is not None and not last.active for last in lasts)
 
 
-def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for item in modules.running_initramfs_listings(snapshot) for line in lines_with(item, _IN_INITRAMFS))
+def _initramfs_nouveau_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    return (
+        line for item in modules.running_initramfs_listings(snapshot) for line in lines_with(item, _NOUVEAU_MODULE_FILE)
+    )
 
 
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
@@ -90,14 +92,14 @@ _BLACKLIST: Final = any_of(
     any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
 # A blacklist of nouveau alone leaves the GPU to nova.
-_NOVA: Final = any_of(
+_NOVA_BOUND: Final = any_of(
     custom_sign(lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if "nova" in (gpu.driver or "").lower())),
     kernel_line(r"is already bound to [Nn]ova|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"),
     any_line(r"Kernel driver in use: (?:NovaCore|nova)|drivers/(?:NovaCore|nova)", on_host=True),
     custom_sign(lambda node: (line for line in _loaded_lines(node) if line.line.startswith("nova"))),
 )
 _LEFT_TO_NOVA: Final = unless(
-    _NOVA, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
+    _NOVA_BOUND, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
 )
 # Where a blacklist may exist that nobody has shown, it may be the initramfs that loads it in spite of that.
 _NOT_BLACKLISTED: Final = unless(
@@ -107,31 +109,33 @@ _NOT_BLACKLISTED: Final = unless(
     ),
     _BLACKLIST,
 )
-_IMAGE: Final = custom_sign(_image_lines)
-_LEGACY: Final = predicate(_are_all_gpus_legacy, "no maintained NVIDIA driver supports these GPUs")
+_NOUVEAU_IN_INITRAMFS: Final = custom_sign(_initramfs_nouveau_lines)
+_ALL_GPUS_LEGACY: Final = predicate(_are_all_gpus_legacy, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in modules.running_initramfs_listings(snapshot)),
     "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
 _INITRAMFS_INSPECTED: Final = all_of(
-    command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_NOUVEAU_BOUND, _BLACKLIST)
+    command_run(r"\bls(?:initramfs|initrd)\b"), _NOUVEAU_IN_INITRAMFS, any_of(_NOUVEAU_BOUND, _BLACKLIST)
 )
 
 _HYPERVISOR: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
 
-_FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
+_BLACKLIST_FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
 def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
-        lines = r"\n".join([*(f"blacklist {name}" for name in _KERNEL_DRIVERS[:3]), "options nouveau modeset=0"])
+        lines = r"\n".join(
+            [*(f"blacklist {name}" for name in _NOUVEAU_AND_NOVA_MODULES[:3]), "options nouveau modeset=0"]
+        )
         yield run_step(
             "configure",
             "blacklist nouveau",
-            join_commands(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _FILE)),
+            join_commands(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _BLACKLIST_FILE)),
         )
         yield rebuild_initramfs(snapshot)
     yield reboot()
@@ -149,12 +153,12 @@ RULES: Final = (
             unless(kernel_line(r"probe routine was not called for \d+ device"), _HYPERVISOR),
         ),
         share=2,
-        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-        against=(symptoms.DRIVER_WORKS, _LEGACY),
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+        against=(symptoms.DRIVER_WORKS, _ALL_GPUS_LEGACY),
         rivals=frozenset({"vfio-bound"}),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d")),
         summary=lambda node: (
-            f"{'nova' if node.view(_NOVA) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
+            f"{'nova' if node.view(_NOVA_BOUND) else 'nouveau'} owns the GPU, so NVIDIA's module does not get it"
         ),
         remedy=_blacklist_nouveau,
         explains=consequences.NO_DRIVER,
@@ -163,12 +167,12 @@ RULES: Final = (
         cause="nouveau-in-initramfs",
         layer="kernel",
         disruption="reboot",
-        decisive=all_of(_NOUVEAU_BOUND, _BLACKLIST, _IMAGE),
+        decisive=all_of(_NOUVEAU_BOUND, _BLACKLIST, _NOUVEAU_IN_INITRAMFS),
         typical=any_of(unless(all_of(_NOUVEAU_BOUND, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _INITRAMFS_INSPECTED),
         share=1,
-        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
-        context=any_of(_IMAGE, _BLACKLIST),
-        against=(symptoms.DRIVER_WORKS, _LEGACY, _LEFT_TO_NOVA),
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
+        context=any_of(_NOUVEAU_IN_INITRAMFS, _BLACKLIST),
+        against=(symptoms.DRIVER_WORKS, _ALL_GPUS_LEGACY, _LEFT_TO_NOVA),
         look_at=(
             Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
             Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),

@@ -34,7 +34,7 @@ from gpunode.facts.patterns import Pattern
 # ---- the fabric manager
 
 
-def _state_sign(*states: fabric.UnitState) -> Sign:
+def _manager_state_sign(*states: fabric.UnitState) -> Sign:
     """Return the sign of the fabric manager's service in one of these states."""
 
     def lines(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -44,34 +44,34 @@ def _state_sign(*states: fabric.UnitState) -> Sign:
     return custom_sign(lines)
 
 
-_MANAGER_MISSING: Final = _state_sign("missing")
-_MANAGER_MASKED: Final = _state_sign("masked")
-_MANAGER_DOWN: Final = _state_sign("failed", "inactive", "masked")
+_MANAGER_MISSING: Final = _manager_state_sign("missing")
+_MANAGER_MASKED: Final = _manager_state_sign("masked")
+_MANAGER_DOWN: Final = _manager_state_sign("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = custom_sign(fabric.version_mismatch)
 _NO_SWITCH_FOUND: Final = message_line(
     r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
 )
 _SWITCHES: Final = custom_sign(fabric.switch_lines)
 _BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
-_IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
-_MANAGER_NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
+_FABRIC_REGISTRATION_IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
+_MANAGER_NEEDED: Final = any_of(_SWITCHES, _FABRIC_REGISTRATION_IN_PROGRESS, symptoms.CUDA_NOT_READY)
 _MANAGER_NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_manager_needed) is False,
     "the GPUs of this node are not connected by NVSwitches",
 )
 # On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
 _NO_SWITCH_ANYWHERE: Final = unless(_NO_SWITCH_FOUND, _MANAGER_NEEDED, _BASEBOARD)
-_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
-_START: Final = (
+_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _FABRIC_REGISTRATION_IN_PROGRESS)
+_START_MANAGER_COMMANDS: Final = (
     Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
 )  # fmt: skip
-_LOADED_VERSION: Final = Shell("v=$(cat /sys/module/nvidia/version);")
+_READ_LOADED_VERSION_COMMAND: Final = Shell("v=$(cat /sys/module/nvidia/version);")
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
     words = INSTALL_FABRIC_MANAGER.get(snapshot.view(system.package_manager))
     text = "install the fabric manager of exactly the driver's version"
-    yield run_step("install", text, *((join_commands(_LOADED_VERSION, words),) if words else ()))
+    yield run_step("install", text, *((join_commands(_READ_LOADED_VERSION_COMMAND, words),) if words else ()))
     yield run_step("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
     yield run_step("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
 
@@ -91,7 +91,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
         yield run_step("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
     unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MANAGER_MASKED) else ()
-    yield run_step("restart", "start it, now and at boot", *unmask, *_START)
+    yield run_step("restart", "start it, now and at boot", *unmask, *_START_MANAGER_COMMANDS)
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
     yield run_step("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
     yield reset_all_gpus("reset the GPUs: not all that waited recover by themselves", "the state stays In Progress")
@@ -108,22 +108,24 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.lower() not in fine)
 
 
-_CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards")
+_GPUS_ARE_PCIE_CARDS: Final = predicate(
+    lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards"
+)
 _SOME_LINKS_UP: Final = predicate(
     lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
 )
 _NO_LINK_UP: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
-_COMPLAINTS: Final = message_line(
+_NVLINK_DOWN_MESSAGE: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
     r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?(?:/ ?\d|of|active|up)|[=:] ?0\b"
     r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))",
     flags=re.IGNORECASE,
 )
-_NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
+_NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _NVLINK_DOWN_MESSAGE)
 
 
-def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs without any link where others have theirs or the board is built for them."""
     dark = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if not one.up)
     sure: Confidence = "certain" if snapshot.view(_SOME_LINKS_UP) else "likely"
@@ -134,14 +136,16 @@ def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
-_BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE)
+_FOUR_LINK_BRIDGE_MODELS: Final = Pattern(
+    r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE
+)
 
 
-def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
     alive = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if one.up)
     some = tuple(one for one in alive if one.down)
-    is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_model_names))) and any(
+    is_half = any(map(_FOUR_LINK_BRIDGE_MODELS.search, snapshot.view(boards.gpu_model_names))) and any(
         one.up % 4 for one in some
     )
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
@@ -154,7 +158,7 @@ def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
 
 # ---- faults by message
 
-_UNCORRECTABLE: Final = message_line(
+_UNCORRECTABLE_NVLINK_ERROR: Final = message_line(
     r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
 _HAS_NVLINK5: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
@@ -162,10 +166,10 @@ _HAS_NVLINK5: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
 
 def _find_nvlink5_errors(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield NVLink 5 errors; a non-fatal one is harmless unless catalog or driver asks for more."""
-    for incident in faults.incidents_with(snapshot, *xids.NVLINK5):
+    for incident in faults.incidents_with(snapshot, *xids.NVLINK5_XIDS):
         of_driver = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
         of_catalog = {
-            _catalog_action(one) for one in (incident.root, *incident.later_faults) if one.code in xids.NVLINK5
+            _catalog_action(one) for one in (incident.root, *incident.later_faults) if one.code in xids.NVLINK5_XIDS
         }
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
@@ -192,12 +196,12 @@ _CHECK_LINKS: Final = run_step(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
-_KINDS_SEEN_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
+_XID_KINDS_SEEN_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
 
 
 def _find_switch_errors(snapshot: Snapshot) -> Iterator[Proof]:
     incidents = snapshot.view(faults.find_incidents)
-    gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _KINDS_SEEN_BY_SWITCHES]
+    gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _XID_KINDS_SEEN_BY_SWITCHES]
     for incident in incidents:
         error = incident.root.sxid
         if error is None or any(faults.is_earlier(gpu, incident.root) for gpu in gpus):
@@ -206,30 +210,30 @@ def _find_switch_errors(snapshot: Snapshot) -> Iterator[Proof]:
         link = f" on link {error.link}" if error.link is not None else ""
         summary = f"the NVSwitch {incident.gpu} reported SXid {error.code}: {grade}{link}"
         proof = partial(Proof, summary, incident.citations, at=incident.root.at)
-        yield proof() if error.fatal else proof(remedy=_AFTER_NONFATAL, disruption="none", severity="warning")
+        yield proof() if error.fatal else proof(remedy=_NONFATAL_ERROR_FIXES, disruption="none", severity="warning")
 
 
 _SHOW_XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
-_RESET_ALL: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
-_AFTER_NONFATAL: Final = (
+_RESET_ALL_TEXT: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
+_NONFATAL_ERROR_FIXES: Final = (
     run_step(
         "inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _SHOW_XIDS
     ),
-    reset_all_gpus(_RESET_ALL, "it keeps coming back, and no GPU reports an error of its own"),
+    reset_all_gpus(_RESET_ALL_TEXT, "it keeps coming back, and no GPU reports an error of its own"),
 )
 _RESET_FABRIC: Final = always(
     drain("move the work away: every GPU of the fabric is affected"),
-    reset_all_gpus(_RESET_ALL),
+    reset_all_gpus(_RESET_ALL_TEXT),
     reboot(when="the reset is refused, or GPUs do not register again"),
     _CHECK_LINKS,
     write_nvidia_report(),
     replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
-_LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
-_WITHOUT_FABRIC: Final = (
-    UNHEALTHY_IN_CLUSTER | _LINKS | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
+_INACTIVE_LINK_CAUSES: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
+_NO_FABRIC_CONSEQUENCES: Final = (
+    UNHEALTHY_IN_CLUSTER | _INACTIVE_LINK_CAUSES | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
 )
-_NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
+_NVLINK_XID_CAUSES: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
 _rule = partial(Rule, layer="nvlink")
 
 RULES: Final = (
@@ -237,14 +241,14 @@ RULES: Final = (
         cause="fabric-manager-version-mismatch",
         disruption="restart-service",
         share=0.7,
-        symptoms=(*_FABRIC_SYMPTOMS, _state_sign("failed")),
+        symptoms=(*_FABRIC_SYMPTOMS, _manager_state_sign("failed")),
         look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
         decisive=_VERSIONS_DIFFER,
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         summary="fabric manager and driver are of different versions, so it does not start",
         remedy=_install_manager,
-        explains=_WITHOUT_FABRIC | {"fabric-manager-not-running"},
+        explains=_NO_FABRIC_CONSEQUENCES | {"fabric-manager-not-running"},
     ),
     _rule(
         cause="fabric-manager-not-installed",
@@ -256,14 +260,20 @@ RULES: Final = (
             *(_MANAGER_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
             unless(
                 all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                *(_MANAGER_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NO_SWITCH_FOUND, _IN_PROGRESS),
+                *(
+                    _MANAGER_DOWN,
+                    _manager_state_sign("active"),
+                    _VERSIONS_DIFFER,
+                    _NO_SWITCH_FOUND,
+                    _FABRIC_REGISTRATION_IN_PROGRESS,
+                ),
             ),
         ),
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
         remedy=_install_manager,
-        explains=_WITHOUT_FABRIC,
+        explains=_NO_FABRIC_CONSEQUENCES,
     ),
     _rule(
         cause="fabric-manager-not-running",
@@ -272,30 +282,31 @@ RULES: Final = (
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=unless(
-            all_of(any_of(_state_sign("inactive", "masked"), _NO_SWITCH_FOUND), _MANAGER_NEEDED), _MANAGER_MISSING
+            all_of(any_of(_manager_state_sign("inactive", "masked"), _NO_SWITCH_FOUND), _MANAGER_NEEDED),
+            _MANAGER_MISSING,
         ),
         typical=unless(
             any_of(
                 _MANAGER_DOWN,
-                _IN_PROGRESS,
+                _FABRIC_REGISTRATION_IN_PROGRESS,
                 message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
             ),
-            *(_MANAGER_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
+            *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_ANYWHERE),
         ),
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         context=command_run(r"fabric-?manager"),
         summary="this node's GPUs wait for the fabric manager, which is not running",
         remedy=_start_manager,
-        explains=_WITHOUT_FABRIC,
+        explains=_NO_FABRIC_CONSEQUENCES,
     ),
     _rule(
         cause="fabric-manager-not-needed",
         severity="info",
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=unless(
-            all_of(any_of(_NO_SWITCH_FOUND, _state_sign("failed")), _MANAGER_NOT_NEEDED),
-            _IN_PROGRESS,
+            all_of(any_of(_NO_SWITCH_FOUND, _manager_state_sign("failed")), _MANAGER_NOT_NEEDED),
+            _FABRIC_REGISTRATION_IN_PROGRESS,
             symptoms.CUDA_NOT_READY,
         ),
         typical=_NO_SWITCH_ANYWHERE,
@@ -313,49 +324,49 @@ RULES: Final = (
     _rule(
         cause="nvswitch-sxid",
         disruption="reboot",
-        symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
+        symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("sudo dmesg | grep -i sxid"),),
         check=_find_switch_errors,
         context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
         remedy=_RESET_FABRIC,
-        explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
+        explains=_NVLINK_XID_CAUSES | _INACTIVE_LINK_CAUSES | {"fabric-manager-not-running"},
     ),
     _rule(
         cause="xid-74-nvlink-error",
         disruption="reset-gpu",
         share=0.6,
-        symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
-        typical=unless(_UNCORRECTABLE, _HAS_NVLINK5, symptoms.ANY_XID),
+        typical=unless(_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5, symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
-        explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
+        explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
     ),
     _rule(
         cause="xid-145-149-nvlink5-fault",
         disruption="reset-gpu",
-        symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
+        symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("sudo dmesg | grep -i xid"),),
         check=_find_nvlink5_errors,
         share=0.6,
-        typical=unless(all_of(_UNCORRECTABLE, _HAS_NVLINK5), symptoms.ANY_XID),
+        typical=unless(all_of(_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
-        explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
+        explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
     ),
     _rule(
         cause="nvlink-all-links-inactive-gpu",
         disruption="reset-gpu",
-        symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
-        check=_find_all_down,
+        check=_find_gpus_without_links,
         typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
-        context=any_of(command_run(r"\bnvlink\b"), _state_sign("active")),
+        context=any_of(command_run(r"\bnvlink\b"), _manager_state_sign("active")),
         remedy=always(
             run_step(
                 "inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _SHOW_XIDS
             ),
             drain(),
-            reset_all_gpus(_RESET_ALL),
+            reset_all_gpus(_RESET_ALL_TEXT),
             reboot(when="the links stay down"),
             replace_gpu(when="the links of the same GPU stay down after a power cycle"),
         ),
@@ -364,9 +375,9 @@ RULES: Final = (
         cause="nvlink-link-inactive",
         severity="warning",
         disruption="reboot",
-        symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("nvidia-smi nvlink -s"),),
-        check=_find_some_down,
+        check=_find_gpus_with_missing_links,
         context=command_run(r"\bnvlink\b|topo -m"),
         remedy=always(
             reboot("reboot the node: links are trained again"),
@@ -378,11 +389,11 @@ RULES: Final = (
         cause="nvlink-not-present-false-positive",
         severity="info",
         share=1,
-        symptoms=(symptoms.LINKS_DOWN,),
+        symptoms=(symptoms.NVLINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
-        decisive=unless(all_of(any_of(_NO_LINK_UP, _COMPLAINTS), _CARDS), _SOME_LINKS_UP),
+        decisive=unless(all_of(any_of(_NO_LINK_UP, _NVLINK_DOWN_MESSAGE), _GPUS_ARE_PCIE_CARDS), _SOME_LINKS_UP),
         typical=unless(
-            all_of(_NVLINK_MENTIONED, any_of(_CARDS, message_line(r"No NvSwitches found"))),
+            all_of(_NVLINK_MENTIONED, any_of(_GPUS_ARE_PCIE_CARDS, message_line(r"No NvSwitches found"))),
             *(_SOME_LINKS_UP, _SWITCHES, _BASEBOARD),
         ),
         context=_NVLINK_MENTIONED,

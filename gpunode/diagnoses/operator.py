@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name
-from gpunode.diagnoses.commands import Shell, command, join_commands, surround
+from gpunode.diagnoses.commands import Shell, command, join_commands, surround_shell_word
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.remedies import install_driver as driver_fix
@@ -74,7 +74,7 @@ _DRIVER_OF_POD: Final = any_of(
 )
 # The programs that use a GPU, as nvidia-smi, fuser and lsof have them; a module of another's that uses NVIDIA's; pods
 # that were to end and have not.
-_CLIENTS: Final = any_of(
+_GPU_CLIENTS_SEEN: Final = any_of(
     message_line(r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+"),
     message_line(
         r"^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia|^gdrdrv\s", "listing", "text", "lsmod"
@@ -101,7 +101,7 @@ _KEEP_HOST_DRIVER: Final = always(
 )
 
 
-def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
+def _stop_driver_clients(snapshot: Snapshot) -> Iterable[Fix]:
     node = kubectl_node_name(snapshot)
     yield manual_step(
         "drain", "save the data that the node's pods keep in emptyDir volumes: it is lost when they are moved"
@@ -112,7 +112,15 @@ def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
     restart = join_commands(
-        command("kubectl", "get", "pods", "-A", "--field-selector", surround("spec.nodeName=", node), "--no-headers"),
+        command(
+            "kubectl",
+            "get",
+            "pods",
+            "-A",
+            "--field-selector",
+            surround_shell_word("spec.nodeName=", node),
+            "--no-headers",
+        ),
         Shell(
             "| awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "
             'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
@@ -124,19 +132,19 @@ def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
 # No image.
 
 _DRIVER_IMAGE: Final = r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)"
-_NO_ACCESS: Final = (
+_REGISTRY_ACCESS_FAILURE: Final = (
     r"unauthori[sz]ed|\b401\b|\b403\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
 )
 _NO_IMAGE: Final = message_line(
-    rf"^(?![^\n]*(?:{_NO_ACCESS}))[^\n]*{_DRIVER_IMAGE}(?::[\w.+-]+)?[\"'\\]*[ :]"
+    rf"^(?![^\n]*(?:{_REGISTRY_ACCESS_FAILURE}))[^\n]*{_DRIVER_IMAGE}(?::[\w.+-]+)?[\"'\\]*[ :]"
     r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
     r"|no match(?:ing manifest)? for)"
 )
 _IMAGE_PULL_FAILED: Final = message_line(
     r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull"
 )
-_NO_KERNEL_MATCH: Final = any_of(
+_NO_IMAGE_FOR_KERNEL: Final = any_of(
     message_line(
         r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
         r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
@@ -168,8 +176,8 @@ RULES: Final = (
         typical=unless(
             any_of(all_of(_DRIVER_POD_FAILING, _HOST_DRIVER), _UNLOAD_FAILED, _DRIVER_POD_INIT_FAILING),
             _NO_IMAGE,
-            _NO_KERNEL_MATCH,
-            unless(any_of(_DRIVER_MANAGER_SEEN, _CLIENTS, _DRIVER_OF_POD), _HOST_DRIVER),
+            _NO_IMAGE_FOR_KERNEL,
+            unless(any_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN, _DRIVER_OF_POD), _HOST_DRIVER),
         ),
         symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
         context=_DRIVER_POD_FAILING,
@@ -189,20 +197,21 @@ RULES: Final = (
         decisive=unless(all_of(_UNLOAD_FAILED, _DRIVER_OF_POD), _HOST_DRIVER),
         typical=unless(
             any_of(
-                all_of(any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING), any_of(_DRIVER_MANAGER_SEEN, _CLIENTS)),
-                all_of(_DRIVER_MANAGER_SEEN, _CLIENTS),
+                all_of(any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING), any_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN)),
+                all_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN),
                 message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
             ),
             _HOST_DRIVER,
         ),
         symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
         context=any_of(
-            _DRIVER_MANAGER_SEEN, all_of(_CLIENTS, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_WAITS))
+            _DRIVER_MANAGER_SEEN,
+            all_of(_GPU_CLIENTS_SEEN, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_WAITS)),
         ),
         look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
         share=1.5,
         summary="the operator's driver pod cannot unload the previous driver, which is in use",
-        remedy=_free_driver,
+        remedy=_stop_driver_clients,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
     Rule(
@@ -210,8 +219,10 @@ RULES: Final = (
         layer="kubernetes",
         decisive=_NO_IMAGE,
         typical=any_of(
-            _NO_KERNEL_MATCH,
-            unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _IMAGE_PULL_FAILED), message_line(_NO_ACCESS)),
+            _NO_IMAGE_FOR_KERNEL,
+            unless(
+                all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _IMAGE_PULL_FAILED), message_line(_REGISTRY_ACCESS_FAILURE)
+            ),
         ),
         symptoms=(_NO_IMAGE, _IMAGE_PULL_FAILED, symptoms.OPERATOR_WAITS),
         look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),

@@ -9,10 +9,10 @@ from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER, NOTHING_INSTALLABLE
+from gpunode.diagnoses.consequences import DRIVER_LIBRARY_MISMATCH_CAUSES, NO_DRIVER, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
-    is_supported,
+    is_setup_supported,
     manual_step,
     reboot,
     rebuild_initramfs,
@@ -74,7 +74,7 @@ def named_runfile_versions(snapshot: Snapshot, *kinds: SourceKind) -> Iterator[S
             yield SeenVersion(match["version"] or match["log"], cite(item, item.line_number_at(match.start())))
 
 
-_LOCKED: Final = unless(
+_PACKAGE_LOCK_HELD: Final = unless(
     message_line(
         r"Could not get lock /\S+(?!.{0,40}Permission denied)|Unable to acquire the dpkg (?:frontend|database) lock"
         r"|dpkg (?:frontend|database) lock (?:was|is) locked by another process|Waiting for cache lock"
@@ -85,17 +85,17 @@ _LOCKED: Final = unless(
     ),
     message_line(r"are you root\?|13: Permission denied|requires root|superuser privilege"),
 )
-_HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
+_LOCK_HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
 
 
 def _summarize_lock(snapshot: Snapshot) -> str:
-    holder = snapshot.match(_HOLDER)
+    holder = snapshot.match(_LOCK_HOLDER)
     name = f" ({holder['name']})" if holder and holder["name"] else ""
     who = f": process {holder['pid']}{name}" if holder else ""
     return f"another program is using the package database{who}; it releases the lock when it has finished"
 
 
-_LISTED_LOCK: Final = Pattern(
+_LISTED_LOCK_HOLDER: Final = Pattern(
     r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*", re.MULTILINE
 )
 
@@ -103,7 +103,7 @@ _LISTED_LOCK: Final = Pattern(
 def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield a lock that is held now, which passes and is not a fault."""
     for item in snapshot.items:
-        if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
+        if item.written.startswith("lslocks ") and (match := _LISTED_LOCK_HOLDER.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"
             summary = f"{who} is using the package database; everything that needs the lock must wait for it"
             yield Proof(summary, (cite(item, item.line_number_at(match.start())),), severity="info")
@@ -131,7 +131,7 @@ def _half_done_packages(snapshot: Snapshot) -> list[packages.Package]:
     return [one for one in snapshot.view(packages.listed_packages).values() if one.is_half_done]
 
 
-def _has_dpkg_notes(snapshot: Snapshot) -> bool:
+def _has_pending_dpkg_updates(snapshot: Snapshot) -> bool:
     stopped = snapshot.facts.packages_interrupted
     return isinstance(stopped, Known) and stopped.value
 
@@ -139,7 +139,7 @@ def _has_dpkg_notes(snapshot: Snapshot) -> bool:
 _HALF_INSTALLED: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
     _INTERRUPTED_RUN,
-    predicate(_has_dpkg_notes, "/var/lib/dpkg/updates has notes of an interrupted run"),
+    predicate(_has_pending_dpkg_updates, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
 
 
@@ -169,16 +169,20 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
-_DRIVERS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
-_DRIVER_LINE: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
-_ARCH: Final = r"\.(?:x86_64|aarch64|noarch)\b"
-_SAME_FILE: Final = any_of(
+_DRIVER_WORDS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
+_LINE_ABOUT_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
+_RPM_ARCHITECTURE_SUFFIX: Final = r"\.(?:x86_64|aarch64|noarch)\b"
+_PACKAGE_FILE_CONFLICT: Final = any_of(
     message_line(
-        rf"{_DRIVER_LINE}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
+        rf"{_LINE_ABOUT_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from"
+        r"|between attempted)"
         r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
     ),
     # rpm names the file and both packages, in whatever language.
-    message_line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
+    message_line(
+        rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_RPM_ARCHITECTURE_SUFFIX}"
+        rf"[^\n]{{1,120}}{_RPM_ARCHITECTURE_SUFFIX}"
+    ),
 )
 _DEPENDENCY_COMPLAINT: Final = Pattern(
     r"held broken packages|[Uu]nmet dependencies|requested an impossible situation"
@@ -188,23 +192,27 @@ _DEPENDENCY_COMPLAINT: Final = Pattern(
     r"|package \S*nvidia\S* (?:from \S+ )?conflicts with"
 )
 # RPM Fusion calls the driver otherwise than NVIDIA and negativo17 do.
-_RPM_FUSION: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
-_TWO_SOURCES: Final = message_line(
+_RPM_FUSION_PACKAGE_NAME: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
+_DEPENDENCY_ACROSS_SOURCES: Final = message_line(
     r"Depends: (?:lib)?(?:nvidia|cuda)\S* \([<>=]+ [^)\n]+\) but \d\S+ is (?:to be )?installed"
     # A driver built for a release that has a newer C library than this one.
     r"|Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)\n]+\) but (?:\S+ is to be inst|it is not install)"
     r"|cannot install both \S*nvidia\S* (?:from \S+ )?and \S*nvidia"
-    rf"|package {_RPM_FUSION}\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by (?!{_RPM_FUSION})\S*nvidia"
-    rf"|package (?!{_RPM_FUSION})\S*nvidia\S* [^\n]{{0,80}}(?:conflicts with|obsoletes) \S+ provided by {_RPM_FUSION}"
+    rf"|package {_RPM_FUSION_PACKAGE_NAME}\S* [^\n]{{0,80}}(?:conflicts with"
+    rf"|obsoletes) \S+ provided by (?!{_RPM_FUSION_PACKAGE_NAME})\S*nvidia"
+    rf"|package (?!{_RPM_FUSION_PACKAGE_NAME})\S*nvidia\S* [^\n]{{0,80}}(?:conflicts with"
+    rf"|obsoletes) \S+ provided by {_RPM_FUSION_PACKAGE_NAME}"
 )
 
 
 def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield complaints of the package manager in texts about the driver."""
-    return (one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVERS.search(snapshot.text_of(one)))
+    return (
+        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
+    )
 
 
-def _held_drivers(snapshot: Snapshot) -> dict[str, Citation]:
+def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
 
 
@@ -230,38 +238,42 @@ def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
 _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
-_UNMET: Final = custom_sign(_unmet_dependencies)
-_HELD: Final = custom_sign(lambda snapshot: _held_drivers(snapshot).values())
-_MIXED: Final = custom_sign(_mixed_packages)
+_UNMET_DEPENDENCIES: Final = custom_sign(_unmet_dependencies)
+_DRIVER_PACKAGES_HELD: Final = custom_sign(lambda snapshot: _held_driver_packages(snapshot).values())
+_PACKAGES_MIXED: Final = custom_sign(_mixed_packages)
 _PACKAGERS_SHARE_FILE: Final = all_of(
-    custom_sign(lambda snapshot: (one.citation for one in _packages_of_two_packagers(snapshot))), _SAME_FILE
+    custom_sign(lambda snapshot: (one.citation for one in _packages_of_two_packagers(snapshot))), _PACKAGE_FILE_CONFLICT
 )
 _UNFINISHED_PACKAGES: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
 )
 # apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
 _OTHER_EXPLANATIONS: Final = (
-    _SAME_FILE,
+    _PACKAGE_FILE_CONFLICT,
     _UNFINISHED_PACKAGES,
     custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
 )
-_TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHER_EXPLANATIONS)
+_TWO_ORIGINS: Final = unless(
+    all_of(any_of(_DEPENDENCY_ACROSS_SOURCES, _PACKAGES_MIXED), _UNMET_DEPENDENCIES),
+    _DRIVER_PACKAGES_HELD,
+    *_OTHER_EXPLANATIONS,
+)
 
 
 def _summarize_holds(snapshot: Snapshot) -> str:
-    if names := sorted(_held_drivers(snapshot)):
+    if names := sorted(_held_driver_packages(snapshot)):
         return f"held: {', '.join(names)}; so the driver's packages cannot all get the same version"
     return "the requested packages conflict with those of the installed driver"
 
 
 def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
-    if held := sorted(_held_drivers(snapshot)):
+    if held := sorted(_held_driver_packages(snapshot)):
         yield remedies.unhold(snapshot, "release the hold, if the package may change", *held)
         if snapshot.view(package_manager) == "apt":
             yield run_step(
                 "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
             )
-    elif is_supported(snapshot):
+    elif is_setup_supported(snapshot):
         # One transaction: the node has a driver all the time.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
         yield setup_step(snapshot, "remove", text)
@@ -297,7 +309,7 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
         yield manual_step("configure", text)
 
 
-_PURGE: Final = message_line(
+_DRIVER_PACKAGE_COMMAND_RUN: Final = message_line(
     r"Preparing to unpack \S*nvidia"
     r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)",
     *("text", "package-output"),
@@ -310,7 +322,7 @@ _RUNFILE_TRACE: Final = any_of(
         r"|error processing package nvidia-installer-cleanup|nvidia-installer-cleanup package \S+ script"
     ),
 )
-_UNOWNED: Final = message_line(
+_LIBRARY_UNOWNED: Final = message_line(
     r"no path found matching pattern /\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)"
     r"|file /\S*lib(?:nvidia|cuda)\S* is not owned by any package|No package owns /\S*lib(?:nvidia|cuda)",
     *("package-owner", "package-output", "text"),
@@ -331,7 +343,7 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
     uninstall = Shell("sudo nvidia-installer --uninstall --silent")
-    if not snapshot.view(any_of(_RUNFILE_TRACE, _UNOWNED)):
+    if not snapshot.view(any_of(_RUNFILE_TRACE, _LIBRARY_UNOWNED)):
         see = Shell("ls -l /usr/bin/nvidia-installer /var/log/nvidia-installer.log")
         yield run_step("inspect", "see whether the installer was ever run here", see)
     yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
@@ -355,8 +367,8 @@ RULES: Final = (
     _rule(
         cause="dpkg-lock-held",
         check=_find_held_lock,
-        decisive=_LOCKED,
-        symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
+        decisive=_PACKAGE_LOCK_HELD,
+        symptoms=(symptoms.PACKAGES_BROKEN, _PACKAGE_LOCK_HELD),
         summary=_summarize_lock,
         look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
         remedy=_wait_for_lock,
@@ -368,18 +380,22 @@ RULES: Final = (
         summary=_summarize_half_done,
         look_at=(Shell("dpkg --audit"),),
         remedy=_finish_packages,
-        explains=MISMATCHES | NOTHING_INSTALLABLE | {"held-or-broken-packages"},
+        explains=DRIVER_LIBRARY_MISMATCH_CAUSES | NOTHING_INSTALLABLE | {"held-or-broken-packages"},
     ),
     _rule(
         cause="held-or-broken-packages",
         share=1.3,
-        decisive=unless(all_of(_HELD, _UNMET), *_OTHER_EXPLANATIONS[:2]),
+        decisive=unless(all_of(_DRIVER_PACKAGES_HELD, _UNMET_DEPENDENCIES), *_OTHER_EXPLANATIONS[:2]),
         typical=any_of(
-            unless(_UNMET, _TWO_ORIGINS, *_OTHER_EXPLANATIONS),
-            unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
+            unless(_UNMET_DEPENDENCIES, _TWO_ORIGINS, *_OTHER_EXPLANATIONS),
+            unless(
+                all_of(command_run(r"showhold|versionlock"), _DRIVER_PACKAGES_HELD),
+                symptoms.DRIVER_WORKS,
+                symptoms.DRIVER_LIBRARY_MISMATCH,
+            ),
         ),
-        symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
-        context=_HELD,
+        symptoms=(symptoms.PACKAGES_BROKEN, _UNMET_DEPENDENCIES),
+        context=_DRIVER_PACKAGES_HELD,
         may_be_normal=True,
         summary=_summarize_holds,
         look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
@@ -389,36 +405,47 @@ RULES: Final = (
     _rule(
         cause="mixed-repo-packages",
         share=1.2,
-        decisive=any_of(_PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
-        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _PACKAGERS_SHARE_FILE),
-        latent=unless(symptoms.DRIVER_WORKS, _UNMET),
+        decisive=any_of(
+            _PACKAGERS_SHARE_FILE,
+            _TWO_ORIGINS,
+            unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.DRIVER_LIBRARY_MISMATCH),
+        ),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.DRIVER_LIBRARY_MISMATCH, _PACKAGERS_SHARE_FILE),
+        latent=unless(symptoms.DRIVER_WORKS, _UNMET_DEPENDENCIES),
         summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
         remedy=_use_one_origin,
-        explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
+        explains=DRIVER_LIBRARY_MISMATCH_CAUSES
+        | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
     ),
     _rule(
         cause="package-file-conflict",
-        decisive=_SAME_FILE,
-        symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
+        decisive=_PACKAGE_FILE_CONFLICT,
+        symptoms=(symptoms.PACKAGES_BROKEN, _PACKAGE_FILE_CONFLICT),
         summary="two packages contain the same file, so the second was not unpacked",
         look_at=(Shell("dpkg -l | grep nvidia"),),
         remedy=_overwrite_file,
-        explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
+        explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | DRIVER_LIBRARY_MISMATCH_CAUSES,
     ),
     _rule(
         cause="runfile-leftover",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_PACKAGED, _PURGE)),
-        typical=any_of(_UNOWNED, unless(_RUNFILE_TRACE, symptoms.MISMATCH)),
-        symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
+        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_PACKAGED, _DRIVER_PACKAGE_COMMAND_RUN)),
+        typical=any_of(_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_LIBRARY_MISMATCH)),
+        symptoms=(
+            symptoms.DRIVER_LIBRARY_MISMATCH,
+            symptoms.NO_DRIVER,
+            symptoms.PACKAGES_BROKEN,
+            symptoms.BUILD_FAILED,
+            _LIBRARY_UNOWNED,
+        ),
         context=_RUNFILE_TRACE,
         against=(symptoms.DRIVER_WORKS,),
         may_be_normal=True,
         summary="NVIDIA's .run installer left a driver that no package owns",
         look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
         remedy=_uninstall_runfile,
-        explains=MISMATCHES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
+        explains=DRIVER_LIBRARY_MISMATCH_CAUSES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},
     ),
 )

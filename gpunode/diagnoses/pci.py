@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, edit_matching_files
-from gpunode.diagnoses.consequences import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
+from gpunode.diagnoses.consequences import GPU_NOT_STARTED, NO_DRIVER, TRANSFERS_LOST
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     add_kernel_argument,
@@ -69,7 +69,7 @@ def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _GPU_SEEN: Final = predicate(_is_gpu_seen, "a GPU is on the bus")
-_EXTERNAL_DRIVER: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
+_DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 
 def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
@@ -81,11 +81,11 @@ def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- who owns it
 
-_RESERVED: Final = any_of(*(
+_GPU_RESERVED_FOR_VFIO: Final = any_of(*(
     file_line(path, r"\b(?:vfio-pci|pci-stub)\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:")
     for path in ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
 ))  # fmt: skip
-_ALREADY_BOUND: Final = kernel_line(
+_BOUND_TO_PASSTHROUGH_DRIVER: Final = kernel_line(
     r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)"
 )
 # Where sysfs, driverctl or somebody's loop over sysfs tells the owner.
@@ -94,7 +94,7 @@ _PASSTHROUGH_OWNER: Final = Pattern(
     r"(?:vfio-pci|pci-stub)(?=\s|$)",
     re.MULTILINE | re.IGNORECASE,
 )
-_ASKS_OWNER: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
+_BOUND_DRIVER_QUERY: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
@@ -102,7 +102,9 @@ def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield lines of sysfs or driverctl by which a passthrough driver owns a GPU."""
     known = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     asked_owner = (
-        one for one in snapshot.items_of("listing", "text", "which") if _ASKS_OWNER.search(one.written + one.text)
+        one
+        for one in snapshot.items_of("listing", "text", "which")
+        if _BOUND_DRIVER_QUERY.search(one.written + one.text)
     )
     for one in (found for item in asked_owner for found in lines_with(item, _PASSTHROUGH_OWNER)):
         where = {pci.normalize_address(address) for address in _ADDRESS.findall(one.line)}
@@ -113,12 +115,14 @@ def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
 _PASSED_THROUGH: Final = custom_sign(
     lambda snapshot: (gpu.citation for gpu in virtualization.passed_through_gpus(snapshot))
 )
-_PASSTHROUGH_BOUND: Final = any_of(_ALREADY_BOUND, custom_sign(_passthrough_owner_lines), _PASSED_THROUGH)
-_MAY_BE_INTENDED: Final = predicate(
+_PASSTHROUGH_BOUND: Final = any_of(_BOUND_TO_PASSTHROUGH_DRIVER, custom_sign(_passthrough_owner_lines), _PASSED_THROUGH)
+_PASSTHROUGH_MAY_BE_INTENDED: Final = predicate(
     lambda node: virtualization.is_hypervisor(node) and not any(virtualization.guest_lists(node)),
     "the host runs virtual machines",
 )
-_INTENDED_SUMMARY: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
+_INTENDED_PASSTHROUGH_SUMMARY: Final = (
+    "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
+)
 
 
 def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
@@ -131,21 +135,32 @@ def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
         for gpu in snapshot.view(pci.pci_gpus)
     )
     if owned and (driver.works(snapshot) or of_host or virtualization.has_running_guests(snapshot)):
-        yield Proof(_INTENDED_SUMMARY, owned, "likely", severity="info", remedy=(_LEAVE_TO_GUEST,), disruption="none")
+        yield Proof(
+            _INTENDED_PASSTHROUGH_SUMMARY,
+            owned,
+            "likely",
+            severity="info",
+            remedy=(_LEAVE_TO_GUEST,),
+            disruption="none",
+        )
 
 
 _LEAVE_TO_GUEST: Final = manual_step(
     "wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot"
 )
-_REMOVE_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
-_PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
+_REMOVE_VFIO_IDS_EXPRESSION: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_VFIO_CONFIG_PATHS: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
 def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     text = "make sure that no virtual machine needs the GPU: qm list, or virsh list --all, shows them"
     yield manual_step("configure", text)
     text = "remove NVIDIA's ids from those reserved for vfio-pci"
-    yield run_step("configure", text, edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_IDS, *_PLACES))
+    yield run_step(
+        "configure",
+        text,
+        edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_VFIO_IDS_EXPRESSION, *_VFIO_CONFIG_PATHS),
+    )
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
     yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
     yield rebuild_initramfs(snapshot)
@@ -174,13 +189,13 @@ def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 _KEEP_AWAKE: Final = Shell(
     'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
 )
-_ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
+_CONFIG_SPACE_ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
 _IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
 
-_REGION_INVALID: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
-_INVALID: Final = any_of(kernel_line(_REGION_INVALID), message_line(_REGION_INVALID))
+_INVALID_REGION_TEXT: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
+_INVALID_REGION_REPORTED: Final = any_of(kernel_line(_INVALID_REGION_TEXT), message_line(_INVALID_REGION_TEXT))
 # Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = any_of(
     kernel_line(
@@ -197,7 +212,7 @@ def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
     gpus, ports = snapshot.view(pcie_links.nvidia_slots), snapshot.view(pcie_links.gpu_bridges)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
-    trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.INIT_FAILED_22_56))
+    trouble = trouble or bool(snapshot.view(_INVALID_REGION_REPORTED) or snapshot.view(symptoms.INIT_FAILED_22_56))
     is_all = ports is None and not gpus and not driver.works(snapshot)
     for address, is_window, citation in _failed_assignments(snapshot):
         is_above = is_window and (address in ports if ports is not None else trouble)
@@ -205,7 +220,7 @@ def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
             yield citation
 
 
-_ASSIGNMENT: Final = Pattern(
+_REGION_ASSIGNMENT_MESSAGE: Final = Pattern(
     rf"(?<![\w-])[\w-]{{1,40}} (?P<address>{pcie_links.ADDRESS}): +(?:BAR (?P<bar>\d{{1,2}})|bridge window)"
     r"(?: \[(?P<before>[^\]]{1,80})\])?:? +(?:to \[[^\]]{1,40}\] )?"
     r"(?P<verdict>no space for|failed to assign|can't assign; (?:no space|bogus alignment)|can't assign|assigned)"
@@ -221,8 +236,8 @@ def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citatio
     Expansion ROMs, I/O ports and BARs of virtual functions are left out: nothing needs them.
     """
     found: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
-    for message in kernel.matching_messages(snapshot, _ASSIGNMENT):
-        match = _ASSIGNMENT.search(message.text)
+    for message in kernel.matching_messages(snapshot, _REGION_ASSIGNMENT_MESSAGE):
+        match = _REGION_ASSIGNMENT_MESSAGE.search(message.text)
         resource = (match["before"] or match["behind"] or "") if match else ""
         if match is None or not resource.startswith("mem"):
             continue
@@ -240,7 +255,7 @@ _ROOT_WINDOW: Final = Pattern(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0
 _FOUR_GIB: Final = 1 << 32
 
 
-def _has_high_window(snapshot: Snapshot) -> bool | None:
+def _has_window_above_4g(snapshot: Snapshot) -> bool | None:
     """Return whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
     found = [_ROOT_WINDOW.search(message.text) for message in kernel.matching_messages(snapshot, _ROOT_WINDOW)]
     return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
@@ -248,14 +263,23 @@ def _has_high_window(snapshot: Snapshot) -> bool | None:
 
 _UNPLACED: Final = custom_sign(_unplaced_regions)
 _UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
-_NO_REGION_ADDRESS: Final = any_of(_INVALID, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED)))
+_NO_REGION_ADDRESS: Final = any_of(
+    _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED))
+)
 REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
 """A memory region of a GPU that has no address."""
-GUEST: Final = predicate(system.is_guest, "this is a virtual machine")
+IS_VIRTUAL_MACHINE: Final = predicate(system.is_guest, "this is a virtual machine")
 _BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
-_HIGH_WINDOW: Final = predicate(_has_high_window, "the bus has addresses above 4 GiB")
-_NO_HIGH_WINDOW: Final = predicate(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
-_NOT_STARTED: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
+_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")
+_NO_WINDOW_ABOVE_4G: Final = predicate(
+    lambda snapshot: _has_window_above_4g(snapshot) is False, "the bus has none above 4 GiB"
+)
+_NOT_STARTED_SYMPTOMS: Final = (
+    symptoms.ADAPTER_INIT_FAILED,
+    symptoms.REGION_NOT_ASSIGNED,
+    symptoms.NO_DEVICES,
+    symptoms.NO_DRIVER,
+)
 _ABOVE_4G_DISABLED: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
@@ -284,7 +308,7 @@ RULES: Final = (
             _GPU_SEEN,
             _GPU_REPORTED,
             any_line(r"^(?:nouveau|nova[_-]drm) dev="),
-            _EXTERNAL_DRIVER,
+            _DRIVER_FROM_PLATFORM,
             unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU),
         ),
         may_be_normal=True,
@@ -295,16 +319,18 @@ RULES: Final = (
     _rule(
         cause="vfio-bound",
         disruption="reboot",
-        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.NOT_STARTED),
+        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
         check=_find_intended_passthrough,
         decisive=any_of(
-            all_of(_PASSTHROUGH_BOUND, any_of(_NO_SUCH_DEVICE, _ALREADY_BOUND)),
-            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
+            all_of(_PASSTHROUGH_BOUND, any_of(_NO_SUCH_DEVICE, _BOUND_TO_PASSTHROUGH_DRIVER)),
+            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_complaints)), _PASSTHROUGH_MAY_BE_INTENDED),
         ),
-        typical=unless(any_of(_PASSTHROUGH_BOUND, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
+        typical=unless(
+            any_of(_PASSTHROUGH_BOUND, _GPU_RESERVED_FOR_VFIO), _PASSTHROUGH_MAY_BE_INTENDED, symptoms.DRIVER_WORKS
+        ),
         may_be_normal=True,
-        context=any_of(_RESERVED, _PASSED_THROUGH),
+        context=any_of(_GPU_RESERVED_FOR_VFIO, _PASSED_THROUGH),
         summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
         remedy=_release_gpu,
         explains=NO_DRIVER | {"nouveau-bound"},
@@ -312,48 +338,48 @@ RULES: Final = (
     _rule(
         cause="gpu-stuck-d3cold",
         disruption="power-cycle",
-        symptoms=(*_COMMON_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.NOT_STARTED, symptoms.GPU_LOST),
+        symptoms=(*_COMMON_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
-        typical=all_of(_ALL_ONES, _IN_D3COLD),
+        typical=all_of(_CONFIG_SPACE_ALL_ONES, _IN_D3COLD),
         summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
         remedy=always(
             power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
             run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _KEEP_AWAKE),
             manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
         ),
-        explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
+        explains=GPU_NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
     ),
     _rule(
         cause="bar-above-4g-disabled",
         disruption="reboot",
         share=0.8,
-        symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED),
+        symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED_SYMPTOMS),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
         decisive=any_of(
-            all_of(REGION_WITHOUT_ADDRESS, _NO_HIGH_WINDOW),
+            all_of(REGION_WITHOUT_ADDRESS, _NO_WINDOW_ABOVE_4G),
             all_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG), _BARE_METAL),
         ),
         typical=any_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _ABOVE_4G_DISABLED),
-        against=(GUEST,),
+        against=(IS_VIRTUAL_MACHINE,),
         summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
         remedy=always(
             manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
             manual_step("firmware", "update the board's firmware", "the settings are already on"),
         ),
-        explains=NOT_STARTED,
+        explains=GPU_NOT_STARTED,
     ),
     _rule(
         cause="bar-allocation-failed",
         disruption="reboot",
-        symptoms=_NOT_STARTED,
+        symptoms=_NOT_STARTED_SYMPTOMS,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
         # In a virtual machine it is the machine's own settings, and its log looks the same.
-        decisive=all_of(_UNPLACED, _HIGH_WINDOW, _BARE_METAL),
+        decisive=all_of(_UNPLACED, _WINDOW_ABOVE_4G, _BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
-        against=(GUEST, _NO_HIGH_WINDOW),
+        against=(IS_VIRTUAL_MACHINE, _NO_WINDOW_ABOVE_4G),
         summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
         remedy=_reallocate_regions,
-        explains=NOT_STARTED,
+        explains=GPU_NOT_STARTED,
     ),
 )

@@ -13,7 +13,13 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity
-from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, look_first, manual_step, run_step
+from gpunode.diagnoses.remedies import (
+    add_kernel_argument,
+    has_kernel_argument,
+    look_at_hardware_first,
+    manual_step,
+    run_step,
+)
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, kernel_line, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links, virtualization
@@ -63,24 +69,24 @@ def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
 # ---- errors
 
 # The bits of an uncorrected error, but for requests that a device does not know: probing does that.
-_LOST_BITS: Final = (
+_UNCORRECTED_ERROR_BITS: Final = (
     r"(?:DLP|Data Link Protocol|SDES|Surprise Down|Poisoned TLP|FCP|Flow Control Protocol|CmpltTO|Completion Timeout"
     r"|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP|Malformed TLP|ECRC)"
 )
-_UNCORRECTED: Final = Pattern(
-    rf"\[\s*\d{{1,2}}\]\s*(?P<bit>{_LOST_BITS})|\bPCIe Bus Error: (?:severity=)?Uncorrect"
+_UNCORRECTED_AER_ERROR: Final = Pattern(
+    rf"\[\s*\d{{1,2}}\]\s*(?P<bit>{_UNCORRECTED_ERROR_BITS})|\bPCIe Bus Error: (?:severity=)?Uncorrect"
     r"|\bAER: (?:Multiple )?Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
     r"|\bnvidia \S+: (?:AER: can't recover|device has no AER-aware driver)"
 )
-_MINOR: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?:UnsupReq|Unsupported Request|ACSViol)")
-_CORRECTED: Final = Pattern(
+_MINOR_AER_ERROR: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?:UnsupReq|Unsupported Request|ACSViol)")
+_CORRECTED_AER_ERROR: Final = Pattern(
     r"\bPCIe Bus Error: (?:severity=)?Correct|\bAER: (?:Multiple )?Correct(?:ed|able) error(?: message)? received"
     r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
     r"|(?:Adv)?NonFatalErr|Advisory)"
 )
 _REPORTING_DEVICE: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
 _ERROR_ORIGIN: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
-_BUS_DRIVERS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
+_ERROR_REPORTING_DRIVERS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         snapshot.view(pcie_links.gpu_bridges),
     )
     found, strangers = list[tuple[str, _BusError]](), set[str]()
-    for message in kernel.matching_messages(snapshot, _UNCORRECTED, _CORRECTED, _MINOR):
+    for message in kernel.matching_messages(snapshot, _UNCORRECTED_AER_ERROR, _CORRECTED_AER_ERROR, _MINOR_AER_ERROR):
         text = message.text
         if faults.is_after_fall(message.citation, gone):
             continue
@@ -112,7 +118,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
             )
         )
         if speaker and pcie_links.pci_slot(address) not in gpus:
-            is_other = speaker["driver"] not in _BUS_DRIVERS or (ports is not None and address not in ports)
+            is_other = speaker["driver"] not in _ERROR_REPORTING_DRIVERS or (ports is not None and address not in ports)
             strangers |= {pcie_links.pci_slot(address)} if is_other else set()
     return tuple(one for origin, one in found if not {pcie_links.pci_slot(one.address), origin} & strangers)
 
@@ -123,26 +129,28 @@ def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, .
 
 def _uncorrected_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
     """Return the uncorrected errors; none if they are all requests that a device does not know."""
-    found = _errors_matching(snapshot, _UNCORRECTED)
-    is_minor = bool(_errors_matching(snapshot, _MINOR)) and not any(_error_bits(one) for one in found)
+    found = _errors_matching(snapshot, _UNCORRECTED_AER_ERROR)
+    is_minor = bool(_errors_matching(snapshot, _MINOR_AER_ERROR)) and not any(_error_bits(one) for one in found)
     return () if is_minor else found
 
 
 def _error_bits(report: _BusError) -> list[str]:
-    return [match["bit"] for match in _UNCORRECTED.finditer(report.message.text) if match["bit"]]
+    return [match["bit"] for match in _UNCORRECTED_AER_ERROR.finditer(report.message.text) if match["bit"]]
 
 
 # One error is told in up to four lines; a log of weeks holds some.
 _MIN_STORM_ERRORS: Final = 4
 _MIN_STORM_ERRORS_LONG_LOG: Final = 20
-_LONG_LOG: Final = 400
+_LONG_LOG_LINES: Final = 400
 
 
-def _find_storm(snapshot: Snapshot) -> Iterator[Proof]:
-    found = _errors_matching(snapshot, _CORRECTED)
-    is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
+def _find_corrected_error_storm(snapshot: Snapshot) -> Iterator[Proof]:
+    found = _errors_matching(snapshot, _CORRECTED_AER_ERROR)
+    is_long = any(len(item.lines) > _LONG_LOG_LINES for item in snapshot.items_of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
-    often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
+    often = sum(
+        len(_CORRECTED_AER_ERROR.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found
+    )
     is_often = often >= (
         _MIN_STORM_ERRORS_LONG_LOG if is_long or snapshot.view(faults.first_bus_falls) else _MIN_STORM_ERRORS
     )
@@ -168,7 +176,7 @@ def _make_proof(
     return Proof(summary, cited, confidence, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)
 
 
-_RESEAT: Final = (
+_RESEAT_GPU_FIXES: Final = (
     manual_step("hardware", "power the node off, reseat the GPU, change riser or cable, and try another slot"),
     manual_step(
         "firmware", "limit the slot to a lower PCIe generation in the BIOS", "it comes back in another slot too"
@@ -181,16 +189,16 @@ _rule = partial(Rule, layer="pci")
 
 # ---- access control
 
-_PEER_PROBLEM: Final = message_line(
+_PEER_TRANSFER_PROBLEM: Final = message_line(
     r"NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
     r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
     r"|\bvia P2P/[^\n]*\n[^\n]*\bhang",
     flags=re.IGNORECASE,
 )
 _ACS_INSPECTED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
-_REDIRECTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
-_VALIDATES: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
-_NO_ACS: Final = Shell(
+_ACS_REDIRECTS_REQUESTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
+_ACS_VALIDATES_SOURCE: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
+_DISABLE_ACS_COMMAND: Final = Shell(
     "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
     'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
 )
@@ -202,7 +210,9 @@ def _disable_acs(snapshot: Snapshot) -> Iterable[Fix]:
         yield manual_step("application", text)
         return
     yield run_step(
-        "configure", "turn ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
+        "configure",
+        "turn ACS off on all bridges, until the next boot (not on a host of virtual machines)",
+        _DISABLE_ACS_COMMAND,
     )
     yield manual_step(
         "firmware", "turn ACS off in the BIOS, and VT-d or AMD's IOMMU if nothing needs them: this is permanent"
@@ -211,7 +221,7 @@ def _disable_acs(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- the IOMMU
 
-_PAGE_FAULT: Final = Pattern(
+_IOMMU_PAGE_FAULT: Final = Pattern(
     r"(?:\bnvidia (?P<bound>\S+): )?\bAMD-Vi: Event logged \[IO_PAGE_FAULT(?: device=(?P<amd>[0-9a-f:.]{7,12}))?"
     r"|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
     r"|\barm-smmu\S* .{0,40}\bevent 0x10\b"
@@ -229,16 +239,16 @@ _IOMMU_TRANSLATES: Final = unless(
 def _gpu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the page faults of GPUs."""
     gpus = snapshot.view(pcie_links.nvidia_slots)
-    for message in kernel.matching_messages(snapshot, _PAGE_FAULT):
-        match = _PAGE_FAULT.search(message.text)
+    for message in kernel.matching_messages(snapshot, _IOMMU_PAGE_FAULT):
+        match = _IOMMU_PAGE_FAULT.search(message.text)
         device = ((match["amd"] or match["intel"] or "") if match else "").replace("0x", "")
         if (match and match["bound"]) or (device and pcie_links.pci_slot(pci.normalize_address(device)) in gpus):
             yield message.citation
 
 
-def _any_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
+def _pasted_iommu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
     is_chosen = not (snapshot.view(pcie_links.nvidia_slots) or is_examined(snapshot))
-    return (message.citation for message in kernel.matching_messages(snapshot, _PAGE_FAULT) if is_chosen)
+    return (message.citation for message in kernel.matching_messages(snapshot, _IOMMU_PAGE_FAULT) if is_chosen)
 
 
 def _has_guests(snapshot: Snapshot) -> bool:
@@ -246,12 +256,14 @@ def _has_guests(snapshot: Snapshot) -> bool:
     return bool(virtualization.passed_through_gpus(snapshot)) or virtualization.is_hypervisor(snapshot)
 
 
-_PASSTHROUGH_ARGUMENT: Final = "iommu=pt"
+_IOMMU_PASSTHROUGH_ARGUMENT: Final = "iommu=pt"
 
 
 def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
-    if not has_kernel_argument(snapshot, _PASSTHROUGH_ARGUMENT):
-        yield from add_kernel_argument(snapshot, _PASSTHROUGH_ARGUMENT, "devices of the host bypass IOMMU translation")
+    if not has_kernel_argument(snapshot, _IOMMU_PASSTHROUGH_ARGUMENT):
+        yield from add_kernel_argument(
+            snapshot, _IOMMU_PASSTHROUGH_ARGUMENT, "devices of the host bypass IOMMU translation"
+        )
     elif _has_guests(snapshot):
         text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU must stay on for the virtual machines"
         yield manual_step("application", text)
@@ -272,16 +284,16 @@ RULES: Final = (
     _rule(
         cause="iommu-blocks-p2p",
         disruption="reboot",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
         decisive=custom_sign(_gpu_page_faults),
         typical=unless(
             any_of(
-                custom_sign(_any_page_faults),
+                custom_sign(_pasted_iommu_page_faults),
                 _PEERS_SLOW,
-                unless(all_of(_IOMMU_TRANSLATES, _PEER_PROBLEM), custom_sign(faults.serious_fault_lines)),
+                unless(all_of(_IOMMU_TRANSLATES, _PEER_TRANSFER_PROBLEM), custom_sign(faults.serious_fault_lines)),
             ),
-            _REDIRECTS,
+            _ACS_REDIRECTS_REQUESTS,
         ),
         context=_IOMMU_TRANSLATES,
         summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
@@ -293,23 +305,24 @@ RULES: Final = (
         severity="warning",
         symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
         look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
-        decisive=all_of(_REDIRECTS, any_of(_PEER_PROBLEM, _PEERS_SLOW)),
+        decisive=all_of(_ACS_REDIRECTS_REQUESTS, any_of(_PEER_TRANSFER_PROBLEM, _PEERS_SLOW)),
         typical=any_of(
-            all_of(_REDIRECTS, _ACS_INSPECTED), all_of(_VALIDATES, any_of(_PEER_PROBLEM, _PEERS_SLOW, _ACS_INSPECTED))
+            all_of(_ACS_REDIRECTS_REQUESTS, _ACS_INSPECTED),
+            all_of(_ACS_VALIDATES_SOURCE, any_of(_PEER_TRANSFER_PROBLEM, _PEERS_SLOW, _ACS_INSPECTED)),
         ),
-        context=any_of(_REDIRECTS, _PEER_PROBLEM),
+        context=any_of(_ACS_REDIRECTS_REQUESTS, _PEER_TRANSFER_PROBLEM),
         summary="bridges route requests between GPUs through the root complex (ACS)",
         remedy=_disable_acs,
     ),
     _rule(
         cause="pcie-uncorrectable-completion-timeout",
         disruption="power-cycle",
-        symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
         check=_find_uncorrected,
         typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
         may_be_normal=True,
-        remedy=look_first(*_RESEAT),
+        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
         explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
     ),
     _rule(
@@ -318,10 +331,10 @@ RULES: Final = (
         disruption="power-cycle",
         symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
         look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-        check=_find_storm,
+        check=_find_corrected_error_storm,
         typical=message_line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
         may_be_normal=True,
-        remedy=look_first(*_RESEAT),
+        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
         explains=frozenset({"pcie-link-degraded"}),
     ),
     _rule(
@@ -333,6 +346,6 @@ RULES: Final = (
         check=_find_degraded,
         typical=custom_sign(_narrow_at_boot),
         may_be_normal=True,
-        remedy=look_first(*_RESEAT),
+        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
     ),
 )

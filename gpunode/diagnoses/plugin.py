@@ -9,13 +9,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import (
+    delete_refused_pods,
     register_runtime_command,
-    restart_failed_pods,
     restart_plugin,
     set_runtime_class,
     show_plugin_logs,
 )
-from gpunode.diagnoses.commands import Shell, command, is_unit, join_commands
+from gpunode.diagnoses.commands import Shell, command, is_unit_name, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
@@ -54,7 +54,7 @@ def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
         )
-        shows = item.source.may_contain("  runtimeClassName: nvidia") if item.source.only else is_whole
+        shows = item.source.lets_through("  runtimeClassName: nvidia") if item.source.only else is_whole
         if shows and item.text.strip() and not re.search(r"runtimeClassName|Runtime Class Name", item.text):
             yield cite(item, 1)
 
@@ -67,14 +67,14 @@ _DEFAULT_RUNTIME_KEY: Final = (
     r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
 )
 _NVIDIA_IS_DEFAULT: Final = any_line(rf"{_DEFAULT_RUNTIME_KEY}nvidia")
-_RUNS_UNDER_NVIDIA: Final = unless(
+_POD_USES_NVIDIA_RUNTIME: Final = unless(
     any_of(
         message_line(rf"^[ \t]*(?:- )?[\"']?{_RUNTIME_CLASS_KEY}nvidia", "kubernetes-pod", "kubernetes", "file"),
         _NVIDIA_IS_DEFAULT,
     ),
     _NO_RUNTIME_CLASS,
 )
-_HANDLER: Final = any_of(
+_NVIDIA_HANDLER_SEEN: Final = any_of(
     # In a configuration, and as a runtime class.
     message_line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
     any_line(
@@ -83,20 +83,20 @@ _HANDLER: Final = any_of(
     ),
 )
 _OTHER_DEFAULT_RUNTIME: Final = unless(any_line(rf"{_DEFAULT_RUNTIME_KEY}(?!nvidia)\w"), _NVIDIA_IS_DEFAULT)
-_REGISTERED: Final = any_of(
+_RUNTIME_CONFIGURE_RUN: Final = any_of(
     message_line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), command_run(r"\bruntime configure\b")
 )
-_ODD_SYSTEM: Final = any_line(
+_UNUSUAL_DISTRIBUTION: Final = any_line(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 # That of a system image is not on the host's path.
-_NO_DRIVER: Final = unless(predicate(driver.is_broken, "the node itself has no working driver"), _ODD_SYSTEM)
+_NO_DRIVER: Final = unless(predicate(driver.is_broken, "the node itself has no working driver"), _UNUSUAL_DISTRIBUTION)
 
 
 def _request_nvidia_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if not (
-        snapshot.view(_HANDLER)
-        or snapshot.view(_REGISTERED)
+        snapshot.view(_NVIDIA_HANDLER_SEEN)
+        or snapshot.view(_RUNTIME_CONFIGURE_RUN)
         or runtimes.containerd_product(snapshot) in {"k3s", "rke2"}
     ):
         yield run_step(
@@ -110,17 +110,20 @@ def _request_nvidia_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
-_SET_ROOT: Final = message_line(
+_DRIVER_ROOT_SET: Final = message_line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?[\s\n]*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
-_PLACES: Final = (
+_UNUSUAL_DRIVER_PATHS: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _DRIVER_ELSEWHERE: Final = any_of(
-    any_line(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), command_run(_PLACES), _ODD_SYSTEM, _SET_ROOT
+    any_line(rf"{_UNUSUAL_DRIVER_PATHS}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"),
+    command_run(_UNUSUAL_DRIVER_PATHS),
+    _UNUSUAL_DISTRIBUTION,
+    _DRIVER_ROOT_SET,
 )
-_FIND_LIBRARY: Final = always(
+_LET_PLUGIN_FIND_LIBRARY: Final = always(
     manual_step(
         "configure",
         "set the driver's root in the device plugin (nvidiaDriverRoot) and in the toolkit (root in its config.toml)",
@@ -152,48 +155,54 @@ UNHEALTHY: Final = any_of(
 
 # The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
 
-_NOT_HEALTHY: Final = message_line(
+_NO_HEALTHY_DEVICE_MESSAGE: Final = message_line(
     r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
     r"|previously allocated devices are no longer healthy)"
 )
 _FEWER_DEVICES: Final = message_line(rf"requested number of devices unavailable for {kubernetes_nodes.RESOURCE}")
-_REJECTED: Final = message_line(
+_POD_REJECTED_MESSAGE: Final = message_line(
     r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
     r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
 )
 
 
-_TABLES: Final[tuple[SourceKind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
-_POD_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER_DEVICES, _REJECTED)
+_KUBERNETES_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
+    "kubernetes",
+    "kubernetes-pod",
+    "kubernetes-node",
+    "text",
+    "application",
+)
+_POD_REFUSED: Final = any_of(_NO_HEALTHY_DEVICE_MESSAGE, _FEWER_DEVICES, _POD_REJECTED_MESSAGE)
 
 
 # That the logs alone remember it, and no pod that is shown was refused.
 _REFUSALS_PAST: Final = unless(
-    message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
-    message_line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
+    message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_KUBERNETES_SOURCE_KINDS),
+    message_line(r"AdmissionError|OutOf|Allocate failed", *_KUBERNETES_SOURCE_KINDS),
 )
-_BOOTED: Final = message_line(
+_NODE_REBOOTED: Final = message_line(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b",
     flags=re.IGNORECASE,
 )
 
 
-_DELETE_REFUSED: Final = restart_failed_pods("delete the rejected pods; their controllers create new ones")
+_DELETE_REFUSED: Final = delete_refused_pods("delete the rejected pods; their controllers create new ones")
 
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
 
-_RESTART: Final = (
+_KUBELET_RESTART_WORDS: Final = (
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
 )
 # As what made it well again, a restart broke nothing here.
-_WAS_RESTARTED: Final = any_of(
-    unless(command_run(_RESTART), message_line(r"^pod/\S+ created")),
+_KUBELET_WAS_RESTARTED: Final = any_of(
+    unless(command_run(_KUBELET_RESTART_WORDS), message_line(r"^pod/\S+ created")),
     message_line(
         r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
-        rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
+        rf".*(?:{_KUBELET_RESTART_WORDS}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
         r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))",
         flags=re.IGNORECASE,
     ),
@@ -225,7 +234,12 @@ def _unassigned_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-_UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
+_KUBELET_UNITS: Final = {
+    "k3s": "k3s",
+    "rke2": "rke2-agent",
+    "k0s": "k0sworker",
+    "microk8s": "snap.microk8s.daemon-kubelite",
+}
 
 
 def _kubelet_unit(snapshot: Snapshot) -> str:
@@ -233,8 +247,8 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
         unit = kubelet.value.unit.removesuffix(".service")
-        return unit if is_unit(unit) else "kubelet"
-    return _UNITS.get(snapshot.view(runtimes.containerd_product), "kubelet")
+        return unit if is_unit_name(unit) else "kubelet"
+    return _KUBELET_UNITS.get(snapshot.view(runtimes.containerd_product), "kubelet")
 
 
 def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
@@ -259,41 +273,48 @@ RULES: Final = (
         disruption="restart-container",
         typical=any_of(
             unless(
-                all_of(_PLUGIN_WITHOUT_NVML, any_of(_RUNS_UNDER_NVIDIA, _DRIVER_ELSEWHERE)),
+                all_of(_PLUGIN_WITHOUT_NVML, any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_ELSEWHERE)),
                 all_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS),
             ),
             message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
         symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-        context=any_of(_RUNS_UNDER_NVIDIA, _DRIVER_ELSEWHERE),
+        context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_ELSEWHERE),
         against=(_NO_DRIVER, symptoms.NO_GPU),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
         summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
-        remedy=_FIND_LIBRARY,
+        remedy=_LET_PLUGIN_FIND_LIBRARY,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
     _rule(
         cause="nvidia-runtime-not-default-no-runtimeclass",
         disruption="restart-service",
         decisive=unless(
-            all_of(_PLUGIN_WITHOUT_NVML, _OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _HANDLER), _RUNS_UNDER_NVIDIA
+            all_of(_PLUGIN_WITHOUT_NVML, _OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN),
+            _POD_USES_NVIDIA_RUNTIME,
         ),
         typical=unless(
             any_of(
                 _STRATEGY_STILL_REJECTED,
-                all_of(_PLUGIN_WITHOUT_NVML, any_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _HANDLER, _REGISTERED)),
-                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _NO_RUNTIME_CLASS)),
-                all_of(_HANDLER, any_of(_NO_RUNTIME_CLASS, all_of(_OTHER_DEFAULT_RUNTIME, symptoms.PLUGIN_FAILS))),
+                all_of(
+                    _PLUGIN_WITHOUT_NVML,
+                    any_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN, _RUNTIME_CONFIGURE_RUN),
+                ),
+                all_of(symptoms.NO_DRIVER_IN_CONTAINER, any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS)),
+                all_of(
+                    _NVIDIA_HANDLER_SEEN,
+                    any_of(_NO_RUNTIME_CLASS, all_of(_OTHER_DEFAULT_RUNTIME, symptoms.PLUGIN_FAILS)),
+                ),
             ),
-            _RUNS_UNDER_NVIDIA,
-            unless(_DRIVER_ELSEWHERE, _NO_RUNTIME_CLASS, _HANDLER),
+            _POD_USES_NVIDIA_RUNTIME,
+            unless(_DRIVER_ELSEWHERE, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN),
         ),
         may_be_normal=True,
-        context=unless(any_of(_HANDLER, _NO_RUNTIME_CLASS, _REGISTERED), symptoms.ALL_WELL),
+        context=unless(any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS, _RUNTIME_CONFIGURE_RUN), symptoms.ALL_WELL),
         symptoms=(
             _PLUGIN_WITHOUT_NVML,
-            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_DRIVER_IN_CONTAINER,
             symptoms.NO_CAPACITY,
             symptoms.POD_PENDING,
             symptoms.PLUGIN_FAILS,
@@ -301,7 +322,7 @@ RULES: Final = (
         against=(
             _NO_DRIVER,
             symptoms.NO_GPU,
-            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_INSIDE),
+            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_IN_CONTAINER),
         ),
         look_at=(
             Shell("kubectl get runtimeclass"),
@@ -340,11 +361,11 @@ RULES: Final = (
     _rule(
         cause="device-plugin-not-ready-after-reboot",
         disruption="restart-container",
-        decisive=all_of(_POD_REFUSED, _BOOTED),
-        typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _KUBERNETES_WITH_BUG, _STALE_ALLOCATION),
+        decisive=all_of(_POD_REFUSED, _NODE_REBOOTED),
+        typical=unless(_NO_HEALTHY_DEVICE_MESSAGE, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _STALE_ALLOCATION),
         symptoms=(symptoms.POD_REFUSED,),
-        context=any_of(_BOOTED, message_line(r"Registration Request received")),
-        against=(_REFUSALS_PAST, unless(UNHEALTHY, _BOOTED)),
+        context=any_of(_NODE_REBOOTED, message_line(r"Registration Request received")),
+        against=(_REFUSALS_PAST, unless(UNHEALTHY, _NODE_REBOOTED)),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
         share=2,
         summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
@@ -356,15 +377,16 @@ RULES: Final = (
     _rule(
         cause="kubelet-restart-admission-bug",
         disruption="restart-container",
-        decisive=unless(all_of(_POD_REFUSED, _WAS_RESTARTED, _KUBERNETES_WITH_BUG), _STALE_ALLOCATION),
+        decisive=unless(all_of(_POD_REFUSED, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG), _STALE_ALLOCATION),
         typical=any_of(
             unless(
-                all_of(_POD_REFUSED, any_of(_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS)), _STALE_ALLOCATION
+                all_of(_POD_REFUSED, any_of(_KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS)),
+                _STALE_ALLOCATION,
             ),
-            all_of(_WAS_RESTARTED, _KUBERNETES_WITH_BUG),
+            all_of(_KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG),
         ),
         symptoms=(symptoms.POD_REFUSED,),
-        against=(_REFUSALS_PAST, _BOOTED),
+        against=(_REFUSALS_PAST, _NODE_REBOOTED),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
         share=2,
         summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
@@ -377,12 +399,12 @@ RULES: Final = (
         disruption="restart-service",
         decisive=all_of(_POD_REFUSED, any_of(_STALE_ALLOCATION, all_of(_FEWER_DEVICES, custom_sign(_unassigned_gpus)))),
         typical=any_of(
-            unless(_FEWER_DEVICES, _WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS),
+            unless(_FEWER_DEVICES, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS),
             all_of(_STALE_ALLOCATION, custom_sign(_unassigned_gpus)),
         ),
         symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
         context=_STALE_ALLOCATION,
-        against=(_REFUSALS_PAST, _BOOTED),
+        against=(_REFUSALS_PAST, _NODE_REBOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
         share=2,
         summary="the kubelet still assigns GPUs to pods that no longer exist",

@@ -18,17 +18,17 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # What a list or an answer in a forum puts before a sentence.
-_LEAD: Final = Pattern(
+_SENTENCE_LEAD_IN: Final = Pattern(
     r"^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
     r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*",
     re.IGNORECASE,
 )
 # A time, a level, a tag, a prompt, a row of a table, a setting, a path.
-_MACHINE: Final = Pattern(
+_MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
     r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
-_SPEAKING: Final = Pattern(
+_FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
     r"|hope|suspect|assume|wonder)\b)"
@@ -36,11 +36,11 @@ _SPEAKING: Final = Pattern(
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
     r"|\b(?:[Mm]y|[Oo]ur) [a-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
 )
-_ASKING: Final = Pattern(
+_QUESTION_SENTENCE: Final = Pattern(
     r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
     r"|May|Might|Shall)\b[^?]*\?"
 )
-_DENYING: Final = Pattern(
+_DENIAL_WORDS: Final = Pattern(
     r"\b(?:never|neither|nor|nobody)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
@@ -50,26 +50,34 @@ _DENYING: Final = Pattern(
     r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b",
     re.IGNORECASE,
 )
-_SUPPOSING: Final = Pattern(
+_SUPPOSITION_WORDS: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
     r"|\b(?:last (?:week|month|year|time)|yesterday|used to (?:see|get|have)|in the past)\b"
 )
-_TELLING: Final = Pattern(
+_REPORTING_SENTENCE: Final = Pattern(
     r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
     r"|complains?|complained|claims?|mentions?|states?|stated|prints?|printed|writes|wrote|explains?)\b"
     r"(?: me| us)?(?: that\b| about\b|:| [\"'“„«`])"
 )
-_QUOTING: Final = Pattern(r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]")
-_SIGNS_OF_AUTHOR: Final = (_SPEAKING, _ASKING, _DENYING, _SUPPOSING, _TELLING)
+_QUOTING_SENTENCE: Final = Pattern(
+    r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]"
+)
+_AUTHOR_PATTERNS: Final = (
+    _FIRST_PERSON_WORDS,
+    _QUESTION_SENTENCE,
+    _DENIAL_WORDS,
+    _SUPPOSITION_WORDS,
+    _REPORTING_SENTENCE,
+)
 # What mail programs and forums put above the words of another.
-_ATTRIBUTION: Final = Pattern(
+_QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
     r"\s*[:：]\s*$",
     re.IGNORECASE,
 )
-_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
-_ENDS_SENTENCE: Final = (".", ":", "!", "?", "```")
+_MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
+_SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
 def is_prose(item: EvidenceItem, number: int) -> bool:
@@ -87,12 +95,12 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     number = citation.line_number
     if number is None:
         return False
-    items = snapshot.view(_items_by_place).get((citation.key, citation.source), ())
+    items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
     cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
     return any(is_prose(item, number) for item in cited)
 
 
-def _items_by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
+def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
     found: dict[tuple[str, str], tuple[EvidenceItem, ...]] = {}
     for item in snapshot.items:
         place = item.key, item.written
@@ -110,12 +118,12 @@ class _ProseLines:
     def __contains__(self, number: int) -> bool:
         walked = [number]
         # Not by recursion: a sentence without an end may be ten thousand lines of a paste.
-        while (answer := self._decide(walked[-1])) is None:
+        while (answer := self._is_prose_by_itself(walked[-1])) is None:
             walked.append(walked[-1] - 1)
         self._known.update(dict.fromkeys(walked, answer))
         return answer
 
-    def _decide(self, number: int) -> bool | None:
+    def _is_prose_by_itself(self, number: int) -> bool | None:
         """Return whether the line is prose; None if it is whenever the line above is, whose sentence goes on."""
         if number in self._known:
             return self._known[number]
@@ -124,18 +132,18 @@ class _ProseLines:
         line = self._lines[number - 1]
         if line.startswith(">") and number in self._quoted_lines:
             return True
-        sentence = _LEAD.sub("", line, 1)
-        if not sentence.strip() or _MACHINE.match(sentence) or number in self._fenced_lines:
+        sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
+        if not sentence.strip() or _MACHINE_OUTPUT_START.match(sentence) or number in self._fenced_lines:
             return False
-        if has_author(sentence):
+        if is_written_by_person(sentence):
             return True
         before = self._lines[number - 2].rstrip() if number > 1 else ""
-        return None if before and not before.endswith(_ENDS_SENTENCE) else False
+        return None if before and not before.endswith(_SENTENCE_ENDINGS) else False
 
     @cached_property
     def _fenced_lines(self) -> frozenset[int]:
         """The numbers of the lines between Markdown's fences: they are pasted."""
-        fences = [number for number, line in enumerate(self._lines, 1) if _FENCE.match(line)]
+        fences = [number for number, line in enumerate(self._lines, 1) if _MARKDOWN_FENCE.match(line)]
         pairs = zip(fences[::2], fences[1::2], strict=False)
         return frozenset(number for first, last in pairs for number in range(first, last))
 
@@ -149,7 +157,7 @@ class _ProseLines:
                 above = line
                 continue
             if not self._lines[number - 2].startswith(">") or number == 1:
-                is_named = _ATTRIBUTION.match(above) is not None
+                is_named = _QUOTE_ATTRIBUTION_LINE.match(above) is not None
             if is_named:
                 found.add(number)
         return frozenset(found)
@@ -159,9 +167,9 @@ def _prose_lines(item: EvidenceItem) -> _ProseLines:
     return _ProseLines(item)
 
 
-def has_author(sentence: str) -> bool:
+def is_written_by_person(sentence: str) -> bool:
     """Return whether a person speaks, asks, denies, supposes, tells or quotes in the sentence."""
-    if any(pattern.search(sentence) for pattern in _SIGNS_OF_AUTHOR):
+    if any(pattern.search(sentence) for pattern in _AUTHOR_PATTERNS):
         return True
-    match = _QUOTING.search(sentence)
+    match = _QUOTING_SENTENCE.search(sentence)
     return match is not None and match["quoted"].count(" ") > 1

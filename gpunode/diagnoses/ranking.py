@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpunode.diagnoses.model import STACK, Finding, Severity
+from gpunode.diagnoses.model import STACK_LAYERS, Finding, Severity
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 # The driver waits this long before it reports a dead GSP; consequences may be logged earlier.
@@ -51,7 +51,9 @@ def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
             finding.confidence != "certain",
         )
 
-    remaining = sorted(findings, key=lambda finding: (*rank(finding), STACK.index(finding.stack_layer), finding.cause))
+    remaining = sorted(
+        findings, key=lambda finding: (*rank(finding), STACK_LAYERS.index(finding.stack_layer), finding.cause)
+    )
     while remaining:
         equals = [finding for finding in remaining if rank(finding) == rank(remaining[0])]
         first = next((one for one in equals if not any(_began_before(other, one) for other in equals)), equals[0])

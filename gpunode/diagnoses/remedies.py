@@ -9,19 +9,19 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
-from gpunode.catalog.gpus import LIST_GPUS
+from gpunode.catalog.gpus import LIST_GPUS_COMMAND
 from gpunode.catalog.releases import release
-from gpunode.catalog.repositories import TOOLKIT
+from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY
 from gpunode.diagnoses import special_systems
 from gpunode.diagnoses.commands import (
-    ADDRESS,
+    GPU_ADDRESS_PLACEHOLDER,
     Command,
     Shell,
     command,
     edit_files,
     gpu_command,
-    is_package,
-    is_unit,
+    is_package_name,
+    is_unit_name,
     join_commands,
 )
 from gpunode.diagnoses.model import Fix, FixKind
@@ -44,13 +44,13 @@ from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
 
-_DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
-_GRUB2: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
+_DRACUT_COMMAND: Final = Shell("sudo dracut --force --regenerate-all")
+_GRUB2_CONFIG_COMMAND: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
 _PACMAN_UPGRADE: Final = Shell("sudo pacman -Syu")
 _ZYPPER_UPDATE: Final = Shell("sudo zypper update")
 # Commands by purpose, in the order of the managers; package names follow the first five. pacman holds packages in its
 # own configuration.
-_MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
+_PACKAGE_MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
 _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
     "install": (
         *(Shell("sudo apt-get install"), Shell("sudo dnf install"), Shell("sudo zypper install")),
@@ -76,14 +76,24 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
         *(Shell("sudo apt-get -f install"), Shell("sudo dnf distro-sync '*nvidia*'"), _ZYPPER_UPDATE),
         _PACMAN_UPGRADE,
     ),
-    "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
-    "grub": (Shell("sudo update-grub"), _GRUB2, _GRUB2, Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg")),
+    "initramfs": (
+        Shell("sudo update-initramfs -u -k all"),
+        _DRACUT_COMMAND,
+        _DRACUT_COMMAND,
+        Shell("sudo mkinitcpio -P"),
+    ),
+    "grub": (
+        Shell("sudo update-grub"),
+        _GRUB2_CONFIG_COMMAND,
+        _GRUB2_CONFIG_COMMAND,
+        Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg"),
+    ),
 }
 
 
 def _command_for(snapshot: Snapshot, purpose: Purpose) -> Shell:
     """Return the node's command for ``purpose``; empty if its package manager has none."""
-    return _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
+    return _COMMANDS[purpose][_PACKAGE_MANAGERS.index(snapshot.view(package_manager))]
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -91,7 +101,7 @@ def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     return lambda _: fixes
 
 
-def look_first(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
+def look_at_hardware_first(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     """Return a remedy at the machine itself; before it comes a look, unless its kernel, bus or GPUs were shown."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
@@ -120,7 +130,7 @@ def _package_step(
 ) -> Fix:
     """Return a command about packages; the text alone if a name is not a valid package name."""
     named, program = tuple(dict.fromkeys(names)), _command_for(snapshot, purpose)
-    is_sound = bool(named) and bool(program) and all(map(is_package, named))
+    is_sound = bool(named) and bool(program) and all(map(is_package_name, named))
     return Fix(kind, text, (join_commands(program, command(*named)),) if is_sound else (), when)
 
 
@@ -163,7 +173,7 @@ def align_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "")
     return Fix(kind, text, (_command_for(snapshot, "one version"),), when)
 
 
-_ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
+_ONE_ARCHIVE_ADVICE: Final[Mapping[PackageManager, str]] = {
     "apt": "a pin in /etc/apt/preferences.d",
     "dnf": "excludepkgs=*nvidia* in the other files in /etc/yum.repos.d",
 }
@@ -172,9 +182,9 @@ _ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
 def use_one_archive(snapshot: Snapshot) -> Fix:
     """Return the step that takes all driver packages from one archive."""
     text = "install all of the driver's packages from one archive"
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
-    if how := _ONE_ARCHIVE.get(snapshot.view(package_manager)):
+    if how := _ONE_ARCHIVE_ADVICE.get(snapshot.view(package_manager)):
         return manual_step("configure", f"{text}, by {how}")
     return align_versions(snapshot, "install", text)
 
@@ -211,7 +221,7 @@ def update_boot_loader(snapshot: Snapshot) -> Command:
     return _command_for(snapshot, "grub")
 
 
-def is_supported(snapshot: Snapshot) -> bool:
+def is_setup_supported(snapshot: Snapshot) -> bool:
     """Return whether gpunode sets up nodes of this release; an unknown one counts if it has apt.
 
     vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
@@ -220,21 +230,24 @@ def is_supported(snapshot: Snapshot) -> bool:
         return False
     known, machine = find_distro(snapshot), running_kernel(snapshot)
     if known is None:
-        is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST_KERNEL
-        return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
+        is_older = (match := _KERNEL_MAJOR_MINOR.match(machine)) and (
+            int(match["major"]),
+            int(match["minor"]),
+        ) < _OLDEST_KERNEL
+        return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ARM_KERNEL.search(machine)
     found = distros.family(known)
-    is_without_archive = known.id == "debian" and _DEBIAN_ON_ARM.search(machine)
+    is_without_archive = known.id == "debian" and _DEBIAN_ARM_KERNEL.search(machine)
     return found is not None and not is_without_archive
 
 
 # Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
-_KERNEL: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
+_KERNEL_MAJOR_MINOR: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
 _OLDEST_KERNEL: Final = (5, 15)
-_DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
+_DEBIAN_ARM_KERNEL: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
 # Without a runtime named, setup takes none of these.
-_RUNTIME_STEPS: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
+_RUNTIME_STEP_IDS: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
 
 
 def setup_step(
@@ -242,11 +255,11 @@ def setup_step(
     fallback_commands: tuple[Command, ...] = (), when: str = ""
 ) -> Fix:  # fmt: skip
     """Return the step that gpunode does itself, by ``steps`` alone if named; else ``fallback_commands``."""
-    is_configured = bool(steps) and _RUNTIME_STEPS.issuperset(steps) and has_external_driver(snapshot)
-    if not is_supported(snapshot) and not is_configured:
+    is_configured = bool(steps) and _RUNTIME_STEP_IDS.issuperset(steps) and has_external_driver(snapshot)
+    if not is_setup_supported(snapshot) and not is_configured:
         return Fix(kind, text, fallback_commands, when)
     words = ["--driver", "none"] if is_configured else []
-    words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEPS.intersection(steps) else []
+    words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEP_IDS.intersection(steps) else []
     words += ["--upgrade"] if upgrade else []
     words += [word for step in steps for word in ("--only", step)]
     return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
@@ -258,13 +271,13 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     The step ``driver`` alone would lack repository, headers and loading.
     """
     models = snapshot.view(gpu_models.known_gpu_models)
-    if is_supported(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
+    if is_setup_supported(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
         return Fix("install", text, (_SETUP,), when)
     return _install_from_packages(snapshot, text, when)
 
 
 _SETUP: Final = Shell("sudo gpunode setup")
-_NO_BRANCH_HELPS: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
+_NO_BRANCH_HELPS_TEXT: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
 
 
 def change_driver(
@@ -277,10 +290,10 @@ def change_driver(
     an
     older branch, and ``installed_version`` overrides the detected one.
     """
-    if not is_supported(snapshot):
+    if not is_setup_supported(snapshot):
         yield _install_from_packages(snapshot, text, when, oldest_branch=oldest_branch)
         return
-    version = installed_version or _installed_version(snapshot)
+    version = installed_version or _find_driver_version(snapshot)
     if not version and not oldest_branch:
         yield Fix("install", text, (join_commands(_SETUP, Shell("--upgrade")),), when)
         lasting = [one.number for one in _usable_branches(snapshot) if one.kind != "new-feature"]
@@ -290,12 +303,12 @@ def change_driver(
         return
     wanted = _setup_options(snapshot, version, oldest_branch, other_branch=other_branch, allow_older=allow_older)
     named = (join_commands(_SETUP, command(*wanted)),) if wanted else ()
-    yield Fix("install", text if wanted else f"{text}; {_NO_BRANCH_HELPS}", named, when)
+    yield Fix("install", text if wanted else f"{text}; {_NO_BRANCH_HELPS_TEXT}", named, when)
 
 
 def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
-    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.BANNER)
+    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_DRIVER_BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = parse_int(asked.partition(".")[0]) or 0
     yield from change_driver(
@@ -303,7 +316,7 @@ def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     )
 
 
-def _installed_version(snapshot: Snapshot) -> str:
+def _find_driver_version(snapshot: Snapshot) -> str:
     """Return the version of the installed driver; empty if unknown."""
     seen = (
         snapshot.view(installed.loaded_version)
@@ -353,7 +366,7 @@ def install_guest_driver(text: str, when: str = "") -> Fix:
     return manual_step("install", f"{text}: {whose}", when)
 
 
-_VERSION_ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
+_READ_VERSION_ON_DISK_COMMAND: Final = Shell("v=$(modinfo -F version nvidia);")
 INSTALL_FABRIC_MANAGER: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
@@ -368,7 +381,7 @@ def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
     words = INSTALL_FABRIC_MANAGER.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.is_manager_installed):
         text = "install the fabric manager in the new driver's version: with another version no GPU joins the fabric"
-        yield run_step("install", text, join_commands(_VERSION_ON_DISK, words))
+        yield run_step("install", text, join_commands(_READ_VERSION_ON_DISK_COMMAND, words))
 
 
 def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
@@ -394,21 +407,21 @@ _JETSON_DRIVER_TEXT: Final = (
     "this JetPack"
 )
 # Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
-_PINNED_KEY: Final = join_commands(
+_IMPORT_PINNED_KEY_COMMAND: Final = join_commands(
     Shell("k=$(mktemp -d);"),
-    command("curl", "-fsSL", TOOLKIT.key.url),
+    command("curl", "-fsSL", NVIDIA_TOOLKIT_REPOSITORY.key.url),
     Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
-    command(*sorted(TOOLKIT.key.fingerprints)),
+    command(*sorted(NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints)),
     Shell("|"),
-    command("sudo", "tee", TOOLKIT.keyring),
+    command("sudo", "tee", NVIDIA_TOOLKIT_REPOSITORY.keyring),
     Shell(">/dev/null"),
 )
-TOOLKIT_ARCHIVE: Final = (
-    _PINNED_KEY,
+ADD_TOOLKIT_ARCHIVE_COMMANDS: Final = (
+    _IMPORT_PINNED_KEY_COMMAND,
     join_commands(
-        command("echo", f"deb [signed-by={TOOLKIT.keyring}] {TOOLKIT.uri} /"),
+        command("echo", f"deb [signed-by={NVIDIA_TOOLKIT_REPOSITORY.keyring}] {NVIDIA_TOOLKIT_REPOSITORY.uri} /"),
         Shell("|"),
-        command("sudo", "tee", TOOLKIT.list_file),
+        command("sudo", "tee", NVIDIA_TOOLKIT_REPOSITORY.list_file),
     ),
     Shell("sudo apt-get update"),
 )
@@ -432,7 +445,7 @@ def rebuild_initramfs_and_reboot(snapshot: Snapshot) -> Iterator[Fix]:
 
 def restart(unit: str, text: str = "", when: str = "") -> Fix:
     """Return the step that restarts a unit."""
-    commands = (command("sudo", "systemctl", "restart", unit),) if is_unit(unit) else ()
+    commands = (command("sudo", "systemctl", "restart", unit),) if is_unit_name(unit) else ()
     return Fix("restart", text or f"restart {unit.removesuffix('.service')}", commands, when)
 
 
@@ -454,7 +467,9 @@ _RESET_TEXT: Final = (
 
 def reset_gpu(text: str = _RESET_TEXT, when: str = "") -> Fix:
     """Return the step that resets the faulty GPU only."""
-    return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={ADDRESS}"),), when)
+    return Fix(
+        "reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={GPU_ADDRESS_PLACEHOLDER}"),), when
+    )
 
 
 def reset_all_gpus(text: str, when: str = "") -> Fix:
@@ -463,13 +478,13 @@ def reset_all_gpus(text: str, when: str = "") -> Fix:
 
 
 # Of a GPU that fell off the bus, the driver asks for a reboot (Xid 154), which takes no power away from the slot.
-_POWER_CYCLE: Final = (
+_POWER_CYCLE_TEXT: Final = (
     "power the node off, wait a minute, and power it on again: a reboot, even if Xid 154 asks for one, often does "
     "not recover the GPU"
 )
 
 
-def power_cycle(text: str = _POWER_CYCLE, when: str = "") -> Fix:
+def power_cycle(text: str = _POWER_CYCLE_TEXT, when: str = "") -> Fix:
     """Return the manual step that takes the power away."""
     return Fix("reboot", text, when=when)
 
@@ -485,12 +500,12 @@ def write_nvidia_report(when: str = "it comes back") -> Fix:
 
 
 _DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-_BRANCH_BY_GENERATION: Final = (
+_BRANCH_BY_GENERATION_TEXT: Final = (
     "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
     "branch 470 for Kepler"
 )
 # Older branches are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
-_OLDEST_MAINTAINED: Final = 580
+_OLDEST_MAINTAINED_BRANCH: Final = 580
 
 
 def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
@@ -500,9 +515,11 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     is_driven_by_open = driver.works(snapshot) and seen is not None and seen.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)
     found = choose(models, Driver()) if models else None
-    is_old = last is not None and last < _OLDEST_MAINTAINED and all(model.first_branch <= last for model in models)
+    is_old = (
+        last is not None and last < _OLDEST_MAINTAINED_BRANCH and all(model.first_branch <= last for model in models)
+    )
     if not models and not is_driven_by_open:
-        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BRANCH_BY_GENERATION}"
+        words = f"first check which GPU this is ({LIST_GPUS_COMMAND}), then {text}: {_BRANCH_BY_GENERATION_TEXT}"
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
@@ -517,7 +534,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
 def _install_commands(snapshot: Snapshot, last_branch: int | None) -> tuple[Command, ...]:
     """Return the commands that install that branch, or the newest; none if no repository has it."""
     known = find_distro(snapshot)
-    is_kept = last_branch is None or last_branch == _OLDEST_MAINTAINED
+    is_kept = last_branch is None or last_branch == _OLDEST_MAINTAINED_BRANCH
     match package_manager(snapshot):
         case "apt":
             has = release(known) if known else None

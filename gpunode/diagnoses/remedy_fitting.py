@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import ADDRESS, GpuCommand, Shell, fill_in_gpus
+from gpunode.diagnoses.commands import GPU_ADDRESS_PLACEHOLDER, GpuCommand, Shell, fill_in_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
 from gpunode.diagnoses.remedies import reboot, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
@@ -27,13 +27,13 @@ def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
 
 def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     commands = tuple(dict.fromkeys(one for typed in fix.commands for one in fill_in_gpus(typed, gpus)))
-    if any(isinstance(one, GpuCommand) and ADDRESS in one for one in commands):
+    if any(isinstance(one, GpuCommand) and GPU_ADDRESS_PLACEHOLDER in one for one in commands):
         return replace(fix, text=f"{fix.text} ({_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 
 
 # Steps that a reboot replaces.
-_DONE_BY_REBOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
+_FIX_KINDS_DONE_BY_REBOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
 
 
 def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -44,7 +44,7 @@ def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     done_by_first = (Fix("reboot", f"nothing more: the restart of the node for {first.cause} fixes this too"),)
     return tuple(
         replace(one, remedy=done_by_first)
-        if one is not first and "reboot" in (kinds := _fix_kinds(one)) and kinds <= _DONE_BY_REBOOT
+        if one is not first and "reboot" in (kinds := _fix_kinds(one)) and kinds <= _FIX_KINDS_DONE_BY_REBOOT
         else one
         for one in findings
     )
@@ -91,7 +91,7 @@ def apply_driver_recovery(
 
 
 # Of memory that waits to be mended, nvidia-smi's rows tell.
-_NOT_CLEARED_BY_DRIVER: Final = frozenset(
+_CAUSES_NOT_CLEARED_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )
 _CHECK_FIX_LASTS: Final = run_step(
@@ -101,7 +101,7 @@ _CHECK_FIX_LASTS: Final = run_step(
 
 def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
     """Return the proof as info if the driver no longer asks to recover that GPU."""
-    asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_CLEARED_BY_DRIVER
+    asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _CAUSES_NOT_CLEARED_BY_DRIVER
     if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered_gpus):
         return proof
     summary = f"{proof.summary}; the driver no longer asks for a recovery"
@@ -111,14 +111,14 @@ def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
 def merge_remedies(proofs: Iterable[Proof]) -> tuple[Fix, ...]:
     """Return the first proof's remedy with the commands of every proof that needs the same steps."""
     remedies = [proof.remedy for proof in proofs]
-    equal_steps = [fixes for fixes in remedies if _step_texts(fixes) == _step_texts(remedies[0])]
+    equal_steps = [fixes for fixes in remedies if _step_kinds_and_texts(fixes) == _step_kinds_and_texts(remedies[0])]
     return tuple(
         replace(same[0], commands=tuple(dict.fromkeys(typed for fix in same for typed in fix.commands)))
         for same in zip(*equal_steps, strict=True)
     )
 
 
-def _step_texts(fixes: tuple[Fix, ...]) -> list[tuple[str, str, str]]:
+def _step_kinds_and_texts(fixes: tuple[Fix, ...]) -> list[tuple[str, str, str]]:
     return [(fix.kind, fix.text, fix.when) for fix in fixes]
 
 

@@ -13,7 +13,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_TOOLKIT, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
+from gpunode.diagnoses.remedies import is_setup_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver, modules
@@ -45,7 +45,7 @@ class SourceEntry:
     citation: Citation
 
 
-_GREPPED: Final = Pattern(
+_GREPPED_SOURCE_ENTRY: Final = Pattern(
     r"^(?P<file>(?:/etc/apt/)?[\w./-]*\.(?:list|sources))(?::\d+)?:\s*(?P<entry>deb(?:-src)?\s.*)$"
 )
 
@@ -75,7 +75,7 @@ def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
             yield from _parse_entries(item, item.subject, item.text)
         elif item.kind in {"listing", "file", "text"}:
             for number, line in enumerate(item.lines, 1):
-                if match := _GREPPED.match(line):
+                if match := _GREPPED_SOURCE_ENTRY.match(line):
                     yield from _parse_entries(item, match["file"], match["entry"], number)
 
 
@@ -118,32 +118,33 @@ _KEY_REFUSED: Final = (
     r"|Public key for \S+ is not installed|are already installed but)"
 )
 # apt names the archive in the line or before it; between them stands no other archive.
-_REFUSED_AFTER: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
-_CUDA_REFUSED: Final = message_line(
+_KEY_REFUSED_LATER_IN_LINE: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
+_CUDA_KEY_REFUSED: Final = message_line(
     rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
-    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_REFUSED_AFTER}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
+    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_KEY_REFUSED_LATER_IN_LINE}|Public key for (?:cuda|nvidia"
+    r"|libnv)\S+\.rpm is not installed"
     # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
     rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
     flags=re.IGNORECASE,
 )
-_TOOLKIT_REFUSED: Final = message_line(
-    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_REFUSED_AFTER}"
+_TOOLKIT_KEY_REFUSED: Final = message_line(
+    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_IN_LINE}"
     rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
     flags=re.IGNORECASE,
 )
 # The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
-_CUDA_SHA1: Final = all_of(
+_CUDA_KEY_USES_SHA1: Final = all_of(
     message_line(r"SHA-?1 is not considered secure"),
     message_line(r"[Ss]igning key on \S*A4B469963BF863CC is not bound"),
 )
-_SQV_WARNS: Final = unless(
+_SIGNATURE_POLICY_WARNING: Final = unless(
     message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
 )
 # The next update is going to refuse it: nothing fails yet that is installed.
-_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
-_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
+_CUDA_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
+_TOOLKIT_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
-_DRIVER_BUILT: Final = predicate(
+_DRIVER_BUILT_BUT_BROKEN: Final = predicate(
     lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_dkms_rows)),
     "a driver is built here",
 )
@@ -156,17 +157,17 @@ _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     manager = snapshot.view(package_manager)
     if manager != "apt":
-        yield run_step("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
+        yield run_step("remove", "remove the old key of cudatools", _REMOVE_RETIRED_RPM_KEY)
         text = "download the repository's description again; it names the new key"
-        yield run_step("configure", text, _REFRESH_METADATA[manager == "zypper"])
+        yield run_step("configure", text, _REFRESH_COMMAND_BY_IS_ZYPPER[manager == "zypper"])
         return
     found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
     has = release(known) if known else None
-    may_have_old = not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key))
+    may_have_old = not snapshot.view(_CUDA_KEYRING_MISSING) and (known is None or (has is not None and has.has_apt_key))
     withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
     if may_have_old and found and found["dir"] in _RELEASES_WITH_OLD_KEY:
         yield withdrawn
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
         package = "cuda-keyring_1.1-1_all.deb"
@@ -182,7 +183,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
 def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     known = find_distro(snapshot)
     has = release(known) if known else None
-    if has is not None and has.repository and is_supported(snapshot):
+    if has is not None and has.repository and is_setup_supported(snapshot):
         text = f"take the folder of this release, {has.repository}, with its own key"
         yield setup_step(snapshot, "configure", text, "cuda-repository")
     else:
@@ -195,45 +196,47 @@ def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", text, when="an image has to use an older release's folder")
 
 
-_RETIRED_RPM_KEY: Final = Shell(
+_REMOVE_RETIRED_RPM_KEY: Final = Shell(
     "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}' | "
     "xargs -r sudo rpm -e"
 )
 # By zypper, or not.
-_REFRESH_METADATA: Final = {
+_REFRESH_COMMAND_BY_IS_ZYPPER: Final = {
     True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
     False: Shell("sudo dnf makecache"),
 }
-_RPM_LIST: Final = "nvidia-container-toolkit.repo"
+_TOOLKIT_REPO_FILE: Final = "nvidia-container-toolkit.repo"
 
 
 def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
     if (manager := snapshot.view(package_manager)) != "apt":
         folder = "/etc/zypp/repos.d" if manager == "zypper" else "/etc/yum.repos.d"
-        curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
-        fetch = join_commands(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
+        curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_TOOLKIT_REPO_FILE}")
+        fetch = join_commands(
+            curl, Shell("|"), command("sudo", "tee", f"{folder}/{_TOOLKIT_REPO_FILE}"), Shell(">/dev/null")
+        )
         text = "download the repository's description again; it names the key"
-        yield run_step("configure", text, fetch, _REFRESH_METADATA[manager == "zypper"])
-    elif is_supported(snapshot):
+        yield run_step("configure", text, fetch, _REFRESH_COMMAND_BY_IS_ZYPPER[manager == "zypper"])
+    elif is_setup_supported(snapshot):
         yield setup_step(
             snapshot, "configure", "set the repository up again, with its key checked", "toolkit-repository"
         )
     else:
         text = "download the key, then write the entry that names it"
-        yield run_step("configure", text, *remedies.TOOLKIT_ARCHIVE)
+        yield run_step("configure", text, *remedies.ADD_TOOLKIT_ARCHIVE_COMMANDS)
 
 
-_CONFLICT: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
+_CONFLICTING_OPTION_MESSAGE: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
 _OLD_LIST: Final = message_line(
     r"(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|/cuda)\.list$|archive_uri-", "listing", "text"
 )
 _NEW_LIST: Final = message_line(
     r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
 )
-_CLASHING: Final = custom_sign(
+_CONFLICTING_ENTRIES: Final = custom_sign(
     lambda snapshot: (one.citation for same in snapshot.view(conflicting_entries) for one in same)
 )
-_CONFLICT_URL: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
+_CONFLICT_URL: Final = Pattern(rf"{_CONFLICTING_OPTION_MESSAGE} (?P<url>\S+)")
 
 
 def _duplicate_archive(snapshot: Snapshot) -> str:
@@ -246,7 +249,7 @@ def _duplicate_archive(snapshot: Snapshot) -> str:
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     url = _duplicate_archive(snapshot)
-    owner, match = owner_of(url), _ARCHIVE.match(url)
+    owner, match = owner_of(url), _ARCHIVE_ADDRESS.match(url)
     archive = match["archive"] if match else ""
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
@@ -265,7 +268,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         edit = join_commands(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
         others = join_commands(find, Shell("|"), command("grep", "-vE", keep), edit)
         yield run_step("remove", "comment out the other entries that name it", others)
-    if owner != "other" and is_supported(snapshot):
+    if owner != "other" and is_setup_supported(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry", f"{owner}-repository")
     else:
         yield run_step("inspect", "check that apt reads its lists again", Shell("sudo apt-get update"))
@@ -273,7 +276,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
 # Host and first folders: what follows is written in several ways in lists.
-_ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
+_ARCHIVE_ADDRESS: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
 _CURRENT_LIST_FILE: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
@@ -292,10 +295,10 @@ RULES: Final = (
     _rule(
         cause="apt-nvidia-key-rotated",
         share=2.5,
-        decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
-        symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
-        latent=any_of(_DRIVER_BUILT, symptoms.DRIVER_WORKS),
-        against=(_CUDA_SHA1,),
+        decisive=any_of(_CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
+        symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
+        latent=any_of(_DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
+        against=(_CUDA_KEY_USES_SHA1,),
         summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_cuda_key,
@@ -304,10 +307,11 @@ RULES: Final = (
     _rule(
         cause="apt-nvidia-key-sha1",
         share=1,
-        decisive=_CUDA_SHA1,
-        latent=any_of(_SQV_WARNS, _DRIVER_BUILT, symptoms.DRIVER_WORKS),
+        decisive=_CUDA_KEY_USES_SHA1,
+        latent=any_of(_SIGNATURE_POLICY_WARNING, _DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
         summary=lambda node: (
-            f"apt {'will soon refuse' if node.view(_SQV_WARNS) else 'refuses'} this folder of NVIDIA's: its key, "
+            f"apt {'will soon refuse' if node.view(_SIGNATURE_POLICY_WARNING) else 'refuses'} this folder of NVIDIA's: "
+            "its key, "
             "the right one, is bound by SHA-1; the release's own folder has another key"
         ),
         look_at=(Shell("grep -rn compute/cuda/repos /etc/apt/sources.list.d"), Shell("cat /etc/os-release")),
@@ -317,9 +321,9 @@ RULES: Final = (
     _rule(
         cause="apt-toolkit-key-missing",
         share=1,
-        decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-        symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-        latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+        decisive=any_of(_TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
+        latent=all_of(_TOOLKIT_KEYRING_MISSING, symptoms.DRIVER_WORKS),
         summary="the container toolkit's repository is signed by a key that this node does not trust",
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_toolkit_key,
@@ -328,9 +332,9 @@ RULES: Final = (
     _rule(
         cause="apt-signed-by-conflict",
         share=1.5,
-        decisive=any_of(message_line(_CONFLICT), _CLASHING),
+        decisive=any_of(message_line(_CONFLICTING_OPTION_MESSAGE), _CONFLICTING_ENTRIES),
         typical=all_of(_OLD_LIST, _NEW_LIST),
-        symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
+        symptoms=(symptoms.REPOSITORY_REFUSED, _CONFLICTING_ENTRIES),
         summary=lambda node: f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys",
         look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
         remedy=_keep_one_entry,

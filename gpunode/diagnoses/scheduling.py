@@ -15,7 +15,7 @@ from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import in_container, kubernetes_nodes
-from gpunode.facts.items import NO_COMMAND
+from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 
 _GPUS_OFFERED: Final = custom_sign(
     lambda node: (
@@ -28,23 +28,24 @@ _NO_CAPACITY: Final = custom_sign(
 
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
 
-_GPUS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
+_GPU_WORDS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
 _TAINT_NOT_TOLERATED: Final = message_line(
     r"(?:untolerated taints?(?:\(s\))?:? ?|had taints? )\{(?!\s*(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/"
     r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
 _GPU_TAINT_NOT_TOLERATED: Final = message_line(
-    rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPUS}", flags=re.IGNORECASE
+    rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}", flags=re.IGNORECASE
 )
 _GPU_TAINT: Final = any_of(
-    message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
-         rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
+    message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORDS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
+         rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPU_WORDS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
-         rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
-    message_line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
+         rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORDS}[\w./-]*\W+value\b",
+         "kubernetes-node"),
+    message_line(rf"\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
 )  # fmt: skip
-_TOLERATES: Final = message_line(
+_TOLERATES_GPU_TAINT: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
 )
 # Who shows a toleration of one value has nodes with a taint, perhaps of another.
@@ -94,16 +95,17 @@ _SCHEDULING_LABELS: Final = (
 _LABELLED_FOR_PLUGIN: Final = message_line(
     rf"(?:{_SCHEDULING_LABELS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text"
 )
-_LABELS: Final = message_line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
-_NO_GPU_LABEL: Final = unless(_LABELS, any_line(r"nvidia\.com/|accelerator"))
+_NODE_LABELS_SHOWN: Final = message_line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
+_NO_GPU_LABEL: Final = unless(_NODE_LABELS_SHOWN, any_line(r"nvidia\.com/|accelerator"))
 _LABELLED_WITHOUT_GPU: Final = unless(all_of(_GPU_LABELS_SEEN, _NO_CAPACITY), _GPUS_OFFERED)
-_UNREGISTERED: Final = message_line(
+_PLUGIN_UNREGISTERED: Final = message_line(
     r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed"
 )
 _GPU_DAEMON_SETS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
-_IDLE: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
+_DAEMON_SET_WITHOUT_NODES: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d"
+                                                r"|^[ \t]*Desired Number of Nodes Scheduled: 0"
                     r"|desiredNumberScheduled\W+0\b")  # fmt: skip
-_FINDS_NO_NODE: Final = message_line(
+_OPERATOR_FINDS_NO_GPU_NODE: Final = message_line(
     r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
     r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
     r"|\bNFDLabelsMissing\b|No NFD labels found"
@@ -127,17 +129,22 @@ def _label_node(snapshot: Snapshot) -> Iterable[Fix]:
 # Nested nodes.
 
 _NESTED_CLUSTER_CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
-_PASSED_IN: Final = any_line(r"nvidia-container-devices/all")
-_NO_GPU_INSIDE: Final = any_of(
+_GPUS_PASSED_INTO_CLUSTER: Final = any_line(r"nvidia-container-devices/all")
+_NO_GPU_INSIDE_CLUSTER: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
-    *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
-    *(symptoms.NO_RUNTIME, _NO_CAPACITY),
+    *(
+        symptoms.NO_DRIVER_IN_CONTAINER,
+        symptoms.PLUGIN_FAILS,
+        symptoms.NO_CAPACITY,
+        symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
+    ),
+    *(symptoms.NVIDIA_RUNTIME_UNKNOWN, _NO_CAPACITY),
 )
 
 
-_PASS_GPUS_IN: Final = always(
+_PASS_GPUS_INTO_CLUSTER: Final = always(
     manual_step(
         "configure",
         ("save the cluster's data: to pass GPUs in, the cluster is recreated, and everything in it is deleted"),
@@ -166,8 +173,8 @@ _REQUEST_TOO_LARGE: Final = message_line(
 )
 # Kubernetes' validation names the field, and the value after it.
 _REQUEST_NOT_INTEGER: Final = message_line(rf"{_NVIDIA_RESOURCE}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
-_REQUEST_NOT_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
-_NO_LIMIT: Final = message_line(
+_REQUEST_DIFFERS_FROM_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
+_GPU_LIMIT_MISSING: Final = message_line(
     rf"{_NVIDIA_RESOURCE}\]?: Required value: Limit must be set for non overcommitable resources"
     rf"|limits\[?[^\n]{{0,40}}{_NVIDIA_RESOURCE}\]?: Required value"
 )
@@ -175,7 +182,7 @@ _UNKNOWN_OPTION: Final = message_line(
     r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
     r"|unrecognized arguments?: --gpu$"
 )
-_NO_VIDEO: Final = unless(
+_VIDEO_LIBRARY_MISSING: Final = unless(
     message_line(
         r"Cannot load lib(?:nvidia-encode|nvcuvid)\.so|lib(?:nvidia-encode"
         r"|nvcuvid)\.so[.\d]*: cannot open shared object"
@@ -185,13 +192,14 @@ _NO_VIDEO: Final = unless(
 )
 _NO_NVCC: Final = unless(
     message_line(
-        rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{NO_COMMAND}|not found)|not found: nvcc$"
+        rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvcc$"
         r"|Command ['‘]nvcc['’] not found"
         r"|[Nn]o such file or directory: [^\n]{0,80}/nvcc\b|nvcc was not found|Could not find nvcc\b"
         r"|The 'nvcc' command was not found",
         flags=re.MULTILINE,
     ),
-    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.MISMATCH, symptoms.NO_DEVICES,
+    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_LIBRARY_MISMATCH,
+    symptoms.NO_DEVICES,
 )  # fmt: skip
 _HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d+ / \d+")
 
@@ -214,8 +222,8 @@ RULES: Final = (
         decisive=_GPU_TAINT_NOT_TOLERATED,
         typical=any_of(
             _TAINT_NOT_TOLERATED,
-            unless(_GPU_TAINT, _GPUS_OFFERED, _TOLERATES),
-            unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
+            unless(_GPU_TAINT, _GPUS_OFFERED, _TOLERATES_GPU_TAINT),
+            unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES_GPU_TAINT),
         ),
         symptoms=(symptoms.POD_PENDING,),
         context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_VALUE),
@@ -235,7 +243,11 @@ RULES: Final = (
     _rule(
         cause="gpu-labels-without-capacity",
         disruption="restart-container",
-        typical=any_of(_LABELLED_WITHOUT_GPU, _UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE, _GPUS_OFFERED)),
+        typical=any_of(
+            _LABELLED_WITHOUT_GPU,
+            _PLUGIN_UNREGISTERED,
+            unless(_GPU_LABELS_SEEN, _DAEMON_SET_WITHOUT_NODES, _GPUS_OFFERED),
+        ),
         context=any_of(_GPU_LABELS_SEEN, _NO_CAPACITY),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
         look_at=(
@@ -257,13 +269,13 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-node-not-labelled",
-        decisive=all_of(_IDLE, _LABELS),
+        decisive=all_of(_DAEMON_SET_WITHOUT_NODES, _NODE_LABELS_SHOWN),
         typical=any_of(
-            _FINDS_NO_NODE,
-            unless(_IDLE, _TOLERATES_ONE_VALUE),
+            _OPERATOR_FINDS_NO_GPU_NODE,
+            unless(_DAEMON_SET_WITHOUT_NODES, _TOLERATES_ONE_VALUE),
             all_of(command_run(r"--show-labels|metadata\.labels"), _NO_GPU_LABEL),
         ),
-        symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+        symptoms=(_DAEMON_SET_WITHOUT_NODES, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
         context=_NO_GPU_LABEL,
         against=(
             symptoms.NO_GPU,
@@ -279,13 +291,13 @@ RULES: Final = (
     _rule(
         cause="nested-node-config-not-applied",
         disruption="restart-container",
-        decisive=all_of(in_container.NODE_IN_CONTAINER, _NO_GPU_INSIDE),
+        decisive=all_of(in_container.NODE_IN_CONTAINER, _NO_GPU_INSIDE_CLUSTER),
         typical=unless(
             all_of(
                 in_container.NODE_IN_CONTAINER,
                 any_of(command_run(_NESTED_CLUSTER_CREATED), message_line(_NESTED_CLUSTER_CREATED)),
             ),
-            _PASSED_IN,
+            _GPUS_PASSED_INTO_CLUSTER,
         ),
         against=(_GPUS_OFFERED, symptoms.CONTAINER_WORKS),
         context=in_container.NODE_IN_CONTAINER,
@@ -293,13 +305,13 @@ RULES: Final = (
             symptoms.POD_PENDING,
             symptoms.NO_CAPACITY,
             symptoms.PLUGIN_FAILS,
-            symptoms.NO_DRIVER_INSIDE,
+            symptoms.NO_DRIVER_IN_CONTAINER,
             symptoms.NO_NVML_LIBRARY,
         ),
         may_be_normal=True,
         look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
         summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
-        remedy=_PASS_GPUS_IN,
+        remedy=_PASS_GPUS_INTO_CLUSTER,
         explains=frozenset(
             {
                 "containerd-nvidia-runtime-missing",
@@ -332,7 +344,7 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-amount-invalid",
-        decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_NOT_LIMIT, _NO_LIMIT),
+        decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_DIFFERS_FROM_LIMIT, _GPU_LIMIT_MISSING),
         summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
         remedy=always(
             manual_step("application", "write only resources.limits, with a whole number: nvidia.com/gpu: 1"),
@@ -356,8 +368,8 @@ RULES: Final = (
         cause="video-libraries-missing",
         layer="toolkit",
         disruption="restart-container",
-        typical=_NO_VIDEO,
-        symptoms=(_NO_VIDEO,),
+        typical=_VIDEO_LIBRARY_MISSING,
+        symptoms=(_VIDEO_LIBRARY_MISSING,),
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'"),),
         summary="the program finds no library of NVENC or NVDEC: its container, or the node's driver, lacks them",
         remedy=always(

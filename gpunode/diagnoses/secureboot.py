@@ -58,13 +58,15 @@ def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 # Whoever says that NVIDIA's module fails as another's does shows the other's line for both.
-_NVIDIAS_TOO: Final = message_line(
+_NVIDIA_MODULE_REJECTED_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
 SIGNATURE_REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKDOWN: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
-_LOADED: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
+_MODULE_LOADED_ANYWAY: Final = kernel_line(
+    r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key"
+)
 _SECURE_BOOT_ON: Final = any_of(
     any_line(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
@@ -77,14 +79,14 @@ SECURE_BOOT_OFF: Final = any_line(
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
 # Field by field; a field that was requested alone has no name before it, and keys have these.
-_SIGNATURE: Final = Pattern(
+_MODULE_SIGNATURE_LINE: Final = Pattern(
     r"^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
     r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b",
     re.MULTILINE,
 )
 _SIGNED: Final = any_of(
-    custom_sign(lambda snapshot: snapshot.matching_lines(_SIGNATURE, "modinfo")),
+    custom_sign(lambda snapshot: snapshot.matching_lines(_MODULE_SIGNATURE_LINE, "modinfo")),
     message_line(r"[^\n]signature appended~"),
 )
 
@@ -92,7 +94,7 @@ _SIGNED: Final = any_of(
 def _unsigned_module_lines(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("modinfo"):
         is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
-        if is_whole and "nvidia" in item.written and not _SIGNATURE.search(item.text):
+        if is_whole and "nvidia" in item.written and not _MODULE_SIGNATURE_LINE.search(item.text):
             yield cite_fact(item.written, "no signer, no sig_key", item.key)
 
 
@@ -115,7 +117,7 @@ _BUILD_SIGNS_MODULE: Final = any_of(
 
 
 # The certificate of a machine's own key, and what makes one where there is none.
-_KEY_COMMANDS: Final = {
+_CREATE_KEY_BY_CERTIFICATE: Final = {
     "/etc/pki/akmods/certs/public_key.der": Shell("sudo kmodgenca -a"),
     "/var/lib/shim-signed/mok/MOK.der": Shell("sudo update-secureboot-policy --new-key"),
     "/var/lib/dkms/mok.pub": Shell("sudo dkms generate_mok"),
@@ -124,12 +126,12 @@ _KEY_COMMANDS: Final = {
 
 def _certificate_path(snapshot: Snapshot) -> str:
     """Return the certificate of the module signing key, as named, else as the build tool keeps it."""
-    akmods, ubuntus, dkms = _KEY_COMMANDS
+    akmods, ubuntus, dkms = _CREATE_KEY_BY_CERTIFICATE
     texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_package_record]
     usual = (
         akmods if packages.matching_packages(snapshot, "akmod-nvidia*") else ubuntus if _is_ubuntu(snapshot) else dkms
     )
-    return next((path for path in _KEY_COMMANDS if any(path in text for text in texts)), usual)
+    return next((path for path in _CREATE_KEY_BY_CERTIFICATE if any(path in text for text in texts)), usual)
 
 
 def _is_ubuntu(snapshot: Snapshot) -> bool:
@@ -159,17 +161,17 @@ def _enroll_key(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
     text = "create this machine's key for signing modules, if there is none yet"
-    yield run_step("configure", text, _KEY_COMMANDS[_certificate_path(snapshot)])
+    yield run_step("configure", text, _CREATE_KEY_BY_CERTIFICATE[_certificate_path(snapshot)])
     yield run_step("rebuild", "build the module again, so that it is signed", *rebuild_commands(snapshot))
     yield from _enroll_key(snapshot)
 
 
-_SYMPTOMS: Final = (symptoms.KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
-_AGAINST: Final = (
+_SYMPTOMS: Final = (symptoms.MODULE_KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+_SIGNS_AGAINST_REJECTION: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
-    _LOADED,
-    unless(custom_sign(_other_modules_rejected), _NVIDIAS_TOO),
+    _MODULE_LOADED_ANYWAY,
+    unless(custom_sign(_other_modules_rejected), _NVIDIA_MODULE_REJECTED_TOO),
     unless(SECURE_BOOT_OFF, SIGNATURE_REFUSED),
 )
 _UNSIGNED_REJECTED: Final = message_line(
@@ -177,7 +179,7 @@ _UNSIGNED_REJECTED: Final = message_line(
     r"|sign the kernel module when prompted"
 )
 _NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE))
-_LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
+_LOOK_AT_COMMANDS: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 RULES: Final = (
     Rule(
@@ -198,8 +200,8 @@ RULES: Final = (
         typical=any_of(_NOT_ENROLLED, unless(SIGNATURE_REFUSED, _NO_SIGNATURE)),
         symptoms=_SYMPTOMS,
         context=any_of(_SIGNED, SIGNATURE_REFUSED),
-        against=_AGAINST,
-        look_at=_LOOK_AT,
+        against=_SIGNS_AGAINST_REJECTION,
+        look_at=_LOOK_AT_COMMANDS,
         summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
         remedy=_enroll_key,
         explains=consequences.MODULE_NOT_ACCEPTED,
@@ -212,8 +214,8 @@ RULES: Final = (
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
         typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE)),
         symptoms=_SYMPTOMS,
-        against=_AGAINST,
-        look_at=_LOOK_AT,
+        against=_SIGNS_AGAINST_REJECTION,
+        look_at=_LOOK_AT_COMMANDS,
         summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
         remedy=_sign_module,
         explains=consequences.MODULE_NOT_ACCEPTED,

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import ADDRESS, Command, Shell, gpu_command, gpu_option
+from gpunode.diagnoses.commands import GPU_ADDRESS_PLACEHOLDER, Command, Shell, gpu_command, gpu_option
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
@@ -24,26 +24,28 @@ from gpunode.facts.sources import SourceKind
 
 # Compute mode.
 
-_RESTRICTED_MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
-_MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
-_IN_DEFAULT_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
-_INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
+_RESTRICTED_COMPUTE_MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
+_COMPUTE_MODE_CELL: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_IN_DEFAULT_COMPUTE_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
+_GPU_INDEX_CELL: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
 def _gpus_not_in_default_mode(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the GPUs that are not in default compute mode: their index or address, and the line."""
     rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
-    named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _RESTRICTED_MODES)
-    return (*named, *_modes_in_table(snapshot))
+    named = (
+        (name, row.citation) for name, row in rows if row and row.value.strip().lower() in _RESTRICTED_COMPUTE_MODES
+    )
+    return (*named, *_compute_modes_in_table(snapshot))
 
 
-def _modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+def _compute_modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     for item in snapshot.items_of("nvidia-smi", "text"):
         index = ""
         for number, text in enumerate(item.lines, 1):
-            if _MODE_IN_TABLE.search(text):
+            if _COMPUTE_MODE_CELL.search(text):
                 yield index, cite(item, number)
-            elif first := _INDEX.match(text):
+            elif first := _GPU_INDEX_CELL.match(text):
                 index = first["index"]
 
 
@@ -58,7 +60,7 @@ def _restore_default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _PLUGIN_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
-_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_SHARING_WORDS: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
 _STATIC_MANIFEST: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
 _SHARING_OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
@@ -72,7 +74,7 @@ def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
         if (
             item.was_answered
             and find_first(item, _REPLICAS)
-            and find_first(item, _SHARING)
+            and find_first(item, _SHARING_WORDS)
             and not find_first(item, _PLUGIN_OUTPUT)
         ):
             yield item
@@ -94,9 +96,9 @@ _SHARING_DESIRED: Final = any_of(
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_EMPTY_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
+_SHARING_EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
 # A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
-_SHARING_EFFECT: Final = any_of(
+_SHARING_WITHOUT_EFFECT: Final = any_of(
     symptoms.POD_PENDING,
     message_line(
         r"\bno effect\b|\b(?:is|are|was|were)(?: not|n['’]t) (?:applied|shared|sliced|used)\b"
@@ -109,11 +111,11 @@ _SHARING_EFFECT: Final = any_of(
         "the cluster was asked",
     ),
 )
-_IS_STATIC: Final = any_of(command_run(_STATIC_MANIFEST), message_line(_STATIC_MANIFEST))
+_PLUGIN_FROM_STATIC_MANIFEST: Final = any_of(command_run(_STATIC_MANIFEST), message_line(_STATIC_MANIFEST))
 
 
 def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
-    if snapshot.view(_IS_STATIC):
+    if snapshot.view(_PLUGIN_FROM_STATIC_MANIFEST):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run_step(
             "remove", "remove the daemon set of the static manifest, so that the configured one takes over", delete
@@ -130,31 +132,32 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
 
 # Memory that another process has.
 
-_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
-_TOTAL: Final = Pattern(rf"total capac?ity of {_SIZE}|{_SIZE} total capacity")
-_FREE: Final = Pattern(rf"{_SIZE} (?:is )?free")
+_MEMORY_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
+_TOTAL_MEMORY: Final = Pattern(rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity")
+_FREE_MEMORY: Final = Pattern(rf"{_MEMORY_SIZE} (?:is )?free")
 _OWN_MEMORY: Final = Pattern(
-    rf"this process has {_SIZE}|{_SIZE} already allocated|{_SIZE} (?:reserved in total|cached)|{_SIZE} is allocated by"
+    rf"this process has {_MEMORY_SIZE}|{_MEMORY_SIZE} already allocated|{_MEMORY_SIZE} (?:reserved in total|cached)"
+    rf"|{_MEMORY_SIZE} is allocated by"
 )
-_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NO_MEMORY: Final = message_line(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
 )
-_MEMORY_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
-_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+_MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
+_PROCESS_TABLE_ROW: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
 
 
 def _largest_size(pattern: Pattern, text: str) -> float:
     """Return the largest size that stands there, in bytes."""
     sizes = (next(filter(None, match.groups())).split() for match in pattern.finditer(text))
-    return max((float(number) * _BYTES[unit] for number, unit in sizes), default=0.0)
+    return max((float(number) * _BYTES_BY_UNIT[unit] for number, unit in sizes), default=0.0)
 
 
 def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
     """Yield PyTorch's errors where other processes, or it itself, hold most of the memory."""
     for one in snapshot.view(_NO_MEMORY):
-        total, own = _largest_size(_TOTAL, one.line), _largest_size(_OWN_MEMORY, one.line)
-        others = total - own - _largest_size(_FREE, one.line)
+        total, own = _largest_size(_TOTAL_MEMORY, one.line), _largest_size(_OWN_MEMORY, one.line)
+        others = total - own - _largest_size(_FREE_MEMORY, one.line)
         if total and (others > total / 2 if is_others else own > total / 2):
             yield one
 
@@ -162,8 +165,8 @@ def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Cit
 def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs whose memory is mostly in use although nvidia-smi lists no process."""
     for item in snapshot.items_of("nvidia-smi"):
-        if item.where == "host" and "Processes:" in item.text and not _PROCESS.search(item.text):
-            rows = ((_MEMORY_CELL.search(one.line), one) for one in lines_with(item, _MEMORY_CELL))
+        if item.where == "host" and "Processes:" in item.text and not _PROCESS_TABLE_ROW.search(item.text):
+            rows = ((_MEMORY_USAGE_CELL.search(one.line), one) for one in lines_with(item, _MEMORY_USAGE_CELL))
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
 
 
@@ -171,7 +174,13 @@ _PROCESSES_HIDDEN: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl
 
 
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
-_SMI: Final[tuple[SourceKind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
+_SMI_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
+    "nvidia-smi",
+    "nvidia-smi-mig",
+    "nvidia-smi-q",
+    "container-run",
+    "text",
+)
 _MODE_CHANGE_ANNOUNCED: Final = any_of(
     message_line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
@@ -183,9 +192,9 @@ _MODE_CHANGE_ANNOUNCED: Final = any_of(
         any_of(command_run(r"\bmig\b|mig-"), message_line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
     ),
 )
-_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI)
+_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_SOURCE_KINDS)
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
-_PLUGIN_FINDS_NONE: Final = message_line(
+_PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
@@ -194,7 +203,7 @@ _INSTANCE_LISTED: Final = message_line(
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
-    *_SMI, "application"
+    *_SMI_SOURCE_KINDS, "application"
 )  # fmt: skip
 
 
@@ -218,45 +227,47 @@ class _MigMode:
         return self.current != self.pending
 
 
-_MODE_VALUES: Final = {"enabled": True, "disabled": False}
+_MIG_MODE_VALUES: Final = {"enabled": True, "disabled": False}
 
 
 def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
     for gpu in snapshot.view(smi_query.smi_gpus):
         row = gpu.find("MIG Mode", "Current")
-        current = _MODE_VALUES.get(row.value.lower()) if row else None
+        current = _MIG_MODE_VALUES.get(row.value.lower()) if row else None
         if row and current is not None:
             pending = gpu.find("MIG Mode", "Pending") or row
-            yield _MigMode(gpu.name, current, _MODE_VALUES.get(pending.value.lower(), current), pending.citation)
+            yield _MigMode(gpu.name, current, _MIG_MODE_VALUES.get(pending.value.lower(), current), pending.citation)
 
 
-def _mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
+def _mig_mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
     """Return the sign of GPUs whose mode satisfies ``holds``; in the table it is the last cell of a GPU."""
     by_query = custom_sign(lambda snapshot: (mode.citation for mode in _mig_modes(snapshot) if holds(mode)))
-    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
+    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI_SOURCE_KINDS))
 
 
 # A star says that the other mode is pending.
-_MODE_PENDING: Final = _mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
-_MODE_SETTLED: Final = _mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
-_MODE_CHANGES: Final = any_of(_MODE_PENDING, _MODE_SETTLED)
-_MIG_ENABLED: Final = _mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
-_MIG_CURRENTLY_ON: Final = _mode_sign(lambda mode: mode.current, r"Enabled\*?")
+_MIG_MODE_PENDING: Final = _mig_mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
+_MIG_MODE_SETTLED: Final = _mig_mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
+_MIG_MODE_KNOWN: Final = any_of(_MIG_MODE_PENDING, _MIG_MODE_SETTLED)
+_MIG_ENABLED: Final = _mig_mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
+_MIG_CURRENTLY_ON: Final = _mig_mode_sign(lambda mode: mode.current, r"Enabled\*?")
 
 
-def _find_pending_modes(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_pending_mig_modes(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
     waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
     for one in snapshot.view(_MODE_CHANGE_ANNOUNCED) if not waiting else ():
         if "pending" in one.line and (match := _BUS.search(one.line)):
             waiting[pci.normalize_address(match["bus"])] = one
-    return (Proof(_PENDING_SUMMARY, (place,), gpu=gpu) for gpu, place in waiting.items())
+    return (Proof(_PENDING_MIG_MODE_SUMMARY, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
-_PENDING_SUMMARY: Final = "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
+_PENDING_MIG_MODE_SUMMARY: Final = (
+    "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
+)
 
 
-def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
+def _mig_capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
     """Yield what the driver's own files show of instances on an examined node."""
     layout = snapshot.facts.layout
     if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
@@ -264,9 +275,11 @@ def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citati
 
 
 _WITHOUT_INSTANCES: Final = all_of(
-    _MIG_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _capability_files(node, are_there=False)))
+    _MIG_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _mig_capability_files(node, are_there=False)))
 )
-_INSTANCES_EXIST: Final = any_of(_INSTANCE_LISTED, custom_sign(lambda node: _capability_files(node, are_there=True)))
+_INSTANCES_EXIST: Final = any_of(
+    _INSTANCE_LISTED, custom_sign(lambda node: _mig_capability_files(node, are_there=True))
+)
 
 
 def _find_mig_without_instances(snapshot: Snapshot) -> Iterator[Proof]:
@@ -281,40 +294,42 @@ def _smi_command(*words: str) -> Command:
     return gpu_command("sudo", "nvidia-smi", *words)
 
 
-_CREATE: Final = always(
+_CREATE_MIG_INSTANCES: Final = always(
     run_step(
         "configure",
         "create instances (profile 0 is the whole GPU)",
-        _smi_command("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
+        _smi_command("mig", "-i", GPU_ADDRESS_PLACEHOLDER, "-cgi", "0", "-C"),
     ),
     run_step(
         "inspect",
         "list the available profiles",
-        _smi_command("mig", "-i", ADDRESS, "-lgip"),
+        _smi_command("mig", "-i", GPU_ADDRESS_PLACEHOLDER, "-lgip"),
         when="the GPU is to be divided",
     ),
     run_step(
         "configure",
         "or turn MIG off again",
-        _smi_command("-i", ADDRESS, "-mig", "0"),
+        _smi_command("-i", GPU_ADDRESS_PLACEHOLDER, "-mig", "0"),
         when="the GPU is not to be shared",
     ),
 )
 
 
-_DENIED: Final = message_line(
+_NVML_ACCESS_DENIED: Final = message_line(
     r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
 )
 _MIG_MENTIONED: Final = any_of(
     command_run(r"\bmig\b"),
     message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
-    _MODE_CHANGES, _INSTANCE_LISTED
+    _MIG_MODE_KNOWN, _INSTANCE_LISTED
 )  # fmt: skip
 
 
-def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_MODE_CHANGES) and not snapshot.view(_MIG_CURRENTLY_ON):
-        yield run_step("configure", "turn MIG on, if it is intended", _smi_command("-i", ADDRESS, "-mig", "1"))
+def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_MIG_MODE_KNOWN) and not snapshot.view(_MIG_CURRENTLY_ON):
+        yield run_step(
+            "configure", "turn MIG on, if it is intended", _smi_command("-i", GPU_ADDRESS_PLACEHOLDER, "-mig", "1")
+        )
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield manual_step("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
@@ -332,7 +347,7 @@ RULES: Final = (
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
-        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE),
         may_be_normal=True,
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
         remedy=_restore_default_mode,
@@ -346,14 +361,18 @@ RULES: Final = (
         decisive=all_of(_SHARING_DESIRED, _SHARING_EMPTY),
         typical=any_of(
             unless(
-                all_of(_SHARING_DESIRED, _SHARING_EFFECT),
+                all_of(_SHARING_DESIRED, _SHARING_WITHOUT_EFFECT),
                 custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
             ),
-            _EMPTY_EXCERPT,
+            _SHARING_EMPTY_IN_EXCERPT,
         ),
         may_be_normal=True,
         against=(
-            unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_EXCERPT),
+            unless(
+                custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
+                _SHARING_EMPTY,
+                _SHARING_EMPTY_IN_EXCERPT,
+            ),
         ),
         summary="GPU sharing is configured, but the running device plugin does not have that configuration",
         remedy=_configure_slicing,
@@ -385,12 +404,12 @@ RULES: Final = (
         cause="mig-mode-pending-reset",
         shows_in="gpu",
         disruption="reset-gpu",
-        check=_find_pending_modes,
+        check=_find_pending_mig_modes,
         share=1,
-        decisive=any_of(_MODE_PENDING, unless(_MODE_CHANGE_ANNOUNCED, _MODE_SETTLED)),
-        summary=_PENDING_SUMMARY,
+        decisive=any_of(_MIG_MODE_PENDING, unless(_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
+        summary=_PENDING_MIG_MODE_SUMMARY,
         symptoms=(
-            _MODE_PENDING,
+            _MIG_MODE_PENDING,
             _MODE_CHANGE_ANNOUNCED,
             symptoms.CUDA_NO_DEVICE,
             symptoms.CUDA_BUSY,
@@ -410,31 +429,37 @@ RULES: Final = (
         shows_in="gpu",
         check=_find_mig_without_instances,
         share=0.7,
-        decisive=any_of(_PLUGIN_FINDS_NONE, _WITHOUT_INSTANCES),
-        typical=any_of(unless(_NO_INSTANCES, _MODE_CHANGES), all_of(_MIG_ENABLED, symptoms.CUDA_NO_DEVICE)),
-        symptoms=(_WITHOUT_INSTANCES, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _WITHOUT_INSTANCES),
+        typical=any_of(unless(_NO_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_NO_DEVICE)),
+        symptoms=(
+            _WITHOUT_INSTANCES,
+            _NO_INSTANCES,
+            _PLUGIN_FINDS_NO_INSTANCES,
+            symptoms.NO_DEVICES,
+            symptoms.CUDA_NO_DEVICE,
+        ),
         against=(_INSTANCES_EXIST,),
         summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
         look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
         context=_MIG_ENABLED,
-        remedy=_CREATE,
+        remedy=_CREATE_MIG_INSTANCES,
         explains=NO_CLUSTER_GPU,
     ),
     _rule(
         cause="mig-capabilities-permission",
         shows_in="driver",
         share=1,
-        symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
+        symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
-        decisive=all_of(_DENIED, _MIG_MENTIONED),
+        decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),
         summary="the program may not view or change MIG instances, or MIG is off on the GPU",
         typical=message_line(
             r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Pe"
             r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
             r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
         ),
-        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODE_CHANGES),
-        remedy=_grant_access,
+        context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MIG_MODE_KNOWN),
+        remedy=_grant_mig_access,
         explains=NO_CLUSTER_GPU,
     ),
 )

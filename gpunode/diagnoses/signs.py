@@ -73,10 +73,10 @@ def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterabl
 
 def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
     """Return the sign of a matching line in messages, files and listings, but not in tables."""
-    return _Sign(_find_any_lines, (Pattern(pattern, flags | re.MULTILINE), on_host))
+    return _Sign(_find_text_lines, (Pattern(pattern, flags | re.MULTILINE), on_host))
 
 
-def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
+def _find_text_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
     items = () if snapshot.lacks_words(pattern) else snapshot.view(_text_items).with_words(pattern)
     return (line for item in items if item.where == "host" or not on_host for line in lines_with(item, pattern))
 
@@ -115,10 +115,12 @@ def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iter
 
 def predicate(is_true: Callable[[Snapshot], bool | None], description: str) -> Sign:
     """Return the sign that ``is_true`` returns True for the node; None and False are equal."""
-    return _Sign(_find_true, (is_true, description))
+    return _Sign(_cite_if_true, (is_true, description))
 
 
-def _find_true(snapshot: Snapshot, is_true: Callable[[Snapshot], bool | None], description: str) -> Iterable[Citation]:
+def _cite_if_true(
+    snapshot: Snapshot, is_true: Callable[[Snapshot], bool | None], description: str
+) -> Iterable[Citation]:
     return (cite_fact("the node", description),) if is_true(snapshot) else ()
 
 

@@ -25,9 +25,17 @@ _PACKAGE_PROGRAMS: Final = _DNF_PROGRAMS | _BOOT_PROGRAMS | {
     "ubuntu-drivers", "yum", "zypper", "pacman", "rpm", "makepkg", "akmods", "gpunode"
 }  # fmt: skip
 # What is edited in an image is put back, and nothing is built there.
-_IMAGE_PROGRAMS: Final = _PACKAGE_PROGRAMS | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
+_PROGRAMS_IMAGE_SYSTEMS_LACK: Final = _PACKAGE_PROGRAMS | {
+    "dkms",
+    "tee",
+    "sed",
+    "usermod",
+    "systemctl",
+    "modprobe",
+    "reboot",
+}
 # Nobody logs in: what can be typed speaks to the cluster.
-_CLOSED_PROGRAMS: Final = _IMAGE_PROGRAMS | {"sudo"}
+_PROGRAMS_CLOSED_SYSTEMS_LACK: Final = _PROGRAMS_IMAGE_SYSTEMS_LACK | {"sudo"}
 _CLUSTER_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
@@ -43,7 +51,7 @@ class SpecialSystem(NamedTuple):
     name: str
     install_method: str
     ids: tuple[str, ...] = ()
-    missing_programs: frozenset[str] = _IMAGE_PROGRAMS
+    missing_programs: frozenset[str] = _PROGRAMS_IMAGE_SYSTEMS_LACK
 
 
 _SYSTEMS: Final = (
@@ -53,10 +61,10 @@ _SYSTEMS: Final = (
     SpecialSystem("Unraid", "the plugin Nvidia-Driver, on its page in Settings", ("unraid", "unraid-os", "-Unraid")),
     SpecialSystem("Talos", "the system extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit "
            "(https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu)",
-           ("talos", "-talos"), _CLOSED_PROGRAMS),
+           ("talos", "-talos"), _PROGRAMS_CLOSED_SYSTEMS_LACK),
     SpecialSystem("Bottlerocket", "the variants with -nvidia in their name include driver, toolkit and device "
            "plugin (https://bottlerocket.dev/en/os/1.56.x/version-information/gpu-drivers/)",
-           ("bottlerocket",), _CLOSED_PROGRAMS),
+           ("bottlerocket",), _PROGRAMS_CLOSED_SYSTEMS_LACK),
     SpecialSystem("Container-Optimized OS", "Google's installer, cos-extensions install gpu "
            "(https://cloud.google.com/container-optimized-os/docs/how-to/run-gpus)", ("cos",)),
     SpecialSystem("Flatcar", "its sysext of NVIDIA's drivers "
@@ -82,14 +90,16 @@ _YUM_SYSTEM: Final = SpecialSystem("yum", "with yum, which this system has inste
 _OSTREE_BOOT: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
 )
-_PACKAGE_BASED: Final = frozenset({"debian", "ubuntu", "rhel", "fedora", "centos", "suse", "sles", "opensuse", "arch"})
+_PACKAGE_BASED_DISTROS: Final = frozenset(
+    {"debian", "ubuntu", "rhel", "fedora", "centos", "suse", "sles", "opensuse", "arch"}
+)
 
 
 def special_system(snapshot: Snapshot) -> SpecialSystem | None:
     """Return the special system; None for a usual or unknown one."""
     known, running = system.find_distro(snapshot), system.running_kernel(snapshot)
     names = {known.id, *known.like} if known else set[str]()
-    own = {known.id} if known and names & _PACKAGE_BASED else names
+    own = {known.id} if known and names & _PACKAGE_BASED_DISTROS else names
     for one in _SYSTEMS:
         if any(name in own or (name[0] in "-+" and running.endswith(name)) for name in one.ids):
             return one
@@ -138,5 +148,5 @@ def _command_words(command: str) -> frozenset[str]:
 def _can_run(own: SpecialSystem, command: str) -> bool:
     words = _command_words(command)
     return not words & own.missing_programs and (
-        own.missing_programs is not _CLOSED_PROGRAMS or bool(words & _CLUSTER_PROGRAMS)
+        own.missing_programs is not _PROGRAMS_CLOSED_SYSTEMS_LACK or bool(words & _CLUSTER_PROGRAMS)
     )

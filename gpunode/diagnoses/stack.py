@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import STACK, Diagnosis, Finding, StackLayer
+from gpunode.diagnoses.model import STACK_LAYERS, Diagnosis, Finding, StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.diagnoses.views.boards import nvml_inventory
@@ -37,7 +37,7 @@ class LayerState:
 
 def stack_layers(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
     """Return the layers, the lowest first."""
-    return tuple(_layer_state(layer, snapshot, diagnosis.findings) for layer in STACK)
+    return tuple(_layer_state(layer, snapshot, diagnosis.findings) for layer in STACK_LAYERS)
 
 
 def driver_answers(snapshot: Snapshot) -> bool:
@@ -46,7 +46,7 @@ def driver_answers(snapshot: Snapshot) -> bool:
 
 
 def _layer_state(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Finding]) -> LayerState:
-    title, look = _LAYERS[layer]
+    title, look = _TITLE_AND_READER_BY_LAYER[layer]
     state, seen = look(snapshot)
     here = tuple(finding for finding in findings if finding.stack_layer == layer)
     return LayerState(layer, title, _worst_state(here) or state, seen, tuple(finding.cause for finding in here))
@@ -163,7 +163,7 @@ def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     return ("no-fault", "") if asked else ("unknown", "")
 
 
-_LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {
+_TITLE_AND_READER_BY_LAYER: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {
     "pci": ("PCI bus", _look_at_bus),
     "gpu": ("GPU", _look_at_gpus),
     "kernel": ("kernel", _look_at_kernel),
@@ -176,4 +176,6 @@ _LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, 
     "programs": ("programs", _look_at_programs),
     "kubernetes": ("Kubernetes", _look_at_kubernetes),
 }
-LAYER_TITLES: Final[Mapping[StackLayer, str]] = {layer: title for layer, (title, _) in _LAYERS.items()}
+LAYER_TITLES: Final[Mapping[StackLayer, str]] = {
+    layer: title for layer, (title, _) in _TITLE_AND_READER_BY_LAYER.items()
+}

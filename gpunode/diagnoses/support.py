@@ -21,7 +21,7 @@ from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import (
     align_fabric_manager,
     install_guest_driver,
-    is_supported,
+    is_setup_supported,
     manual_step,
     reboot,
     run_step,
@@ -57,20 +57,27 @@ _LEGACY_GPU_IGNORED: Final = _refusal_sign(
     r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
 )
-_NO_GSP: Final = _refusal_sign(
+_GPU_WITHOUT_GSP_REFUSED: Final = _refusal_sign(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
+_NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
 _GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
-_GPU_REFUSED: Final = any_of(_LEGACY_GPU_IGNORED, _NO_GSP, _NEEDS_OPEN, _GPU_UNKNOWN_TO_DRIVER)
+_GPU_REFUSED: Final = any_of(
+    _LEGACY_GPU_IGNORED, _GPU_WITHOUT_GSP_REFUSED, _NEEDS_OPEN_MODULES_MESSAGE, _GPU_UNKNOWN_TO_DRIVER
+)
 # By the kernel module, and by NVIDIA's installer.
 _REFUSING_DRIVER: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
-_CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
+_PROPRIETARY_MODULE_PACKAGES: Final = (
+    "nvidia-dkms-*",
+    "nvidia-kernel-dkms",
+    "kmod-nvidia-latest*",
+    "nvidia-driver-[0-9]*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,9 @@ def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
 
 def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
     is_open = [one for one in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if one.is_installed]
-    closed = [one for one in packages.matching_packages(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
+    closed = [
+        one for one in packages.matching_packages(snapshot, *_PROPRIETARY_MODULE_PACKAGES) if "open" not in one.name
+    ]
     closed = [one for one in closed if one.is_installed]
     return [(bool(is_open), (is_open or closed)[0].citation)] if bool(is_open) != bool(closed) else []
 
@@ -201,7 +210,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
         return install_guest_driver("install a driver for this vGPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
-    if is_supported(snapshot) and isinstance(chosen, Choice):
+    if is_setup_supported(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
@@ -249,24 +258,32 @@ def _is_branch_ended(model: GpuModel) -> bool:
     return last is not None and not last.active
 
 
-_LEGACY_GPU: Final = custom_sign(lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY_GPU_CAUSE)))
-_OLD_GPU: Final = _model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
-_NEW_GPU: Final = _model_sign(lambda one: one.needs_open_modules, "a GPU that only the open modules drive")
+_LEGACY_GPU_WITH_NEWER_DRIVER: Final = custom_sign(
+    lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY_GPU_CAUSE))
+)
+_GPU_DROPPED_BY_NEWER_BRANCHES: Final = _model_sign(
+    lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"
+)
+_GPU_NEEDING_OPEN_MODULES: Final = _model_sign(
+    lambda one: one.needs_open_modules, "a GPU that only the open modules drive"
+)
 _WITHOUT_GSP: Final = _model_sign(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
 _NO_MAINTAINED_DRIVER: Final = _model_sign(_is_branch_ended, "a GPU that no maintained branch drives")
 _VERSION_KNOWN: Final = predicate(
     lambda snapshot: bool(snapshot.view(installed_driver).version), "the driver's version is known"
 )
-_GPU_NOT_STARTED: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
+_GPU_NOT_STARTED: Final = any_of(symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED)
 _OPEN_ON_DISK: Final = predicate(
     lambda snapshot: snapshot.view(installed_driver).is_open is True, "the open modules are installed"
 )
-_CLOSED_ON_DISK: Final = predicate(
+_PROPRIETARY_MODULES_INSTALLED: Final = predicate(
     lambda snapshot: snapshot.view(installed_driver).is_open is False, "the proprietary modules are installed"
 )
-_WORKS_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU"))
+_DRIVER_WORKS_FOR_OTHER_GPU: Final = any_of(
+    symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU")
+)
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
-_AGAINST: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all GPUs"),)
+_SIGNS_AGAINST_MISFIT: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all GPUs"),)
 
 
 def _no_gpu_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
@@ -278,7 +295,7 @@ def _no_gpu_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
 _NO_OLD_GPU: Final = _no_gpu_sign(
     lambda one: one.last_branch is not None, "current branches drive the GPUs of this node"
 )
-_NONE_BEFORE_TURING: Final = _no_gpu_sign(
+_NO_GPU_BEFORE_TURING: Final = _no_gpu_sign(
     lambda one: not one.takes_open_modules, "no GPU of this node is before Turing"
 )
 _NO_GPU_NEEDS_OPEN: Final = _no_gpu_sign(
@@ -292,17 +309,17 @@ RULES: Final = (
         cause=LEGACY_GPU_CAUSE,
         disruption="reboot",
         share=2,
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
         look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
-        decisive=any_of(_LEGACY_GPU_IGNORED, all_of(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU)),
+        decisive=any_of(_LEGACY_GPU_IGNORED, all_of(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER)),
         typical=any_of(
             _catalog_sign(LEGACY_GPU_CAUSE),
             unless(all_of(_NO_MAINTAINED_DRIVER, any_of(_GPU_NOT_STARTED, symptoms.NO_DRIVER)), _VERSION_KNOWN),
         ),
-        latent=_WORKS_FOR_OTHERS,
+        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
-        context=_OLD_GPU,
-        against=(*_AGAINST, _NO_OLD_GPU),
+        context=_GPU_DROPPED_BY_NEWER_BRANCHES,
+        against=(*_SIGNS_AGAINST_MISFIT, _NO_OLD_GPU),
         remedy=_replace_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
@@ -310,14 +327,14 @@ RULES: Final = (
         cause=NEW_GPU_CAUSE,
         disruption="reboot",
         share=1.2,
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
-        decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU),
+        decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER),
         typical=_catalog_sign(NEW_GPU_CAUSE),
-        latent=_WORKS_FOR_OTHERS,
+        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(NEW_GPU_CAUSE, "{driver} does not support {gpu}: it is older than that GPU"),
-        context=_NEW_GPU,
-        against=_AGAINST,
+        context=_GPU_NEEDING_OPEN_MODULES,
+        against=_SIGNS_AGAINST_MISFIT,
         remedy=_change_driver(),
         explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
     ),
@@ -325,16 +342,16 @@ RULES: Final = (
         cause=OPEN_MODULE_CAUSE,
         disruption="reboot",
         share=1.2,
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
-        decisive=_NO_GSP,
+        decisive=_GPU_WITHOUT_GSP_REFUSED,
         typical=any_of(_catalog_sign(OPEN_MODULE_CAUSE), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
-        latent=_WORKS_FOR_OTHERS,
+        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(
             OPEN_MODULE_CAUSE, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"
         ),
         context=any_of(all_of(_OPEN_ON_DISK, _GPU_NOT_STARTED), _WITHOUT_GSP),
-        against=(*_AGAINST, _NONE_BEFORE_TURING),
+        against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_BEFORE_TURING),
         remedy=_change_driver(keep=True),
         explains=consequences.NO_DRIVER,
     ),
@@ -342,26 +359,26 @@ RULES: Final = (
         cause=PROPRIETARY_MODULE_CAUSE,
         disruption="reboot",
         share=1.8,
-        symptoms=(symptoms.INIT_FAILED_22_56, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        symptoms=(symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
-        decisive=_NEEDS_OPEN,
+        decisive=_NEEDS_OPEN_MODULES_MESSAGE,
         typical=any_of(
             _catalog_sign(PROPRIETARY_MODULE_CAUSE),
-            unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION_KNOWN),
-            all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
+            unless(all_of(_GPU_NEEDING_OPEN_MODULES, symptoms.NO_DEVICES), _VERSION_KNOWN),
+            all_of(_LICENCE_SHOWN, _PROPRIETARY_MODULES_INSTALLED, symptoms.NO_DEVICES),
         ),
-        latent=_WORKS_FOR_OTHERS,
+        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(
             PROPRIETARY_MODULE_CAUSE, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
         ),
         context=any_of(
-            all_of(_CLOSED_ON_DISK, _GPU_NOT_STARTED),
-            _NEW_GPU,
+            all_of(_PROPRIETARY_MODULES_INSTALLED, _GPU_NOT_STARTED),
+            _GPU_NEEDING_OPEN_MODULES,
             message_line(
                 r"\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b", flags=re.IGNORECASE
             ),
         ),
-        against=(*_AGAINST, _NO_GPU_NEEDS_OPEN),
+        against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),
         explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
     ),

@@ -31,16 +31,16 @@ _MIN_SHARING_SUSPECTS: Final = 2
 # In logarithms of odds.
 _SYMPTOM_WEIGHT: Final = 3.2
 _CONTEXT_WEIGHT: Final = 3.2
-_ANSWER_WEIGHT: Final = 1.2
-_SHARE_WEIGHT: Final = 0.2
+_ANSWERED_COMMAND_WEIGHT: Final = 1.2
+_PREVALENCE_WEIGHT: Final = 0.2
 _SIMILARITY_WEIGHT: Final = 0.15
 # Unrelated texts reach as much.
 _MIN_SIMILARITY: Final = 0.25
 # The first suspect is the answer from this probability on; several give their common first step from that one on.
 # ``python -m tests.scenarios.promotion`` prints both; ALONE is raised above it until no look-alike of the unit cases is
 # answered.
-ALONE: Final = 0.95
-TOGETHER: Final = 0.5
+MIN_STAND_ALONE_PROBABILITY: Final = 0.95
+MIN_SHARED_STEPS_PROBABILITY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RankedSuspect:
     @property
     def stands_alone(self) -> bool:
         """True if it is the answer, being far ahead of all others as well."""
-        return self.may_stand_alone and self.probability >= ALONE
+        return self.may_stand_alone and self.probability >= MIN_STAND_ALONE_PROBABILITY
 
 
 def rank_suspects(
@@ -100,8 +100,8 @@ def rank_suspects(
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
             + _CONTEXT_WEIGHT * bool(context)
-            + _ANSWER_WEIGHT * is_answered
-            + _SHARE_WEIGHT * log(rule.share)
+            + _ANSWERED_COMMAND_WEIGHT * is_answered
+            + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
         suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context))), asked)
@@ -232,15 +232,15 @@ def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
 
 
 # What a filter is told beside the words that it looks for.
-_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
+_COMMAND_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
 # Options that leave an answer what it is, or only shorten it.
 _NEUTRAL_OPTIONS: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
-_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
-_WORD: Final = Pattern(r"[\w.:/-]+")
+_PROMPT_AND_SUDO_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
+_FILTER_WORD: Final = Pattern(r"[\w.:/-]+")
 _FILE_READERS: Final = frozenset({"cat", "grep", "head", "tail", "less"})
 
 
-class _Question(NamedTuple):
+class _ComparableCommand(NamedTuple):
     """A command in a form that compares: the program with its arguments, and the words that its filters keep."""
 
     asked: str
@@ -250,31 +250,36 @@ class _Question(NamedTuple):
 
 def drop_answered_commands(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
     """Return the commands whose answers are not in the evidence."""
-    return tuple(one for one in commands if not is_answered(snapshot, one))
+    return tuple(one for one in commands if not is_command_answered(snapshot, one))
 
 
-def is_answered(snapshot: Snapshot, command: str) -> bool:
+def is_command_answered(snapshot: Snapshot, command: str) -> bool:
     """Return whether the evidence has the answer of this command, or a longer one of the same program."""
-    wanted = _parse_question(command)
+    wanted = _parse_command(command)
     if wanted.files and all((item := snapshot.file(path)) is not None and item.was_answered for path in wanted.files):
         return True
     return any(
         one.asked == wanted.asked and one.filter_words <= wanted.filter_words
-        for one in snapshot.view(_answered_questions)
+        for one in snapshot.view(_answered_commands)
     )
 
 
-def _answered_questions(snapshot: Snapshot) -> frozenset[_Question]:
+def _answered_commands(snapshot: Snapshot) -> frozenset[_ComparableCommand]:
     seen = (item for item in snapshot.items if item.where == "host" and item.was_answered)
-    return frozenset(_parse_question(item.written) for item in seen)
+    return frozenset(_parse_command(item.written) for item in seen)
 
 
 @lru_cache(maxsize=1024)
-def _parse_question(command: str) -> _Question:
-    plain = _PREFIX.sub("", command.partition("  #")[0].strip(), 1)
+def _parse_command(command: str) -> _ComparableCommand:
+    plain = _PROMPT_AND_SUDO_PREFIX.sub("", command.partition("  #")[0].strip(), 1)
     head, *filters = plain.split(" | ")
     words = head.split()
-    filter_words = (word.lower() for one in filters for word in _WORD.findall(_OPTION.sub(" ", one)) if word != "grep")
+    filter_words = (
+        word.lower()
+        for one in filters
+        for word in _FILTER_WORD.findall(_COMMAND_OPTION.sub(" ", one))
+        if word != "grep"
+    )
     files = tuple(word for word in words[1:] if word.startswith("/") and "*" not in word and "$" not in word)
     reads = bool(words) and words[0] in _FILE_READERS
-    return _Question(_NEUTRAL_OPTIONS.sub("", head), frozenset(filter_words), files if reads else ())
+    return _ComparableCommand(_NEUTRAL_OPTIONS.sub("", head), frozenset(filter_words), files if reads else ())

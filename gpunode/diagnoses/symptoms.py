@@ -13,7 +13,7 @@ from typing import Final
 
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.views import driver, in_container, pci
-from gpunode.facts.items import NO_COMMAND
+from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
 
 # What nvidia-smi and NVML say.
@@ -61,20 +61,20 @@ NO_DEVICES: Final = message_line(
     r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices",
     flags=re.IGNORECASE,
 )
-NOT_STARTED: Final = message_line(
+ADAPTER_INIT_FAILED: Final = message_line(
     r"RmInitAdapter failed|rm_init_adapter failed|probe of [0-9a-f:.]+ failed with error"
     r"|failed to (?:initialize|init) adapter"
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
 INIT_FAILED_22_56: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
-MISMATCH: Final = message_line(
+DRIVER_LIBRARY_MISMATCH: Final = message_line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
 NO_NVML_LIBRARY: Final = message_line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
     r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
-    rf"|nvidia-smi[\"'’:： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+    rf"|nvidia-smi[\"'’:： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
     r"|exec: \"nvidia-smi\""
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
@@ -153,7 +153,7 @@ CUDA_NOT_READY: Final = message_line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
     r"|\bcode\b|Error)[^\n]{0,60}\b802\b|^802$"
 )
-CUDA_UNFIT: Final = message_line(
+CUDA_DRIVER_COMBINATION_UNFIT: Final = message_line(
     r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
@@ -173,7 +173,7 @@ CUDA_TOO_NEW: Final = message_line(
     # Ollama and FFmpeg.
     r"|(?:init failure|cudaSetDevice err): 35\b|minimum required N[Vv]idia driver for nvenc|required nvenc API version"
 )
-NO_KERNEL_IMAGE: Final = message_line(
+NO_CUDA_KERNEL_IMAGE: Final = message_line(
     r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice"
     r"|is not compatible with the current"
     r"|invalid device function|sm_\d+ is not (?:compatible|supported)|not compiled for (?:this|the) (?:GPU|arch)"
@@ -182,7 +182,7 @@ CUDA_BUSY: Final = message_line(
     r"CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorDevicesUnavailable|all CUDA-capable devices are busy"
 )
-CUDA_FAULT: Final = message_line(
+CUDA_PROGRAM_FAULT: Final = message_line(
     r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction|device-side assert"
     r"|launch timed out"
     r"|CUDA_ERROR_(?:ILLEGAL|LAUNCH|MISALIGNED|ECC)\w*"
@@ -232,7 +232,7 @@ REPOSITORY_REFUSED: Final = message_line(
     r"|Conflicting values set for option Signed-By"
     r"|repomd\.xml[^\n]{0,60}(?:signature|verification)|public key[^\n]{0,40}(?:not (?:installed|available)|missing)"
 )
-KEY_REJECTED: Final = message_line(
+MODULE_KEY_REJECTED: Final = message_line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
     r"|PKCS#7 signature not signed|signed kernel module failed to load"
@@ -243,7 +243,7 @@ BUS_ERRORS: Final = message_line(
     r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"
     r"|PCI error|link (?:is )?down\b"
 )
-NO_ADDRESS: Final = message_line(
+REGION_NOT_ASSIGNED: Final = message_line(
     r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
     r"|I/O regions? [^\n]{0,30}invalid"
     r"|Region \d: Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
@@ -251,17 +251,17 @@ NO_ADDRESS: Final = message_line(
 
 # What container engines and the toolkit say.
 
-NO_DEVICE_DRIVER: Final = message_line(
+DOCKER_FINDS_NO_GPU_DRIVER: Final = message_line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
-NO_DRIVER_INSIDE: Final = message_line(
+NO_DRIVER_IN_CONTAINER: Final = message_line(
     r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
     r"|no CUDA-capable device|driver volume is not mounted",
     flags=re.IGNORECASE,
 )
-NO_RUNTIME: Final = message_line(
+NVIDIA_RUNTIME_UNKNOWN: Final = message_line(
     r"[Uu]nknow\w* (?:or invalid )?runtime(?: name| specified)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
     r"|nvidia-container-runtime[^\n]{0,60}(?:not found|no such file)|RuntimeHandler [\"'\\]*nvidia"
@@ -283,14 +283,14 @@ CONTAINER_FAILED: Final = message_line(
     r"|StartError|failed to start container|Error response from daemon|container creation failed"
     r"|pyxis: (?:container start failed|couldn't start)|\bcrun: |unable to start container"
 )
-DAEMON_DOWN: Final = message_line(
+RUNTIME_DAEMON_DOWN: Final = message_line(
     r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
     r"|Main process exited|Start request)"
     r"|failed to (?:start|load) (?:daemon|containerd|plugin)|containerd\.service: Failed|crio\.service: Failed"
     r"|Failed to start (?:Docker|containerd|docker)"
     r"|Job for docker\.service failed"
 )
-DENIED: Final = message_line(
+ACCESS_DENIED: Final = message_line(
     r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
 )
 
@@ -328,7 +328,7 @@ OPERATOR_WAITS: Final = message_line(
 
 # What links and the fabric show.
 
-LINKS_DOWN: Final = any_of(
+NVLINKS_DOWN: Final = any_of(
     message_line(
         r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve"
         r"|Link \d+: (?:Down|Off|<)",

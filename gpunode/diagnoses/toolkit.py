@@ -26,7 +26,11 @@ _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS)
+_GPU_REQUEST_SYMPTOMS: Final = (
+    symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
+    symptoms.NVIDIA_RUNTIME_UNKNOWN,
+    symptoms.PLUGIN_FAILS,
+)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
@@ -47,7 +51,7 @@ def _install_and_register_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
-        by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
+        by_person = (*remedies.ADD_TOOLKIT_ARCHIVE_COMMANDS, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(
             snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, fallback_commands=by_person
         )
@@ -58,18 +62,18 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
 # Whether it knows the system's cgroups.
 
 
-_WITHOUT_CGROUP_V2: Final = custom_sign(
+_TOOLKIT_WITHOUT_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers < (1, 8))
 )
-_WITH_CGROUP_V2: Final = custom_sign(
+_TOOLKIT_WITH_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers >= (1, 8))
 )
-_CGROUP_V2: Final = any_of(
+_NODE_USES_CGROUP_V2: Final = any_of(
     message_line(r"Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2"),
     # What stat says.
     message_line(r"^[ \t]*cgroup2fs\s*$", "listing", "text"),
 )
-_NO_CGROUP: Final = message_line(
+_DEVICES_CGROUP_NOT_FOUND: Final = message_line(
     r"cgroup subsystem devices not found|/sys/fs/cgroup/devices\S*/devices\.allow: no such file"
 )
 
@@ -83,7 +87,7 @@ def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
 # Where it looks for the driver.
 
 
-_CONFIG: Final = "*nvidia-container-runtime/config.toml"
+_TOOLKIT_CONFIG_GLOB: Final = "*nvidia-container-runtime/config.toml"
 
 
 def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -96,20 +100,20 @@ def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_OTHER_ROOT: Final = message_line(
+_OTHER_DRIVER_ROOT_SET: Final = message_line(
     r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
 # What nvidia-container-cli is called with.
-_ROOT_OPTION: Final = message_line(r"(?:^|\s)--root=/(?:run/nvidia/driver|[\w./-]*nvidia[\w./-]*)(?=\s)")
-_ROOT_NOT_FOUND: Final = message_line(
+_DRIVER_ROOT_OPTION: Final = message_line(r"(?:^|\s)--root=/(?:run/nvidia/driver|[\w./-]*nvidia[\w./-]*)(?=\s)")
+_DRIVER_ROOT_NOT_FOUND: Final = message_line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
 )
-_EMPTY_ROOT: Final = custom_sign(_empty_driver_root_lines)
+_EMPTY_DRIVER_ROOT: Final = custom_sign(_empty_driver_root_lines)
 _TOOLKIT_FAILS: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
 )
-_DRIVER_CONTAINER: Final = custom_sign(
+_DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
     lambda node: (
         cite(item)
         for item in node.items_of("listing")
@@ -143,7 +147,7 @@ def _missing_ldconfig_real(snapshot: Snapshot) -> Iterator[Citation]:
 
 _LDCONFIG_SETTING: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
 _USES_LDCONFIG_REAL: Final = any_of(
-    file_line(_CONFIG, rf"{_LDCONFIG_SETTING}\.real"), message_line(rf"{_LDCONFIG_SETTING}\.real")
+    file_line(_TOOLKIT_CONFIG_GLOB, rf"{_LDCONFIG_SETTING}\.real"), message_line(rf"{_LDCONFIG_SETTING}\.real")
 )
 _NOT_UBUNTU: Final = predicate(
     lambda node: (known := system.find_distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
@@ -175,7 +179,7 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Commands of old articles. Where APT could not read its archives, it knows no package of theirs, old or new.
 
-_OLD_PACKAGE: Final = unless(
+_OLD_PACKAGE_OR_REPOSITORY: Final = unless(
     message_line(
         r"# ?Unsupported distribution!"
         r"|Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list \S*(?:nvidia-|libnvidia)"
@@ -185,7 +189,7 @@ _OLD_PACKAGE: Final = unless(
     ),
     symptoms.REPOSITORY_REFUSED,
 )
-_OUTDATED_COMMAND: Final = message_line(
+_OUTDATED_INSTRUCTIONS: Final = message_line(
     r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
     r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown"
     r"|unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404"
@@ -196,7 +200,7 @@ _OUTDATED_COMMAND: Final = message_line(
 
 
 def _use_current_commands(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_OUTDATED_COMMAND) and not snapshot.view(_OLD_PACKAGE):
+    if snapshot.view(_OUTDATED_INSTRUCTIONS) and not snapshot.view(_OLD_PACKAGE_OR_REPOSITORY):
         yield run_step("application", "use the current form", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
     else:
         text = "install nvidia-container-toolkit from the current repository"
@@ -208,9 +212,9 @@ RULES: Final = (
         cause="toolkit-not-installed",
         layer="toolkit",
         disruption="restart-service",
-        decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
+        decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _OPERATOR),
         typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
-        symptoms=_GPU_REQUESTS_FAIL,
+        symptoms=_GPU_REQUEST_SYMPTOMS,
         against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
         may_be_normal=True,
         look_at=(
@@ -227,13 +231,16 @@ RULES: Final = (
         cause="toolkit-too-old-cgroupv2",
         layer="toolkit",
         disruption="restart-container",
-        decisive=all_of(_WITHOUT_CGROUP_V2, _NO_CGROUP),
+        decisive=all_of(_TOOLKIT_WITHOUT_CGROUP_V2, _DEVICES_CGROUP_NOT_FOUND),
         typical=any_of(
             message_line(r"cgroup subsystem devices not found"),
-            all_of(_WITHOUT_CGROUP_V2, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
+            all_of(
+                _TOOLKIT_WITHOUT_CGROUP_V2,
+                any_of(_NODE_USES_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container")),
+            ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        against=(unless(_WITH_CGROUP_V2, _WITHOUT_CGROUP_V2),),
+        against=(unless(_TOOLKIT_WITH_CGROUP_V2, _TOOLKIT_WITHOUT_CGROUP_V2),),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
@@ -246,12 +253,13 @@ RULES: Final = (
         shows_in="toolkit",
         disruption="restart-container",
         decisive=any_of(
-            _ROOT_NOT_FOUND, all_of(_OTHER_ROOT, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_ROOT))
+            _DRIVER_ROOT_NOT_FOUND,
+            all_of(_OTHER_DRIVER_ROOT_SET, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_DRIVER_ROOT)),
         ),
-        typical=any_of(_OTHER_ROOT, all_of(any_of(_EMPTY_ROOT, _ROOT_OPTION), _TOOLKIT_FAILS)),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_ROOT),
-        context=_EMPTY_ROOT,
-        against=(_DRIVER_CONTAINER,),
+        typical=any_of(_OTHER_DRIVER_ROOT_SET, all_of(any_of(_EMPTY_DRIVER_ROOT, _DRIVER_ROOT_OPTION), _TOOLKIT_FAILS)),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+        context=_EMPTY_DRIVER_ROOT,
+        against=(_DRIVER_CONTAINER_ROOT_FILLED,),
         may_be_normal=True,
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
         share=1,
@@ -278,7 +286,7 @@ RULES: Final = (
     Rule(
         cause="old-command-form",
         layer="toolkit",
-        decisive=any_of(_OLD_PACKAGE, _OUTDATED_COMMAND),
+        decisive=any_of(_OLD_PACKAGE_OR_REPOSITORY, _OUTDATED_INSTRUCTIONS),
         look_at=(Shell("nvidia-ctk --version"),),
         summary="an old article names packages, a command or an image that no longer exist",
         remedy=_use_current_commands,

@@ -20,7 +20,7 @@ from gpunode.facts import nvml
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import MODULE_KEYS
+from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
 from gpunode.toml import loads
 
 # likely: it often breaks GPU nodes by itself. possible: it can. background: it explains little.
@@ -29,12 +29,12 @@ Weight: TypeAlias = Literal["likely", "possible", "background"]
 Reason: TypeAlias = Literal["not-collected", "denied", "failed", "timeout"]
 # Empty if the value is known to be absent.
 MissingReason: TypeAlias = Literal["", "not-collected", "denied", "failed", "timeout"]
-Values: TypeAlias = Mapping[str, str]
-Read: TypeAlias = Callable[[Snapshot], Values]
+TraitValues: TypeAlias = Mapping[str, str]
+TraitReader: TypeAlias = Callable[[Snapshot], TraitValues]
 
 _UNPARSED: Final = "cannot be parsed"
 # What a shell's tools print, and nothing else, of a file that they could not show.
-_READ_REFUSED: Final = Pattern(
+_READ_ERROR_MESSAGE: Final = Pattern(
     r"^(?:\S*/)?[\w.-]{2,20}: [^\n]{0,300}?(?:(?P<denied>Permission denied|Operation not permitted)|Input/output error"
     r"|Is a directory|Stale file handle|Too many levels of symbolic links)\.?\s*$"
 )
@@ -53,12 +53,12 @@ class TraitSource:
     """
 
     evidence_names: tuple[str, ...]
-    read: Read
+    read: TraitReader
     empty_means_none: bool = False
     is_absent: Callable[[Snapshot, str], bool] | None = None
     common_only: bool = False
 
-    def missing_reason(self, snapshot: Snapshot, values: Values, name: str) -> MissingReason:
+    def missing_reason(self, snapshot: Snapshot, values: TraitValues, name: str) -> MissingReason:
         """Return why ``name`` is not among ``values``; empty if the node has no such value."""
         path = name.partition(": ")[0] if name.startswith("/") else ""
         if values.get(path) == _UNPARSED:
@@ -78,7 +78,7 @@ class TraitSource:
         """Return why ``item`` does not show a value; empty if it would."""
         if item.outcome != "ok":
             return item.outcome if item.outcome != "absent" else "failed" if item.source.words else ""
-        if match := _match_refusal(item):
+        if match := _match_read_error(item):
             return "denied" if match["denied"] else "failed"
         return "not-collected" if self.is_absent or _is_partial(item) else "" if is_read else "failed"
 
@@ -120,15 +120,15 @@ def _is_partial(item: EvidenceItem) -> bool:
     return item.source.is_part or bool(item.source.only)
 
 
-def _match_refusal(item: EvidenceItem) -> re.Match[str] | None:
-    return _READ_REFUSED.match(item.text) if len(item.lines) < 3 else None
+def _match_read_error(item: EvidenceItem) -> re.Match[str] | None:
+    return _READ_ERROR_MESSAGE.match(item.text) if len(item.lines) < 3 else None
 
 
 def _readable_text(item: EvidenceItem | None) -> str:
-    return item.text.strip() if item is not None and item.outcome == "ok" and not _match_refusal(item) else ""
+    return item.text.strip() if item is not None and item.outcome == "ok" and not _match_read_error(item) else ""
 
 
-def _single_value(
+def _single_value_source(
     name: str, read: Callable[[Snapshot], str], *evidence_names: str, empty_means_none: bool = False
 ) -> TraitSource:
     """Return the source of a single value."""
@@ -137,13 +137,13 @@ def _single_value(
     )
 
 
-def _text_value(name: str, look: str) -> TraitSource:
+def _text_value_source(name: str, look: str) -> TraitSource:
     """Return the source of a short text."""
 
     def read(snapshot: Snapshot) -> str:
         return next(filter(None, (_readable_text(one) for one in snapshot.items if look in _evidence_names(one))), "")
 
-    return _single_value(name, read, look)
+    return _single_value_source(name, read, look)
 
 
 def _evidence_names(item: EvidenceItem) -> frozenset[str]:
@@ -159,7 +159,7 @@ def _parse_rows(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip()
 
 
-def _distinct_values(rows: Iterable[tuple[str, str]]) -> Values:
+def _join_distinct_values(rows: Iterable[tuple[str, str]]) -> TraitValues:
     """Return by name all values of any GPU; the number of GPUs is compared elsewhere."""
     found: dict[str, set[str]] = {}
     for name, value in rows:
@@ -179,14 +179,14 @@ def _lspci_name(function: pci.PciFunction) -> str:
     return _LSPCI_DECORATION.sub("", function.name) or f"NVIDIA {function.device}".strip()
 
 
-def _count_devices(snapshot: Snapshot) -> Values:
+def _count_devices(snapshot: Snapshot) -> TraitValues:
     names = Counter(_lspci_name(one) for one in snapshot.view(pci.nvidia_functions) if one.is_gpu or one.is_switch)
     return {name: f"{number} ×" for name, number in names.items()}
 
 
-def _bound_drivers(snapshot: Snapshot) -> Values:
+def _bound_drivers(snapshot: Snapshot) -> TraitValues:
     gpus = (one for one in snapshot.view(pci.nvidia_functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
-    return _distinct_values((f"driver of {_lspci_name(one)}", one.driver or "none") for one in gpus)
+    return _join_distinct_values((f"driver of {_lspci_name(one)}", one.driver or "none") for one in gpus)
 
 
 def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
@@ -194,7 +194,7 @@ def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(one.address for one in snapshot.view(pci.pci_gpus))
 
 
-def _link_properties(snapshot: Snapshot) -> Values:
+def _link_properties(snapshot: Snapshot) -> TraitValues:
     """Return link widths and maximum speeds; the current speed depends on the GPU's load."""
     rows: list[tuple[str, str]] = []
     for link in snapshot.view(pcie_links.gpu_links):
@@ -202,7 +202,7 @@ def _link_properties(snapshot: Snapshot) -> Values:
         rows += [("link width", str(link.width))] if link.width else []
         rows += [(f"widest{end}", str(link.max_width))] if link.max_width else []
         rows += [(f"fastest{end}", f"PCIe {link.max_generation}")] if link.max_generation else []
-    return _distinct_values(rows)
+    return _join_distinct_values(rows)
 
 
 def _vbios_versions(snapshot: Snapshot) -> str:
@@ -217,16 +217,16 @@ def _count_gpus(snapshot: Snapshot) -> str:
     return str(counts[-1]) if counts else "0" if ("no-devices" in dict(snapshot.view(driver.smi_states))) else ""
 
 
-GPU_COUNT: Final = "GPUs that the driver has"
-_SETTINGS: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
+GPU_COUNT_TRAIT_NAME: Final = "GPUs that the driver has"
+_GPU_SETTING_NAMES: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
 
 
-def _gpu_settings(snapshot: Snapshot) -> Values:
+def _gpu_settings(snapshot: Snapshot) -> TraitValues:
     if (known := snapshot.view(nvml_inventory)) is None:
         return {}
-    each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
+    each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _GPU_SETTING_NAMES)
     rows = ((name, "no answer" if isinstance(value, nvml.UnreadNvmlValue) else str(value)) for name, value in each)
-    return _distinct_values(rows)
+    return _join_distinct_values(rows)
 
 
 # The kernel.
@@ -237,12 +237,14 @@ _IRRELEVANT_ARGUMENTS: Final = Pattern(
 )
 
 
-def _kernel_arguments(snapshot: Snapshot) -> Values:
+def _kernel_arguments(snapshot: Snapshot) -> TraitValues:
     words = (word.partition("=") for word in _readable_text(snapshot.file("/proc/cmdline")).split())
-    return _distinct_values((name, value or "set") for name, _, value in words if not _IRRELEVANT_ARGUMENTS.match(name))
+    return _join_distinct_values(
+        (name, value or "set") for name, _, value in words if not _IRRELEVANT_ARGUMENTS.match(name)
+    )
 
 
-def _loaded_modules(snapshot: Snapshot) -> Values:
+def _loaded_modules(snapshot: Snapshot) -> TraitValues:
     fact = snapshot.facts.modules
     listed = (name for name in modules.listed_modules(snapshot) if modules.is_module_loaded(snapshot, name))
     return dict.fromkeys(fact.value if isinstance(fact, Known) else listed, "loaded")
@@ -265,18 +267,18 @@ def _module_flavour(snapshot: Snapshot) -> str:
     return "" if loaded is None or loaded.is_open is None else "open" if loaded.is_open else "proprietary"
 
 
-_PACKAGE: Final = Pattern(
+_COMPARED_PACKAGE_NAME: Final = Pattern(
     r"^(?:nvidia|libnvidia|libcuda|cuda|libnv|xserver-xorg-video-nvidia|linux-(?:image|headers|modules|objects|signatures)|"
     r"kernel|containerd|docker|runc|podman|crun|cri-o|kube|k3s|rke2|dkms|gcc|shim|mokutil|datacenter-gpu|dcgm|nvlsm|imex|"
     r"mlnx|ofed|doca|mft|rdma|ibverbs|libibverbs|gdrcopy|golang-github-nvidia)"
 )
 
 
-def _package_versions(snapshot: Snapshot) -> Values:
+def _package_versions(snapshot: Snapshot) -> TraitValues:
     return {
         name: f"{one.version}{'' if one.is_installed else f' (state {one.state})'}{' held' if one.want == 'h' else ''}"
         for name, one in snapshot.view(packages.listed_packages).items()
-        if _PACKAGE.match(name)
+        if _COMPARED_PACKAGE_NAME.match(name)
     }
 
 
@@ -287,7 +289,7 @@ def _is_unit_known(snapshot: Snapshot, unit: str) -> bool:
     return isinstance(snapshot.facts.units.get(unit), Known)
 
 
-def _unit_states(snapshot: Snapshot) -> Values:
+def _unit_states(snapshot: Snapshot) -> TraitValues:
     known = ((name, fact.value) for name, fact in snapshot.facts.units.items() if isinstance(fact, Known))
     return {
         name: "failed" if unit.failed else "masked" if unit.masked else
@@ -301,12 +303,12 @@ _DOCKER_KEYS: Final = frozenset(
 )
 
 
-def _docker_settings(snapshot: Snapshot) -> Values:
+def _docker_settings(snapshot: Snapshot) -> TraitValues:
     rows = (row for item in reversed(snapshot.items_of("docker-info")) for row in _parse_rows(_readable_text(item)))
     return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER_KEYS}
 
 
-def _gpu_labels(snapshot: Snapshot) -> Values:
+def _gpu_labels(snapshot: Snapshot) -> TraitValues:
     """Return labels and counts of GPUs; capacity and allocatable share a name, so the smaller counts."""
     rows = ((name.strip("\"'"), value.strip("\"', ")) for item in snapshot.items_of("kubernetes-node")
             for name, value in _parse_rows(_readable_text(item)))  # fmt: skip
@@ -322,7 +324,7 @@ def _distribution_name(snapshot: Snapshot) -> str:
     return (known.name or f"{known.id} {known.version_id}") if known else ""
 
 
-def _platform_name(snapshot: Snapshot) -> str:
+def _describe_platform_kind(snapshot: Snapshot) -> str:
     fact = snapshot.facts.platform
     return f"{fact.value.kind} {fact.value.detail}".strip() if isinstance(fact, Known) else ""
 
@@ -330,10 +332,10 @@ def _platform_name(snapshot: Snapshot) -> str:
 # Configuration files, their settings one by one.
 
 
-def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[tuple[str, str]]]) -> Read:
+def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[tuple[str, str]]]) -> TraitReader:
     """Return a reader of the settings in files of that path, named by file and key."""
 
-    def read(snapshot: Snapshot) -> Values:
+    def read(snapshot: Snapshot) -> TraitValues:
         found = (item for item in snapshot.files(pattern) if _readable_text(item) and not _is_partial(item))
         rows = ((item.subject, name, value) for item in found for name, value in settings(item))
         return {f"{path}: {name}" if name else path: value for path, name, value in rows}
@@ -370,8 +372,10 @@ def _cdi_driver_versions(item: EvidenceItem) -> list[tuple[str, str]]:
 
 
 _MATCHES_NOTHING: Final = "(?!)"
-_LINKS: Final = tuple(f"/sys/bus/pci/devices/*/{a}_link_{b}" for a in ("current", "max") for b in ("width", "speed"))
-_PARAMETERS: Final = "/proc/driver/nvidia/params"
+_LINK_ATTRIBUTE_PATHS: Final = tuple(
+    f"/sys/bus/pci/devices/*/{a}_link_{b}" for a in ("current", "max") for b in ("width", "speed")
+)
+_MODULE_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
 # Configuration files: where in the stack, why, and what is likely and what possible, as in a trait.
 _CONFIG_TRAITS: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str | None], ...]] = (
     (("/etc/docker/daemon.json", "/etc/containerd/config.toml"), ("runtime",),
@@ -399,18 +403,20 @@ TRAITS: Final[tuple[Trait, ...]] = (
     )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
         "module, libraries and tools must have the same version", (
-        _single_value("loaded module", _version_reader(driver.loaded_version), "nvidia-version", empty_means_none=True),
-        _single_value("flavour", _module_flavour, "nvidia-version"),
-        _single_value("module on disk", _version_reader(driver.on_disk_version), *MODULE_KEYS, empty_means_none=True),
-        _single_value("libraries", _version_reader(driver.library_version), "ldconfig", empty_means_none=True),
-        _single_value("nvidia-smi", _version_reader(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
-        _single_value("CUDA", _version_reader(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
-        _single_value("fabric manager", lambda snapshot: (fabric.manager_version(snapshot) or ("",))[0]),
-        _single_value("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
+        _single_value_source(
+            "loaded module", _version_reader(driver.loaded_version), "nvidia-version", empty_means_none=True),
+        _single_value_source("flavour", _module_flavour, "nvidia-version"),
+        _single_value_source(
+            "module on disk", _version_reader(driver.on_disk_version), *MODULE_FILE_PROBE_KEYS, empty_means_none=True),
+        _single_value_source("libraries", _version_reader(driver.library_version), "ldconfig", empty_means_none=True),
+        _single_value_source("nvidia-smi", _version_reader(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
+        _single_value_source("CUDA", _version_reader(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
+        _single_value_source("fabric manager", lambda snapshot: (fabric.manager_version(snapshot) or ("",))[0]),
+        _single_value_source("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
     )),
     Trait("kernel", "kernel", ("kernel", "driver", "packages"),
         "a module is built for one kernel, and does not work with others",
-        (_single_value("running kernel", system.running_kernel, "kernel-release", "uname"),)),
+        (_single_value_source("running kernel", system.running_kernel, "kernel-release", "uname"),)),
     Trait("arguments", "kernel arguments", ("kernel", "pci", "driver"),
         "they decide which driver binds the GPU, how the bus is laid out and what the IOMMU does",
         (TraitSource(("/proc/cmdline",), _kernel_arguments, empty_means_none=True),),
@@ -423,12 +429,13 @@ TRAITS: Final[tuple[Trait, ...]] = (
         r"^(?:nvidia|gdrdrv|nouveau|nova|vfio|pci_stub|xen_pciback)",
         r"^(?:ib_|mlx|rdma|nv_peer|irdma|bnxt_re|efa|nvme_rdma|overlay|br_netfilter|ip_tables|nf_tables)"),
     Trait("parameters", "module parameters", ("kernel", "driver"), "NVIDIA's modules run with another parameter",
-        (TraitSource((_PARAMETERS,), lambda seen: dict(_parse_rows(_readable_text(seen.file(_PARAMETERS)))),
+        (TraitSource((_MODULE_PARAMETERS_FILE,),
+                     lambda seen: dict(_parse_rows(_readable_text(seen.file(_MODULE_PARAMETERS_FILE)))),
                      empty_means_none=True, common_only=True),)),
     Trait("secure", "Secure Boot", ("kernel", "driver"), "it decides which modules may load", (
-        _single_value("Secure Boot", _secure_boot_state, "mokutil"),
-        _text_value("lockdown", "/sys/kernel/security/lockdown"),
-        _text_value("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
+        _single_value_source("Secure Boot", _secure_boot_state, "mokutil"),
+        _text_value_source("lockdown", "/sys/kernel/security/lockdown"),
+        _text_value_source("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
     )),
     Trait("packages", "packages", ("packages", "driver", "toolkit", "runtime"),
         "driver, libraries and module must have the same version; the module is built for one kernel",
@@ -438,17 +445,18 @@ TRAITS: Final[tuple[Trait, ...]] = (
         r"|^linux-(?:headers|modules|objects|signatures)"),
     Trait("links", "PCI links", ("pci", "gpu"),
         "dirt, a riser or a slot can cost lanes; a slower slot costs bandwidth",
-        (TraitSource((*_LINKS, "lspci", "nvidia-smi-q"), _link_properties, empty_means_none=True, common_only=True),)),
+        (TraitSource((*_LINK_ATTRIBUTE_PATHS, "lspci", "nvidia-smi-q"), _link_properties,
+                     empty_means_none=True, common_only=True),)),
     Trait("firmware", "firmware", ("pci", "gpu", "kernel"),
         "it sets up memory regions, IOMMU, ACS and links before any driver runs", (
-        _text_value("BIOS version", "/sys/class/dmi/id/bios_version"),
-        _text_value("model", "/sys/class/dmi/id/product_name"),
-        _text_value("vendor", "/sys/class/dmi/id/sys_vendor"),
-        _single_value("VBIOS of the GPUs", _vbios_versions, "nvidia-smi-q"),
+        _text_value_source("BIOS version", "/sys/class/dmi/id/bios_version"),
+        _text_value_source("model", "/sys/class/dmi/id/product_name"),
+        _text_value_source("vendor", "/sys/class/dmi/id/sys_vendor"),
+        _single_value_source("VBIOS of the GPUs", _vbios_versions, "nvidia-smi-q"),
     ), "^BIOS", "^VBIOS"),
     Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"),
         "the driver has other GPUs, or they are configured differently", (
-        _single_value(GPU_COUNT, _count_gpus, "nvml", "nvidia-smi", "nvidia-smi-q"),
+        _single_value_source(GPU_COUNT_TRAIT_NAME, _count_gpus, "nvml", "nvidia-smi", "nvidia-smi-q"),
         TraitSource(("nvml",), _gpu_settings),
     ), r"^(?:GPUs|name|mig)|no answer"),
     Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"),
@@ -466,12 +474,12 @@ TRAITS: Final[tuple[Trait, ...]] = (
               for path in ("/etc/cdi/*", "/var/run/cdi/*"))),
     Trait("cgroups", "cgroups", ("runtime", "toolkit"),
         "device access for containers works differently, which old toolkits do not support",
-        (_text_value("file system", "stat -fc"),)),
+        (_text_value_source("file system", "stat -fc"),)),
     Trait("kubernetes", "Kubernetes", ("kubernetes",),
         "the scheduler sees other GPUs, or other labels, on the node",
         (TraitSource(("kubernetes-node",), _gpu_labels),)),
     Trait("system", "system", ("packages", "kernel"), "packages and their names also differ", (
-        _single_value("distribution", _distribution_name, "os-release"),
-        _single_value("machine", _platform_name, "virt"),
+        _single_value_source("distribution", _distribution_name, "os-release"),
+        _single_value_source("machine", _describe_platform_kind, "virt"),
     ), _MATCHES_NOTHING),
 )  # fmt: skip

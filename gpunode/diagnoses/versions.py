@@ -13,7 +13,7 @@ from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
-from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
+from gpunode.diagnoses.remedies import drain, is_setup_supported, manual_step, reboot, run_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, packages, virtualization
@@ -30,10 +30,10 @@ _MISMATCH: Final = Pattern(
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
-_ASKED_ON_NODE: Final = Pattern(
+_NODE_SIDE_TOOL_MESSAGE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
-_SHIPPED_LIBRARY: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_LIBRARY_FILE_VERSION: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _recent_upgrades(upgrades: tuple[Upgrade, ...], loaded: SeenVersion | None) 
 
 def _is_inside_container(item: EvidenceItem) -> bool:
     is_contained = item.where == "container" or item.kind in driver.CONTAINER_KINDS
-    return is_contained and not _ASKED_ON_NODE.search(item.text)
+    return is_contained and not _NODE_SIDE_TOOL_MESSAGE.search(item.text)
 
 
 def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -155,17 +155,17 @@ def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
         cite(item, item.line_number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
-        for match in _SHIPPED_LIBRARY.finditer(item.text)
+        for match in _LIBRARY_FILE_VERSION.finditer(item.text)
         if not is_same_version(node, match["version"])
     )
     return (*(one.citation for one in inside if one.upstream != node), *files)
 
 
-UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
-PENDING: Final = "driver-library-mismatch-reboot-pending"
-PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
-MIXED: Final = "driver-library-mismatch-mixed-installs"
-CONTAINER: Final = "container-driver-mismatch"
+UNATTENDED_UPGRADE_CAUSE: Final = "driver-library-mismatch-unattended-upgrade"
+REBOOT_PENDING_CAUSE: Final = "driver-library-mismatch-reboot-pending"
+PARTIAL_UPGRADE_CAUSE: Final = "driver-library-mismatch-partial-upgrade"
+MIXED_INSTALLS_CAUSE: Final = "driver-library-mismatch-mixed-installs"
+CONTAINER_MISMATCH_CAUSE: Final = "container-driver-mismatch"
 
 _REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
 _AUTOMATIC: Final = message_line(
@@ -177,9 +177,9 @@ _SITE_DRIVER_TREE: Final = message_line(
     *("text", "environment", "which"),
 )
 # The installer brings libraries alone, to modules that come from elsewhere.
-_WITHOUT_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
+_RUNFILE_WITHOUT_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
 # The kernel tells of something else, and nobody of a mismatch.
-_OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
+_OTHER_FAULTS: Final = any_of(symptoms.ADAPTER_INIT_FAILED, symptoms.ANY_XID)
 
 # A container with libraries of its own. libnvidia-container asks NVML on the node first: where a container starts at
 # all, the node's own library fits.
@@ -201,23 +201,25 @@ def _differing_library(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (own.citation, node.citation)
 
 
-_MISMATCH_INSIDE: Final = custom_sign(container_mismatch_lines)
+_MISMATCH_IN_CONTAINER: Final = custom_sign(container_mismatch_lines)
 # Nobody wrote whether this was said in the container whose packages are shown.
 _MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
-_SHIPPED: Final = custom_sign(shipped_driver_files)
+_DRIVER_FILES_SHIPPED: Final = custom_sign(shipped_driver_files)
 _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
-_DIFFERS_INSIDE: Final = custom_sign(_differing_library)
+_LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_library)
 _NODE_MISMATCHED: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
 _FILE_BLOCKS_MOUNT: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
-_CONTAINER_MISMATCH: Final = any_of(_FILE_BLOCKS_MOUNT, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
+_CONTAINER_MISMATCH: Final = any_of(
+    _FILE_BLOCKS_MOUNT, all_of(_MISMATCH_IN_CONTAINER, any_of(_DRIVER_FILES_SHIPPED, _LIBRARY_DIFFERS_IN_CONTAINER))
+)
 _LIKELY_CONTAINER_MISMATCH: Final = any_of(
-    _MISMATCH_INSIDE,
-    _DIFFERS_INSIDE,
-    all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _SHIPPED),
-    unless(all_of(_SHIPPED, _VERSION_KNOWN), symptoms.DRIVER_WORKS),
+    _MISMATCH_IN_CONTAINER,
+    _LIBRARY_DIFFERS_IN_CONTAINER,
+    all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _DRIVER_FILES_SHIPPED),
+    unless(all_of(_DRIVER_FILES_SHIPPED, _VERSION_KNOWN), symptoms.DRIVER_WORKS),
 )
 _ONLY_CONTAINER_MISMATCH: Final = unless(any_of(_CONTAINER_MISMATCH, _LIKELY_CONTAINER_MISMATCH), _NODE_MISMATCHED)
 
@@ -237,12 +239,12 @@ def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
         return None
     # What nobody complains of is likely, and of a live node nothing.
     is_other = is_examined(snapshot) or snapshot.view(_OTHER_FAULTS)
-    return found if found.mismatches or snapshot.view(_MISMATCH_INSIDE) or not is_other else None
+    return found if found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER) or not is_other else None
 
 
 def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
     found = snapshot.view(driver_versions)
-    is_sure = sure and bool(found.mismatches or snapshot.view(_MISMATCH_INSIDE))
+    is_sure = sure and bool(found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER))
     return Proof(summary, tuple(dict.fromkeys((*found.citations, *cited))), "certain" if is_sure else "likely")
 
 
@@ -286,7 +288,7 @@ def _runfile_beside_packages(
                 yield what, (one.citation,)
 
 
-_BRANCH: Final = Pattern(
+_PACKAGE_BRANCH: Final = Pattern(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
     r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
@@ -295,7 +297,7 @@ _BRANCH: Final = Pattern(
 
 def _package_branch(package: packages.Package) -> str:
     """Return the branch in a package's name; empty for a transitional package."""
-    match = _BRANCH.match(package.name)
+    match = _PACKAGE_BRANCH.match(package.name)
     return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
 
 
@@ -305,7 +307,7 @@ def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
     # An upgrade alone is no fault: somebody complains, or an older module is loaded.
-    is_shown = found.loaded or found.mismatches or snapshot.view(_MISMATCH_INSIDE)
+    is_shown = found.loaded or found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER)
     if is_shown and (done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]):
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
         what = f"the system upgraded the driver automatically{version}, but the old module is still loaded"
@@ -332,13 +334,13 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
         # Where no package of a module is shown, all of them may be new, and only the loaded module old.
         yield _make_proof(snapshot, what, (one.citation,), sure=one not in lone)
         return
-    if not disk and _differed_at_boot(snapshot):
+    if not disk and _versions_differed_at_boot(snapshot):
         yield _make_proof(
             snapshot, "the module that was loaded at boot does not have the libraries' version", sure=False
         )
 
 
-def _differed_at_boot(snapshot: Snapshot) -> bool:
+def _versions_differed_at_boot(snapshot: Snapshot) -> bool:
     """Return whether the versions differed right after boot, so that a reboot changes nothing."""
     return any(
         (message.at or _LONG_AFTER_BOOT_S) < _RIGHT_AFTER_BOOT_S
@@ -358,11 +360,15 @@ def _packages_behind(found: DriverVersions) -> Iterator[packages.Package]:
 
 def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     """Return the proof of libraries that are not of the driver which nvidia-smi shows."""
-    node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_UNFIT)
+    node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_DRIVER_COMBINATION_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
     text = "install every package of the driver in the version of its kernel modules"
-    remedy = (remedies.install_driver(snapshot, text),) if is_supported(snapshot) else tuple(_complete_driver(snapshot))
+    remedy = (
+        (remedies.install_driver(snapshot, text),)
+        if is_setup_supported(snapshot)
+        else tuple(_complete_driver(snapshot))
+    )
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
@@ -382,7 +388,7 @@ def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
         is_pending = is_new or (loaded is None and bool(found.mismatches))
     else:
         done += [new.citation] if new else snapshot.view(_REBOOT_LIST)
-        is_pending = bool(done and (found.mismatches or loaded)) or _differed_after_boot(snapshot, found)
+        is_pending = bool(done and (found.mismatches or loaded)) or _versions_differed_long_after_boot(snapshot, found)
     if is_pending:
         before = loaded.version if loaded else "before"
         to = f" to {version}" if version else ""
@@ -390,7 +396,7 @@ def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
         yield _make_proof(snapshot, what, done, sure=bool(done and loaded))
 
 
-def _differed_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
+def _versions_differed_long_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
     """Return whether newer libraries were refused long after boot, so that an upgrade brought them."""
     if (
         found.user_version is None
@@ -406,14 +412,16 @@ _LONG_AFTER_BOOT_S: Final = 600.0
 _RIGHT_AFTER_BOOT_S: Final = 60.0
 
 
-_UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = message_line(r"persistenced")
+_PERSISTENCED_UNIT: Final = "nvidia-persistenced.service"
+_PERSISTENCED_MENTIONED: Final = message_line(r"persistenced")
 
 
 def _reload_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
-    runs = isinstance(snapshot.facts.unit(_UNIT), Known) or bool(snapshot.view(_PERSISTENCED))
-    stop, start = (((command("sudo", "systemctl", verb, _UNIT),) if runs else ()) for verb in ("stop", "start"))
+    runs = isinstance(snapshot.facts.unit(_PERSISTENCED_UNIT), Known) or bool(snapshot.view(_PERSISTENCED_MENTIONED))
+    stop, start = (
+        ((command("sudo", "systemctl", verb, _PERSISTENCED_UNIT),) if runs else ()) for verb in ("stop", "start")
+    )
     load = (remedies.UNLOAD_MODULES, Shell("sudo modprobe -a nvidia nvidia_uvm"))
     yield run_step("load", "load the new module without a reboot, if nothing holds the old one", *stop, *load, *start)
     yield reboot(when="the old module cannot be unloaded")
@@ -452,7 +460,11 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     packaged = (*found.kernel_packages, *found.user_packages)
     numbers = sorted({branch for one in packaged if (branch := _package_branch(one))})
     if len(numbers) > 1:
-        older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
+        older = [
+            one.name
+            for one in packaged
+            if (match := _PACKAGE_BRANCH.match(one.name)) and match["branch"] != numbers[-1]
+        ]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
         yield remedies.unhold(snapshot, "release the held packages", *locked)
@@ -462,13 +474,13 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             "remove", text, Shell("[ ! -x /usr/bin/nvidia-installer ] || sudo nvidia-installer --uninstall --silent")
         )
     text = "reinstall the remaining one completely"
-    if is_supported(snapshot):
+    if is_setup_supported(snapshot):
         text += "; gpunode names each package of another one before it removes it"
     yield remedies.install_driver(snapshot, text)
     yield reboot()
 
 
-def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
+def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
     own, node = driver.container_library_version(snapshot), snapshot.view(driver_versions).loaded
     is_older = own is not None and node is not None and version_key(own.version) < version_key(node.version)
     image = manual_step("remove", "build the image without packages of the driver: its libraries come from the node")
@@ -477,73 +489,73 @@ def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
-    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER)
+    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
 
 RULES: Final = (
     Rule(
-        cause=UNATTENDED,
+        cause=UNATTENDED_UPGRADE_CAUSE,
         layer="package",
         shows_in="driver",
         disruption="reboot",
         check=_find_unattended_upgrade,
         share=6,
-        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
         context=_AUTOMATIC,
         look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_and_hold,
-        explains=_CONSEQUENCES | {PENDING, PARTIAL},
+        explains=_CONSEQUENCES | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     Rule(
-        cause=PENDING,
+        cause=REBOOT_PENDING_CAUSE,
         layer="driver",
         disruption="reboot",
         check=_find_pending_reboot,
         share=10,
-        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.MISMATCH)),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
+        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.DRIVER_LIBRARY_MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
         explains=_CONSEQUENCES,
     ),
     Rule(
-        cause=PARTIAL,
+        cause=PARTIAL_UPGRADE_CAUSE,
         layer="package",
         disruption="reboot",
         check=_find_partial_upgrade,
         share=7,
-        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_LIBRARY_MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
         explains=_CONSEQUENCES,
     ),
     Rule(
-        cause=MIXED,
+        cause=MIXED_INSTALLS_CAUSE,
         layer="driver",
         disruption="reboot",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.MISMATCH, any_of(_SITE_DRIVER_TREE, _WITHOUT_MODULES)),
+        typical=all_of(symptoms.DRIVER_LIBRARY_MISMATCH, any_of(_SITE_DRIVER_TREE, _RUNFILE_WITHOUT_MODULES)),
         share=0.7,
-        symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.MISMATCH),
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_LIBRARY_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
-        explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
+        explains=_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     Rule(
-        cause=CONTAINER,
+        cause=CONTAINER_MISMATCH_CAUSE,
         layer="userspace",
         shows_in="programs",
         disruption="restart-container",
         decisive=_CONTAINER_MISMATCH,
         typical=_LIKELY_CONTAINER_MISMATCH,
         share=1,
-        symptoms=(symptoms.MISMATCH, _FILE_BLOCKS_MOUNT),
-        context=_MISMATCH_INSIDE,
+        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, _FILE_BLOCKS_MOUNT),
+        context=_MISMATCH_IN_CONTAINER,
         against=(_NODE_MISMATCHED,),
         summary=_summarize_container_library,
         look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
-        remedy=_keep_one_library,
+        remedy=_recreate_container_or_image,
     ),
 )

@@ -9,9 +9,9 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import NO_DRIVER, NOT_INITIALISED
+from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
-from gpunode.diagnoses.pci import GUEST, REGION_WITHOUT_ADDRESS
+from gpunode.diagnoses.pci import IS_VIRTUAL_MACHINE, REGION_WITHOUT_ADDRESS
 from gpunode.diagnoses.remedies import (
     always,
     change_driver,
@@ -41,8 +41,8 @@ from gpunode.facts.patterns import Pattern
 _MMIO_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
 _CODE_43: Final = message_line(r"\bcode 43\b", flags=re.IGNORECASE)
-_NO_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
-_NOT_STARTED: Final = any_of(_NO_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
+_NO_DEVICE_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
+_NOT_STARTED: Final = any_of(_NO_DEVICE_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
 _HYPERVISOR_HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
@@ -61,7 +61,7 @@ def _is_geforce(snapshot: Snapshot) -> bool | None:
 
 
 _GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
-_OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is not a GeForce")
+_IS_NOT_GEFORCE: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is not a GeForce")
 _BEFORE_GUEST_SUPPORT: Final = predicate(
     lambda snapshot: (_driver_branch(snapshot) or _FIRST_GUEST_BRANCH) < _FIRST_GUEST_BRANCH,
     "the driver is older than 465",
@@ -71,7 +71,7 @@ _SUPPORTS_GUESTS: Final = predicate(
 )
 _IS_WSL: Final = predicate(system.is_wsl, "this is WSL")
 _WSL_MENTIONED: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
-_FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.find_incidents)))
+_GPU_FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.find_incidents)))
 
 
 def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
@@ -81,7 +81,7 @@ def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", hide, "the GPU is too old for a newer driver")
 
 
-_LARGER_WINDOW: Final = always(
+_ENLARGE_MMIO_WINDOW: Final = always(
     manual_step(
         "firmware",
         "boot the virtual machine with UEFI (OVMF) and machine type q35, and give its firmware a larger 64-bit window: "
@@ -97,7 +97,9 @@ _LARGER_WINDOW: Final = always(
 # ---- vGPU
 
 
-_OTHER_NODE: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b")
+_OTHER_NODE_WORDS: Final = Pattern(
+    r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b"
+)
 
 
 def _gridd_line(words: str) -> Sign:
@@ -105,7 +107,7 @@ def _gridd_line(words: str) -> Sign:
     anyone = message_line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
     alone = message_line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
     own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
-    return custom_sign(lambda node: (one for one in node.view(own) if not _OTHER_NODE.search(one.source)))
+    return custom_sign(lambda node: (one for one in node.view(own) if not _OTHER_NODE_WORDS.search(one.source)))
 
 
 _UNLICENSED: Final = message_line(
@@ -114,8 +116,8 @@ _UNLICENSED: Final = message_line(
     flags=re.IGNORECASE,
 )
 # The client is configured: with the token that names its server it has no licence all the same.
-_TOKEN: Final = message_line(r"client_configuration_token_\S*\.tok\b", "listing", "text", "nvidia-smi-q")
-_UNCONFIGURED: Final = _gridd_line(
+_LICENSE_TOKEN_FILE: Final = message_line(r"client_configuration_token_\S*\.tok\b", "listing", "text", "nvidia-smi-q")
+_LICENSING_UNCONFIGURED: Final = _gridd_line(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)"
@@ -147,15 +149,15 @@ def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
     yield _CHECK_LICENSE
 
 
-_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
+_SHOW_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
 _FIX_LICENSE_REQUEST: Final = always(
-    run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
+    run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _SHOW_GRIDD_LOG),
     manual_step("configure", "replace the client configuration token by a new one of the server (DLS or CLS)"),
     _REQUEST_LICENSE,
 )
 
 
-_START_FAILED: Final = message_line(
+_VGPU_START_FAILED: Final = message_line(
     r"error: vmiop_log: (?:\(0x[0-9a-f]+\): )?(?:Incompatible Guest/Host drivers|init_device_instance failed|"
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
@@ -165,14 +167,14 @@ _INCOMPATIBLE: Final = message_line(r"Incompatible Guest/Host drivers")
 
 # ---- WSL
 
-_LINUX_DRIVER: Final = (
+_LINUX_DRIVER_PACKAGES: Final = (
     *("nvidia-driver-*", "nvidia-utils-*", "libnvidia-compute-*", "nvidia-dkms-*", "nvidia-kernel-*"),
     "xorg-x11-drv-nvidia*",
 )
 
 
-def _linux_packages(snapshot: Snapshot) -> Iterator[packages.Package]:
-    return (one for one in packages.matching_packages(snapshot, *_LINUX_DRIVER) if one.is_installed)
+def _linux_driver_packages(snapshot: Snapshot) -> Iterator[packages.Package]:
+    return (one for one in packages.matching_packages(snapshot, *_LINUX_DRIVER_PACKAGES) if one.is_installed)
 
 
 def _tcc_rows(snapshot: Snapshot) -> Iterator[Citation]:
@@ -181,16 +183,16 @@ def _tcc_rows(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _GPU_BLOCKED_BY_OS: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
-_IN_TCC: Final = any_of(
+_GPU_IN_TCC_MODE: Final = any_of(
     custom_sign(_tcc_rows), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
 )
 _LINUX_DRIVER_IN_WSL: Final = all_of(
-    custom_sign(lambda snapshot: (one.citation for one in _linux_packages(snapshot))), _WSL_MENTIONED
+    custom_sign(lambda snapshot: (one.citation for one in _linux_driver_packages(snapshot))), _WSL_MENTIONED
 )
 
 
 def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if names := tuple(one.name for one in _linux_packages(snapshot)):
+    if names := tuple(one.name for one in _linux_driver_packages(snapshot)):
         yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
     else:
         look = (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib"))
@@ -198,7 +200,7 @@ def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
 
 
-_SHOWN_AS_FAILED: Final = NO_DRIVER | {
+_WSL_CONSEQUENCES: Final = NO_DRIVER | {
     *("driver-not-installed", "no-gpu-present", "driver-userspace-incomplete", "kernel-headers-missing"),
     *("driver-library-mismatch-reboot-pending", "dkms-build-kernel-api"),
 }
@@ -209,39 +211,39 @@ RULES: Final = (
         cause="vm-passthrough-mmio-config",
         shows_in="pci",
         disruption="power-cycle",
-        decisive=all_of(REGION_WITHOUT_ADDRESS, GUEST),
+        decisive=all_of(REGION_WITHOUT_ADDRESS, IS_VIRTUAL_MACHINE),
         typical=_MMIO_WINDOW_SET,
-        context=GUEST,
-        symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        context=IS_VIRTUAL_MACHINE,
+        symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.REGION_NOT_ASSIGNED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         against=(unless(symptoms.DRIVER_WORKS, REGION_WITHOUT_ADDRESS),),
         summary="the virtual machine's firmware has no room above 4 GiB for the GPU's memory region",
         look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
-        remedy=_LARGER_WINDOW,
+        remedy=_ENLARGE_MMIO_WINDOW,
         explains=NO_DRIVER | {"gsp-init-failed-platform"},
     ),
     _rule(
         cause="vm-passthrough-hypervisor-detected",
         disruption="reboot",
-        decisive=all_of(_NOT_STARTED, GUEST, _BEFORE_GUEST_SUPPORT, _GEFORCE),
+        decisive=all_of(_NOT_STARTED, IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, _GEFORCE),
         typical=any_of(
-            all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
-            all_of(GUEST, _BEFORE_GUEST_SUPPORT, any_of(_GEFORCE, _NOT_STARTED)),
+            all_of(IS_VIRTUAL_MACHINE, any_of(_CODE_43, all_of(_NO_DEVICE_HANDLE, _GEFORCE))),
+            all_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, any_of(_GEFORCE, _NOT_STARTED)),
             all_of(_NOT_STARTED, _HYPERVISOR_HIDDEN),
         ),
-        symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        context=any_of(_HYPERVISOR_HIDDEN, all_of(any_of(GUEST, _BEFORE_GUEST_SUPPORT), _GEFORCE)),
+        symptoms=(symptoms.GPU_LOST, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+        context=any_of(_HYPERVISOR_HIDDEN, all_of(any_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT), _GEFORCE)),
         share=0.2,
-        against=(symptoms.DRIVER_WORKS, _SUPPORTS_GUESTS, _OTHER_GPU, _FAULTS, _IS_WSL),
+        against=(symptoms.DRIVER_WORKS, _SUPPORTS_GUESTS, _IS_NOT_GEFORCE, _GPU_FAULTS, _IS_WSL),
         summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
         look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_upgrade_driver,
-        explains=NOT_INITIALISED,
+        explains=DRIVER_NOT_INITIALIZED,
     ),
     _rule(
         cause="vgpu-license-server-failure",
         disruption="restart-service",
         decisive=_LICENSE_REFUSED,
-        typical=all_of(_UNLICENSED, _TOKEN),
+        typical=all_of(_UNLICENSED, _LICENSE_TOKEN_FILE),
         symptoms=(_LICENSE_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
         against=(_LICENSE_ACQUIRED,),
         summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
@@ -253,9 +255,9 @@ RULES: Final = (
         cause="vgpu-unlicensed",
         disruption="restart-service",
         share=0.8,
-        decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _UNCONFIGURED),
+        decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _LICENSING_UNCONFIGURED),
         typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
-        symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
+        symptoms=(_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
         context=_NO_GRIDD,
         against=(unless(_LICENSE_ACQUIRED, _UNLICENSED),),
         summary="this vGPU has no licence: none was requested, or it expired",
@@ -267,8 +269,8 @@ RULES: Final = (
         cause="xid-78-vgpu-start-error",
         check=faults.incident_check(78),
         decisive=_INCOMPATIBLE,
-        typical=_START_FAILED,
-        symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
+        typical=_VGPU_START_FAILED,
+        symptoms=(symptoms.ANY_XID, _VGPU_START_FAILED, symptoms.ADAPTER_INIT_FAILED),
         summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
         remedy=always(
@@ -279,7 +281,7 @@ RULES: Final = (
     _rule(
         cause="wsl-gpu-tcc-mode",
         disruption="reboot",
-        decisive=all_of(_IN_TCC, _WSL_MENTIONED),
+        decisive=all_of(_GPU_IN_TCC_MODE, _WSL_MENTIONED),
         symptoms=(_GPU_BLOCKED_BY_OS, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
         context=_WSL_MENTIONED,
         summary="Windows runs the GPU in TCC mode, which WSL cannot share",
@@ -288,7 +290,7 @@ RULES: Final = (
             manual_step("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
             manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
         ),
-        explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
+        explains=_WSL_CONSEQUENCES | {"wsl-gpu-access-blocked"},
     ),
     _rule(
         cause="wsl-gpu-access-blocked",
@@ -308,6 +310,6 @@ RULES: Final = (
         summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
         look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
         remedy=_remove_linux_driver,
-        explains=_SHOWN_AS_FAILED,
+        explains=_WSL_CONSEQUENCES,
     ),
 )

@@ -18,22 +18,22 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
-_LETTERS_ONLY: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
+_LETTERS_ONLY_TABLE: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
 # Shorter ones are part of some word in every text.
 _MIN_LETTERS: Final = 3
 # A message may be wrapped where it was pasted: only short pieces were, and no line is longer than a wide screen.
 _MAX_WRAPPED_LINES: Final = 400
 _MAX_SCREEN_WIDTH: Final = 400
-_JOINED_LINES: Final = 3
+_JOINED_LINE_COUNT: Final = 3
 # Of these each line is a row by itself.
 _ROW_KINDS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
-_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+_KERNEL_MESSAGE_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 @cache
 def _longest_letters(word: str) -> str:
     """Return the longest run of ASCII letters in the word."""
-    runs = word.encode("ascii", "replace").translate(_LETTERS_ONLY).split()
+    runs = word.encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split()
     return max(runs, key=len, default=b"").decode()
 
 
@@ -104,7 +104,7 @@ class LineIndex:
 
     def __init__(self, item: EvidenceItem) -> None:
         self._lowered = item.lowered
-        self.vocabulary = Vocabulary(self._lowered.encode("ascii", "replace").translate(_LETTERS_ONLY).split())
+        self.vocabulary = Vocabulary(self._lowered.encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split())
         self._line_offsets: dict[str, tuple[int, ...]] = {}
 
     def line_starts(self, word: str) -> tuple[int, ...]:
@@ -133,5 +133,9 @@ def join_wrapped_lines(item: EvidenceItem) -> EvidenceItem:
     """Return a short item with each line joined with the next two, without the kernel's prefixes; others empty."""
     if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
         return replace(item, text="")
-    lines = [_PREFIX.sub("", line).rstrip() if len(line) <= _MAX_SCREEN_WIDTH else "" for line in item.lines]
-    return replace(item, text="\n".join(" ".join(lines[start : start + _JOINED_LINES]) for start in range(len(lines))))
+    lines = [
+        _KERNEL_MESSAGE_PREFIX.sub("", line).rstrip() if len(line) <= _MAX_SCREEN_WIDTH else "" for line in item.lines
+    ]
+    return replace(
+        item, text="\n".join(" ".join(lines[start : start + _JOINED_LINE_COUNT]) for start in range(len(lines)))
+    )

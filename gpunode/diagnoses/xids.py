@@ -12,7 +12,7 @@ from typing import Final
 from gpunode.catalog import xids
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.consequences import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Disruption, Fix, OpenQuestion, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import (
     always,
@@ -33,29 +33,33 @@ from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
 _FLASH: Final = (122, 123, 124)
-_CHIP_LINK: Final = (121, 173)
+_CHIP_LINK_XIDS: Final = (121, 173)
 # The codes that some rule is about; of any other the catalog's advice is passed on.
 _CODES_WITH_RULE: Final = frozenset({
-    *_FLASH, *_CHIP_LINK, *xids.NVLINK5,
+    *_FLASH, *_CHIP_LINK_XIDS, *xids.NVLINK5_XIDS,
     *(13, 31, 48, 54, 61, 62, 63, 64, 69, 74, 78, 79, 92, 94, 95, 109, 119, 120, 125, 140, 143, 154, 156, 157, 160),
     *(161, 167, 169, 171, 172),
 })  # fmt: skip
 
 # Page faults of a program, or of the driver itself.
 _PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.incidents_with(snapshot, 31)))
-_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+_FAULT_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _MAX_NULL_OFFSET: Final = 0x10000
 # Programs that run code of whoever started them: run again, they fail at the same place again.
-_OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+_USER_PROGRAM_NAME: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
 # Somebody compared releases of the driver: one has the faults and another has none.
-_RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
-_GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
-_BAD: Final = r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)[^\n]{0,60}"
+_DRIVER_RELEASE_MENTION: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
+_GOOD_RESULT_WORDS: Final = (
+    r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
+)
+_BAD_RESULT_WORDS: Final = (
+    r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)[^\n]{0,60}"
+)
 _RELEASES_COMPARED: Final = message_line(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|help|no more)"
-    rf"|{_RELEASE}{_GOOD}[^\n]{{0,60}}{_RELEASE}{_BAD}|{_RELEASE}{_BAD}{_RELEASE}{_GOOD}",
+    rf"|{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}[^\n]{{0,60}}{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}|{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}",
     *("text", "application"),
     flags=re.IGNORECASE,
 )
@@ -70,9 +74,9 @@ def _faults_at_one_address(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield faults of different processes at one address; programs do not share pointers."""
     found: defaultdict[int, dict[str, Citation]] = defaultdict(dict)
     for fault in snapshot.view(faults.fault_timeline):
-        if fault.code == 31 and fault.xid and (match := _ADDRESS.search(fault.xid.text)):
+        if fault.code == 31 and fault.xid and (match := _FAULT_ADDRESS.search(fault.xid.text)):
             name = fault.xid.process
-            who = name if _OWN_CODE.match(name) else fault.xid.pid or name
+            who = name if _USER_PROGRAM_NAME.match(name) else fault.xid.pid or name
             found[int(match["address"].replace("_", ""), 16)].setdefault(who, fault.citation)
     return (one for at, by in found.items() if at >= _MAX_NULL_OFFSET and len(by) > 1 for one in by.values())
 
@@ -101,7 +105,7 @@ def find_uncovered_xids(snapshot: Snapshot) -> Iterator[OpenQuestion]:
             question = (
                 f"{faults.gpu_label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
             )
-            yield OpenQuestion(question, (*_LOG, Shell("nvidia-smi -q")), incident.citations)
+            yield OpenQuestion(question, (*_GREP_KERNEL_LOG_COMMANDS, Shell("nvidia-smi -q")), incident.citations)
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
@@ -128,12 +132,14 @@ def _update_firmware_first(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _reset_after_pmu_fault(snapshot)
 
 
-_LOG: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
-_DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
+_GREP_KERNEL_LOG_COMMANDS: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
+_DCGM_DIAGNOSE_COMMAND: Final = Shell("sudo dcgmi diag -r 3")
 # The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
 _PROGRAM_CONSEQUENCES: Final = frozenset({"nvidia-uvm-wedged"})
-_GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
-_rule = partial(Rule, layer="driver", look_at=_LOG)
+_GPU_DOWN_CONSEQUENCES: Final = (
+    DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
+)
+_rule = partial(Rule, layer="driver", look_at=_GREP_KERNEL_LOG_COMMANDS)
 
 
 # As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
@@ -145,7 +151,7 @@ _RECOVERY_ROWS: Final = ("GPU Recovery Action", "Reset Required", "Drain and Res
 STOP_PEER_ACCESS: Final = manual_step(
     "drain", "stop the programs that access this GPU from another one (peer to peer): nothing else is needed"
 )
-_DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
+_DISRUPTION_BY_ACTION: Final[Mapping[Action, Disruption]] = {
     "none": "none",
     "drain-p2p": "restart-container",
     "reset": "reset-gpu",
@@ -187,7 +193,9 @@ def _prove_xid_154(incident: faults.Incident) -> Proof:
 def _with_recovery(action: Action, proof: Proof) -> Proof:
     """Return the proof with the remedy for ``action``."""
     severity: Severity | None = "info" if action == "none" else None
-    return replace(proof, remedy=tuple(recovery_steps(action)), disruption=_DISRUPTIONS.get(action), severity=severity)
+    return replace(
+        proof, remedy=tuple(recovery_steps(action)), disruption=_DISRUPTION_BY_ACTION.get(action), severity=severity
+    )
 
 
 def recovery_steps(action: Action) -> Iterator[Fix]:
@@ -212,7 +220,7 @@ RULES: Final = (
         severity="warning",
         disruption="restart-container",
         share=0.6,
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=faults.incident_check(13, 69, is_of_programs=True),
         typical=message_line(
             r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
@@ -220,7 +228,12 @@ RULES: Final = (
         ),
         remedy=always(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
-            run_step("inspect", "test the GPU", _DIAGNOSE, when="other programs also fail on it, at the same place"),
+            run_step(
+                "inspect",
+                "test the GPU",
+                _DCGM_DIAGNOSE_COMMAND,
+                when="other programs also fail on it, at the same place",
+            ),
             write_nvidia_report("programs that are known to work keep failing"),
         ),
         explains=_PROGRAM_CONSEQUENCES | {"xid-109-ctx-switch-timeout"},
@@ -231,13 +244,15 @@ RULES: Final = (
         severity="warning",
         disruption="restart-container",
         share=0.8,
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.NCCL_FAILS),
         check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
         against=(_FAULTS_BY_DRIVER,),
         typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
         remedy=always(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
-            run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fail, and only on this GPU"),
+            run_step(
+                "inspect", "test the GPU", _DCGM_DIAGNOSE_COMMAND, when="many programs fail, and only on this GPU"
+            ),
             manual_step("install", "try another driver release", "it began with an update of the driver"),
         ),
         explains=_PROGRAM_CONSEQUENCES,
@@ -246,8 +261,8 @@ RULES: Final = (
         cause="xid-31-driver-regression",
         disruption="reboot",
         share=1,
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-        look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
+        look_at=(*_GREP_KERNEL_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
         typical=any_of(_FAULTS_BY_DRIVER, _RELEASES_COMPARED),
         context=_DRIVER_UPGRADED,
         summary=(
@@ -266,7 +281,7 @@ RULES: Final = (
             any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
         ),
         remedy=_update_firmware_first,
-        explains=_GPU_DOWN,
+        explains=_GPU_DOWN_CONSEQUENCES,
     ),
     _rule(
         cause="xid-62-pmu-halt",
@@ -276,14 +291,14 @@ RULES: Final = (
         check=faults.incident_check(62, 169),
         typical=kernel_line(r"PmuHalted|PMU has halted"),
         remedy=_reset_after_pmu_fault,
-        explains=_GPU_DOWN
+        explains=_GPU_DOWN_CONSEQUENCES
         | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
     ),
     _rule(
         cause="xid-109-ctx-switch-timeout",
         shows_in="programs",
         disruption="restart-container",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.SLOW),
         check=faults.incident_check(109, is_of_programs=True),
         remedy=always(
             manual_step("application", "end the program, and restart it"),
@@ -298,7 +313,7 @@ RULES: Final = (
         layer="hardware",
         severity="warning",
         symptoms=(symptoms.ANY_XID,),
-        check=faults.incident_check(*_CHIP_LINK),
+        check=faults.incident_check(*_CHIP_LINK_XIDS),
         context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
         remedy=always(
             manual_step("wait", ("no action now: the errors were corrected; reset the GPU at the next opportunity")),
@@ -326,7 +341,7 @@ RULES: Final = (
         cause="xid-143-gpu-init-error",
         layer="hardware",
         disruption="power-cycle",
-        symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
+        symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED),
         check=faults.incident_check(143),
         remedy=always(
             reset_gpu(),
@@ -334,7 +349,7 @@ RULES: Final = (
             manual_step("hardware", "check seating and power of the GPU", "it persists"),
             write_nvidia_report("it persists"),
         ),
-        explains=_GPU_DOWN,
+        explains=_GPU_DOWN_CONSEQUENCES,
     ),
     _rule(
         cause="xid-154-recovery-action",
@@ -343,6 +358,6 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=find_pending_actions,
         remedy=always(*recovery_steps("")),
-        explains=_GPU_DOWN,
+        explains=_GPU_DOWN_CONSEQUENCES,
     ),
 )

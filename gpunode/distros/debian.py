@@ -16,11 +16,11 @@ from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
-from gpunode.recipe import Scope
+from gpunode.recipe import DriverScope
 
-_FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "cloud-arm64", "rt-arm64", "arm64-16k"})
+_KERNEL_FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "cloud-arm64", "rt-arm64", "arm64-16k"})
 # Proxmox renamed pve-kernel and pve-headers with its kernel 6.5.
-_FIRST_PROXMOX_NAMES = "6.5"
+_FIRST_KERNEL_WITH_PROXMOX_NAMES = "6.5"
 
 
 def dkms_package(choice: Choice) -> str:
@@ -32,7 +32,7 @@ def dkms_package(choice: Choice) -> str:
     return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
-def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
         from gpunode.distros import own_driver
@@ -40,12 +40,12 @@ def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
         return own_driver.debian_packages(choice, scope)
     modules = (dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
-        return (_meta_package(choice), *modules)
+        return (_driver_meta_package(choice), *modules)
     media = ("libnvidia-encode1", "libnvcuvid1") if scope == "media" else ()
     return ("nvidia-driver-cuda", *media, *modules)
 
 
-def _meta_package(choice: Choice) -> str:
+def _driver_meta_package(choice: Choice) -> str:
     if choice.flavour == "open":
         return "nvidia-open"
     return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"
@@ -55,16 +55,16 @@ def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
         return PackageId(f"linux-headers-{kernel}")
-    return PackageId(f"{'pve' if is_older(kernel, _FIRST_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
+    return PackageId(f"{'pve' if is_older(kernel, _FIRST_KERNEL_WITH_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
 
 
 def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
     """The package that follows the kernel's own meta package."""
     present = {package.name for package, state in installed.items() if not state.config_files_only}
     if kernel.endswith("-pve"):
-        return _proxmox_meta(kernel, present)
+        return _proxmox_headers_meta(kernel, present)
     flavour = _flavour(kernel)
-    return f"linux-headers-{flavour}" if flavour in _FLAVOURS and f"linux-image-{flavour}" in present else None
+    return f"linux-headers-{flavour}" if flavour in _KERNEL_FLAVOURS and f"linux-image-{flavour}" in present else None
 
 
 def _flavour(kernel: str) -> str:
@@ -72,7 +72,7 @@ def _flavour(kernel: str) -> str:
     return re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
 
 
-def _proxmox_meta(kernel: str, present: set[str]) -> str | None:
+def _proxmox_headers_meta(kernel: str, present: set[str]) -> str | None:
     series = ".".join(kernel.split(".")[:2])
     follows = {
         "proxmox-default-kernel": "proxmox-default-headers",

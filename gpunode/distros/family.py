@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.package_id import PackageId
-from gpunode.recipe import DriverSource, Scope
+from gpunode.recipe import DriverScope, DriverSource
 
 TOOLKIT_PACKAGES = (
     PackageId("nvidia-container-toolkit"),
@@ -39,7 +39,7 @@ class Family:
     name: str
     origins: tuple[str, ...]
     cuda_origins: tuple[str, ...]
-    driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
+    driver_packages: Callable[[Choice, DriverScope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
     headers: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]

@@ -17,18 +17,23 @@ from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
-from gpunode.recipe import Scope
+from gpunode.recipe import DriverScope
 
-_DEBIAN: Final = "debian"
+_DEBIAN_FAMILY_ID: Final = "debian"
 # NVIDIA's repository by the Label that its own pin file names; the graphics drivers PPA by its Origin.
-_FOREIGN_ARCHIVES: Final = {_DEBIAN: ("l=NVIDIA CUDA",), "ubuntu": ("l=NVIDIA CUDA", "o=LP-PPA-graphics-drivers")}
+_FOREIGN_ARCHIVES: Final = {
+    _DEBIAN_FAMILY_ID: ("l=NVIDIA CUDA",),
+    "ubuntu": ("l=NVIDIA CUDA", "o=LP-PPA-graphics-drivers"),
+}
 # Names that NVIDIA's packages for Debian have and Debian's do not.
-_NVIDIAS: Final = re.compile(
+_NVIDIA_ONLY_PACKAGE: Final = re.compile(
     r"cuda-drivers.*|nvidia-driver-cuda|nvidia-kernel-open-dkms|nvidia-open(-\d+)?|libnvidia-gpucomp"
 )
 # NVIDIA's packages for Ubuntu, and Ubuntu's for desktops: nvidia-dkms-580-open, libnvidia-compute-595.
-_OF_A_DRIVER: Final = re.compile(r"cuda-drivers.*|(lib)?nvidia-(?!modprobe|settings|xconfig|fabricmanager|nscq).*")
-_PREBUILT: Final = re.compile(r"linux-(modules|objects)-nvidia-(\d+-server(-open)?)-(?!open-).*")
+_ANY_DRIVER_PACKAGE: Final = re.compile(
+    r"cuda-drivers.*|(lib)?nvidia-(?!modprobe|settings|xconfig|fabricmanager|nscq).*"
+)
+_PREBUILT_MODULES_PACKAGE: Final = re.compile(r"linux-(modules|objects)-nvidia-(\d+-server(-open)?)-(?!open-).*")
 
 
 def foreign_archives(family: Family) -> tuple[str, ...]:
@@ -36,19 +41,19 @@ def foreign_archives(family: Family) -> tuple[str, ...]:
     return _FOREIGN_ARCHIVES[family.id]
 
 
-def is_foreign(family: Family, choice: Choice, name: str) -> bool:
+def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool:
     """Return whether a driver package is none of the distribution's own driver; most names of Debian's are NVIDIA's."""
-    if family.id == _DEBIAN:
-        return _NVIDIAS.fullmatch(name) is not None
+    if family.id == _DEBIAN_FAMILY_ID:
+        return _NVIDIA_ONLY_PACKAGE.fullmatch(name) is not None
     if name.startswith(("linux-modules-", "linux-objects-")):
-        found = _PREBUILT.fullmatch(name)
-        return found is None or found[2] != _flavour_suffix(choice)
+        found = _PREBUILT_MODULES_PACKAGE.fullmatch(name)
+        return found is None or found[2] != _server_package_suffix(choice)
     # What DKMS builds comes before a signed module.
     is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
-    return not is_own and _OF_A_DRIVER.fullmatch(name) is not None
+    return not is_own and _ANY_DRIVER_PACKAGE.fullmatch(name) is not None
 
 
-def module_packages(
+def prebuilt_module_packages(
     family: Family, choice: Choice, kernels: Kernels, installed: Mapping[PackageId, PackageState]
 ) -> tuple[str, ...]:
     """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
@@ -58,7 +63,7 @@ def module_packages(
     wanted = kernels.wanted if family.signs_modules else ()
     meta = family.headers_meta(wanted[-1], installed) if wanted else None
     follows = [meta.removeprefix("linux-headers-")] if meta else []
-    return tuple(f"linux-modules-nvidia-{_flavour_suffix(choice)}-{which}" for which in (*wanted, *follows))
+    return tuple(f"linux-modules-nvidia-{_server_package_suffix(choice)}-{which}" for which in (*wanted, *follows))
 
 
 def debian_dkms_package(choice: Choice) -> str:
@@ -66,7 +71,7 @@ def debian_dkms_package(choice: Choice) -> str:
     return "nvidia-open-kernel-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
-def debian_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+def debian_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages of Debian's own driver."""
     modules = (debian_dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
@@ -77,18 +82,18 @@ def debian_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
 
 def ubuntu_headless_package(choice: Choice) -> str:
     """Return the package that needs the prebuilt kernel modules, and has the driver's version."""
-    return f"nvidia-headless-no-dkms-{_flavour_suffix(choice)}"
+    return f"nvidia-headless-no-dkms-{_server_package_suffix(choice)}"
 
 
-def ubuntu_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+def ubuntu_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages of Ubuntu's own driver, but for the kernel modules."""
     base = (ubuntu_headless_package(choice), f"nvidia-utils-{choice.branch}-server")
     if scope == "full":
-        return (f"nvidia-driver-{_flavour_suffix(choice)}", *base)
+        return (f"nvidia-driver-{_server_package_suffix(choice)}", *base)
     media = ("encode", "decode") if scope == "media" else ()
     return (*base, *(f"libnvidia-{name}-{choice.branch}-server" for name in media))
 
 
-def _flavour_suffix(choice: Choice) -> str:
+def _server_package_suffix(choice: Choice) -> str:
     """Return how the names of Ubuntu's data-center packages of the kernel modules go on: ``580-server-open``."""
     return f"{choice.branch}-server{'-open' if choice.flavour == 'open' else ''}"

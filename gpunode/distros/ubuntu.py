@@ -15,13 +15,13 @@ from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import order_key
-from gpunode.recipe import Scope
+from gpunode.recipe import DriverScope
 
 # Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
-_PERSISTENCED_OF_ITS_OWN_FROM = 580
-_IMAGE = "linux-image-"
+_FIRST_BRANCH_WITH_PERSISTENCED = 580
+_KERNEL_IMAGE_PREFIX = "linux-image-"
 # The series of a meta package: none, a release's newer kernels, a cloud's long-term ones, or a pinned kernel version.
-_SERIES = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
+_META_PACKAGE_SERIES_SUFFIX = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
 
 
 def dkms_package(choice: Choice) -> str:
@@ -30,10 +30,10 @@ def dkms_package(choice: Choice) -> str:
         from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
         return own_driver.ubuntu_headless_package(choice)
-    return f"{_package_for('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
+    return f"{_with_branch_suffix('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
 
 
-def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
         from gpunode.distros import own_driver
@@ -41,20 +41,20 @@ def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
         return own_driver.ubuntu_packages(choice, scope)
     modules = (dkms_package(choice), _persistence_package(choice))
     if scope == "full":
-        return (_package_for("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
+        return (_with_branch_suffix("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
     media = ("libnvidia-encode", "libnvidia-decode") if scope == "media" else ()
-    libraries = tuple(_package_for(name, choice) for name in ("libnvidia-compute", *media))
-    smi = (_package_for("nvidia-utils", choice),) if choice.suffixed_names else ()
+    libraries = tuple(_with_branch_suffix(name, choice) for name in ("libnvidia-compute", *media))
+    smi = (_with_branch_suffix("nvidia-utils", choice),) if choice.suffixed_names else ()
     return (*libraries, *smi, *modules)
 
 
 def _persistence_package(choice: Choice) -> str:
-    if choice.branch >= _PERSISTENCED_OF_ITS_OWN_FROM:
+    if choice.branch >= _FIRST_BRANCH_WITH_PERSISTENCED:
         return "nvidia-persistenced"
-    return _package_for("nvidia-compute-utils", choice)
+    return _with_branch_suffix("nvidia-compute-utils", choice)
 
 
-def _package_for(name: str, choice: Choice) -> str:
+def _with_branch_suffix(name: str, choice: Choice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 
@@ -71,11 +71,11 @@ def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> st
     """
     flavour, release = _flavour(kernel), kernel.partition("-")[0]
     metas = {
-        name.removeprefix(_IMAGE): state.version
+        name.removeprefix(_KERNEL_IMAGE_PREFIX): state.version
         for name, state in ((package.name, state) for package, state in installed.items())
-        if name.startswith(_IMAGE)
+        if name.startswith(_KERNEL_IMAGE_PREFIX)
         and not state.config_files_only
-        and _meta_brings_flavour(name.removeprefix(_IMAGE), flavour)
+        and _meta_brings_flavour(name.removeprefix(_KERNEL_IMAGE_PREFIX), flavour)
     }
     ranked = [
         (version.startswith((f"{release}.", f"{release}-")), order_key(version), meta)
@@ -93,7 +93,7 @@ def _meta_brings_flavour(meta: str, flavour: str) -> bool:
     """Return whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
     for stem in (flavour, "virtual") if flavour == "generic" else (flavour,):
         rest = meta.removeprefix(stem)
-        if stem and rest != meta and _SERIES.fullmatch(rest):
+        if stem and rest != meta and _META_PACKAGE_SERIES_SUFFIX.fullmatch(rest):
             return True
     return False
 

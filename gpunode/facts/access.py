@@ -35,7 +35,7 @@ def explain_restriction(changes: Iterable[FileChange]) -> str:
     return f"{' and '.join(found)}; root relies on its content, so check it"
 
 
-def exposure_notes(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
+def note_replaceable_files(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
     """Yield a note for each file that users other than root can replace, because of its folder or a link to it."""
     for path in dict.fromkeys(paths):
         if place := facts.exposed.get(path, ""):

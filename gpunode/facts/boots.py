@@ -13,9 +13,9 @@ from typing import Final
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Source, SourceKind
 
-_SPANNING_BOOTS: Final[frozenset[SourceKind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+_KINDS_SPANNING_BOOTS: Final[frozenset[SourceKind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
 # These show state that a reboot resets.
-_RESET_BY_BOOT: Final[frozenset[SourceKind]] = frozenset(
+_KINDS_RESET_BY_BOOT: Final[frozenset[SourceKind]] = frozenset(
     (
         *("lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run"),
         *("exit-status", "lspci", "modprobe", "uname"),
@@ -26,18 +26,18 @@ _RESET_BY_BOOT: Final[frozenset[SourceKind]] = frozenset(
 _BOOT_MARKER: Final = Pattern(
     r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$|^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE
 )
-_BANNER: Final = Pattern(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
-_BANNER_PREFIX: Final = Pattern(r"[^\n]{0,120}(?:\]|kernel:) |")
-_CLOCK: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
+_KERNEL_BANNER: Final = Pattern(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
+_TEXT_BEFORE_KERNEL_BANNER: Final = Pattern(r"[^\n]{0,120}(?:\]|kernel:) |")
+_KERNEL_TIMESTAMP: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
 # CPUs log out of order by less than this. Pasted excerpts without dates may be in any order.
 _CLOCK_JITTER_S: Final = 5
-_NEAR_ZERO_S: Final = 1
+_MAX_BOOT_START_S: Final = 1
 # How log lines begin, to leave the rest of a paste alone.
 _LOG_LINE: Final = Pattern(
     r"^[ \t]*(?:\[\s*\d{1,9}\.\d{3,6}\]|\[\w{3} \w{3}\s+\d|\w{3}\s+\d{1,2} \d\d:\d\d:\d\d\s|\d{4}-\d\d-\d\d[T ]\d\d:"
     r"|<\d>|kernel:|NVRM:|-- )"
 )
-_OLD_FILE: Final = Pattern(
+_EARLIER_BOOT_LOG_PATH: Final = Pattern(
     r"(?:^|/)(?:kern\.log|syslog|messages|dmesg|boot\.dmesg|fabricmanager\.log)(?:[.-](?:\d{1,8}|old)(?:\.\w{2,3})?)$"
     r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
 )
@@ -52,22 +52,22 @@ _NAMES_EARLIER_BOOT: Final = Pattern(
     re.IGNORECASE,
 )
 _BOOT_OPTION: Final = Pattern(r"(?:--boot[= ]|-[a-zA-Z]*b ?)(?P<which>\S+)")
-_OTHER_BOOT: Final = Pattern(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}")
-_REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
+_OTHER_BOOT_ARGUMENT: Final = Pattern(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}")
+_JOURNALCTL_REVERSE_OPTION: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 
 def keep_running_boot(source: Source, description: str, text: str) -> str | None:
     """Blank out the lines of earlier boots, so that line numbers hold; return None if no line is of the running one."""
     if _GREP_PREFIX.match(text.lstrip("\n")):
-        return _drop_rotated_logs(text)
+        return _blank_rotated_log_lines(text)
     if is_from_earlier_boot(source, description):
         return None
-    if source.kind not in _SPANNING_BOOTS:
+    if source.kind not in _KINDS_SPANNING_BOOTS:
         return text
-    if source.words[:1] == ("journalctl",) and any(map(_REVERSED.fullmatch, source.words[1:])):
+    if source.words[:1] == ("journalctl",) and any(map(_JOURNALCTL_REVERSE_OPTION.fullmatch, source.words[1:])):
         first = _BOOT_MARKER.search(text)
         return text[: first.start()] if first else text
-    at = _find_last_boot(text)
+    at = _find_last_boot_offset(text)
     before = text[:at]
     if not before.strip():
         return text
@@ -76,7 +76,7 @@ def keep_running_boot(source: Source, description: str, text: str) -> str | None
     return "\n".join("" if is_log or _LOG_LINE.match(line) else line for line in before.split("\n")) + text[at:]
 
 
-def _drop_rotated_logs(text: str) -> str | None:
+def _blank_rotated_log_lines(text: str) -> str | None:
     """Blank out what a search through several logs found in rotated ones."""
     lines = ["" if (match := _GREP_PREFIX.match(line)) and match["rotated"] else line for line in text.split("\n")]
     return "\n".join(lines) if any(lines) else None
@@ -91,26 +91,26 @@ def is_from_earlier_boot(source: Source, description: str) -> bool:
     """Return True if the file name, command or description says that the text is of an earlier boot."""
     if source.words[:1] and source.words[0].rsplit("/", 1)[-1] == "journalctl":
         option = _BOOT_OPTION.search(" ".join(source.words[1:]))
-        if option and _OTHER_BOOT.fullmatch(option["which"]):
+        if option and _OTHER_BOOT_ARGUMENT.fullmatch(option["which"]):
             return True
     is_kernels = source.kind == "file" and source.subject.startswith(("/proc/", "/sys/"))
-    says_so = (is_kernels or source.kind in _SPANNING_BOOTS | _RESET_BY_BOOT) and _NAMES_EARLIER_BOOT.search(
-        description
-    )
-    return bool(says_so or _OLD_FILE.search(source.subject))
+    says_so = (
+        is_kernels or source.kind in _KINDS_SPANNING_BOOTS | _KINDS_RESET_BY_BOOT
+    ) and _NAMES_EARLIER_BOOT.search(description)
+    return bool(says_so or _EARLIER_BOOT_LOG_PATH.search(source.subject))
 
 
-def _find_last_boot(text: str) -> int:
+def _find_last_boot_offset(text: str) -> int:
     """Return the offset at which the last boot of the log begins; 0 if the log has only one."""
     at = max((match.start() for match in _BOOT_MARKER.finditer(text)), default=0)
-    for match in _BANNER.finditer(text):
+    for match in _KERNEL_BANNER.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
-        if _BANNER_PREFIX.fullmatch(text, start, match.start()):
+        if _TEXT_BEFORE_KERNEL_BANNER.fullmatch(text, start, match.start()):
             at = max(at, start)
     before = -1
-    for match in _CLOCK.finditer(text):
+    for match in _KERNEL_TIMESTAMP.finditer(text):
         seconds = int(match["seconds"])
-        limit = before - _CLOCK_JITTER_S if match["wall"].strip() else min(before - _CLOCK_JITTER_S, _NEAR_ZERO_S)
+        limit = before - _CLOCK_JITTER_S if match["wall"].strip() else min(before - _CLOCK_JITTER_S, _MAX_BOOT_START_S)
         if seconds < limit:
             at = max(at, match.start())
         before = seconds

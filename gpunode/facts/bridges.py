@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpunode.facts.evidence import Evidence, Probe
-from gpunode.facts.machine import MELLANOX
+from gpunode.facts.machine import MELLANOX_VENDOR_ID
 from gpunode.facts.model import Fact, PciDevice
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, derive_fact, explain_missing
 
-KEY: Final = "switch-bridges"
-_MARK: Final = "SMDL=SW_MNG"
-_FOUND: Final = Pattern(rf"/sys/bus/pci/devices/([^/\n]+)/vpd:{_MARK}")
+BRIDGES_PROBE_KEY: Final = "switch-bridges"
+_BRIDGE_VPD_MARK: Final = "SMDL=SW_MNG"
+_BRIDGE_ADDRESS_IN_GREP_LINE: Final = Pattern(rf"/sys/bus/pci/devices/([^/\n]+)/vpd:{_BRIDGE_VPD_MARK}")
 # The first id of Blackwell: older boards have their switches on the bus.
-_FIRST_BLACKWELL: Final = 0x2900
-_NO_MATCH: Final = 1
+_FIRST_BLACKWELL_DEVICE_ID: Final = 0x2900
+_GREP_NO_MATCH_STATUS: Final = 1
 
 
 def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
@@ -30,22 +30,26 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     The data has serial numbers, so a program picks the mark out of it, and no capture holds the rest.
     """
     listed = tuple(devices)
-    if not any(one.vendor == "10de" and int(one.device, 16) >= _FIRST_BLACKWELL for one in listed):
+    if not any(one.vendor == "10de" and int(one.device, 16) >= _FIRST_BLACKWELL_DEVICE_ID for one in listed):
         return None
-    files = [f"/sys/bus/pci/devices/{one.address}/vpd" for one in listed if one.vendor == MELLANOX]
-    return Probe(KEY, argv=("grep", "-aoH", _MARK, *files), content_kind="table") if files else None
+    files = [f"/sys/bus/pci/devices/{one.address}/vpd" for one in listed if one.vendor == MELLANOX_VENDOR_ID]
+    return (
+        Probe(BRIDGES_PROBE_KEY, argv=("grep", "-aoH", _BRIDGE_VPD_MARK, *files), content_kind="table")
+        if files
+        else None
+    )
 
 
 def derive_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
     """Derive the PCI addresses of the bridges, in the order of the bus."""
-    return derive_fact(KEY, lambda: _read_bridges(evidence))
+    return derive_fact(BRIDGES_PROBE_KEY, lambda: _read_bridges(evidence))
 
 
 def _read_bridges(evidence: Evidence) -> tuple[str, ...]:
-    capture = evidence[KEY]
-    found = tuple(dict.fromkeys(_FOUND.findall(capture.text)))
+    capture = evidence[BRIDGES_PROBE_KEY]
+    found = tuple(dict.fromkeys(_BRIDGE_ADDRESS_IN_GREP_LINE.findall(capture.text)))
     # A network card's virtual function has no such file.
     absent = all(line.endswith("No such file or directory") for line in capture.error.splitlines())
-    if found or capture.outcome == "ok" or capture.exit_status == _NO_MATCH or (capture.error and absent):
+    if found or capture.outcome == "ok" or capture.exit_status == _GREP_NO_MATCH_STATUS or (capture.error and absent):
         return found
-    raise EvidenceMissing(KEY, explain_missing(capture))
+    raise EvidenceMissing(BRIDGES_PROBE_KEY, explain_missing(capture))

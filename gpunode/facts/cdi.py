@@ -16,8 +16,8 @@ from gpunode import yaml
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND
 
-_ENDINGS = (".yaml", ".json")
-_DRIVER_FILE = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
+_SPEC_FILE_ENDINGS = (".yaml", ".json")
+_DRIVER_VERSION_IN_PATH = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
 _MIG_CAP = Pattern(r"/dev/nvidia-caps/nvidia-cap(\d+)\Z")
 _GPU_NODE = Pattern(r"/dev/nvidia(\d+)\Z")
 
@@ -56,7 +56,7 @@ class CdiSpec:
     @property
     def drivers(self) -> frozenset[str]:
         """Driver versions in the names of the mounted files."""
-        found = (_DRIVER_FILE.search(path) for path in self.paths)
+        found = (_DRIVER_VERSION_IN_PATH.search(path) for path in self.paths)
         return frozenset(match[1] or match[2] for match in found if match)
 
     @property
@@ -84,7 +84,7 @@ def _match_numbers(pattern: Pattern, paths: Iterable[str]) -> frozenset[int]:
 
 def is_spec_path(path: str) -> bool:
     """Return True if an engine reads files of this name."""
-    return path.endswith(_ENDINGS)
+    return path.endswith(_SPEC_FILE_ENDINGS)
 
 
 def read_spec(path: str, data: bytes) -> CdiSpec | UnreadableSpec:

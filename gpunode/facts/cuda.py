@@ -9,12 +9,14 @@ from typing import TypeAlias
 from gpunode.facts.evidence import Capture
 from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_typed
 
-SCHEMA = 1
+CUDA_ANSWER_SCHEMA_VERSION = 1
 
 
-_READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`), or have `sudo gpunode doctor` read it"
+_READ_KERNEL_LOG_ADVICE = (
+    "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`), or have `sudo gpunode doctor` read it"
+)
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
-REMEDIES: Mapping[int, str] = {
+CUDA_ERROR_REMEDIES: Mapping[int, str] = {
     2: "the GPU's memory is in use: `nvidia-smi` lists the processes; stop them, then try again",
     46: "another process has exclusive use of the GPU, or its compute mode forbids CUDA: see `nvidia-smi -q -d "
     "COMPUTE`",
@@ -22,9 +24,10 @@ REMEDIES: Mapping[int, str] = {
     218: "report it with the output of `gpunode verify --cuda --json`: the driver rejects gpunode's PTX",
     802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
     803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
-    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; else " + _READ_KERNEL_LOG,
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; else "
+    + _READ_KERNEL_LOG_ADVICE,
 }
-_INSTALL_LIBRARY = "install the driver's CUDA library (`sudo gpunode setup`), then run `sudo ldconfig`"
+_INSTALL_CUDA_LIBRARY_ADVICE = "install the driver's CUDA library (`sudo gpunode setup`), then run `sudo ldconfig`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,11 @@ class CudaError:
     @property
     def remedy(self) -> str:
         """Advice for the user."""
-        return _INSTALL_LIBRARY if self.call == "dlopen" else REMEDIES.get(self.code, _READ_KERNEL_LOG)
+        return (
+            _INSTALL_CUDA_LIBRARY_ADVICE
+            if self.call == "dlopen"
+            else CUDA_ERROR_REMEDIES.get(self.code, _READ_KERNEL_LOG_ADVICE)
+        )
 
     def __str__(self) -> str:
         code = f" ({self.code})" if self.code else ""
@@ -53,7 +60,7 @@ class CudaError:
 
 
 @dataclass(frozen=True, slots=True)
-class CudaGpu:
+class CudaGpuTestResult:
     """The vector addition on one GPU.
 
     Attributes:
@@ -73,10 +80,10 @@ class CudaGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class CudaRun:
+class CudaTestResult:
     """The vector addition on all GPUs that CUDA sees."""
 
-    gpus: tuple[CudaGpu, ...]
+    gpus: tuple[CudaGpuTestResult, ...]
 
     @property
     def passed(self) -> bool:
@@ -84,25 +91,25 @@ class CudaRun:
         return bool(self.gpus) and all(gpu.passed for gpu in self.gpus)
 
 
-CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
+CudaAnswer: TypeAlias = CudaTestResult | CudaError | NoAnswer
 
 
-def parse_answer(data: bytes) -> CudaRun | CudaError:
+def parse_answer(data: bytes) -> CudaTestResult | CudaError:
     """Parse the output of the CUDA child.
 
     Raises:
         ValueError: if it is malformed or of another schema.
     """
-    answer = read_object(data, SCHEMA)
+    answer = read_object(data, CUDA_ANSWER_SCHEMA_VERSION)
     if "error" in answer:
         return _parse_error(answer["error"])
     gpus = answer.get("gpus")
     if not isinstance(gpus, list):
         raise ValueError("`gpus` is not a list")
-    return CudaRun(tuple(_parse_gpu(row) for row in gpus))
+    return CudaTestResult(tuple(_parse_gpu(row) for row in gpus))
 
 
-def _parse_gpu(row: object) -> CudaGpu:
+def _parse_gpu(row: object) -> CudaGpuTestResult:
     if not isinstance(row, dict):
         raise ValueError("a GPU is not an object")
     error, elements, mismatches = (
@@ -110,7 +117,7 @@ def _parse_gpu(row: object) -> CudaGpu:
         require_typed(int, row, "elements"),
         require_typed(int, row, "mismatches"),
     )
-    return CudaGpu(
+    return CudaGpuTestResult(
         index=require_typed(int, row, "index"),
         name=require_typed(str, row, "name"),
         uuid=require_typed(str, row, "uuid"),

@@ -14,8 +14,8 @@ from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import DEPMOD_FOLDERS
 
-_DEFAULT: Final = ("updates", "built-in")
-_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")
+_DEFAULT_SEARCH_ORDER: Final = ("updates", "built-in")
+_REGEX_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DepmodOrder:
         rules = [(pattern, place) for name, pattern, place in self.overrides if name == module]
         forced = {place for pattern, place in rules if pattern == "*" or pattern in kernel}
         # No pattern out of a file is run; what one may mean is not certain.
-        if any(place not in forced and _OPERATORS.search(pattern) for pattern, place in rules):
+        if any(place not in forced and _REGEX_OPERATORS.search(pattern) for pattern, place in rules):
             return False
         here, there = folder in forced, other in forced
         return here if here != there else self._rank(folder) < self._rank(other)
@@ -53,7 +53,7 @@ def read_depmod_order(facts: Facts) -> DepmodOrder:
     """Return the order that the configuration of depmod gives."""
     searches: list[str] = []
     overrides: set[tuple[str, str, str]] = set()
-    for words in _read_lines(facts):
+    for words in _read_depmod_config_lines(facts):
         match words:
             case ("search", *folders):
                 searches += folders
@@ -61,10 +61,10 @@ def read_depmod_order(facts: Facts) -> DepmodOrder:
                 overrides.add((module.replace("-", "_"), kernel, folder))
             case _:
                 pass  # of where else modules are, or are not, looked for
-    return DepmodOrder(tuple(searches) or _DEFAULT, frozenset(overrides))
+    return DepmodOrder(tuple(searches) or _DEFAULT_SEARCH_ORDER, frozenset(overrides))
 
 
-def _read_lines(facts: Facts) -> Iterator[list[str]]:
+def _read_depmod_config_lines(facts: Facts) -> Iterator[list[str]]:
     """Yield the words of each line, file by file in the order of their names; the first folder's hides the others'."""
     paths = {
         path.rpartition("/")[2]: path

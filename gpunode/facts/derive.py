@@ -12,7 +12,7 @@ from gpunode.facts import kernels, kubelet, layout, machine, systemd
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
-    NOT_INSTALLED,
+    NOT_INSTALLED_ENDING,
     PACKAGE_OF_PROGRAM,
     Distro,
     Fact,
@@ -32,12 +32,19 @@ from gpunode.facts.model import (
     known,
 )
 from gpunode.facts.patterns import parse_int
-from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, RUN_INSTALLER, UNITS
+from gpunode.facts.probes import (
+    DRIVER_LIBRARY_GLOBS,
+    FOLDERS,
+    LEFTOVER_GLOBS,
+    MODULE_FILE_PROBE_KEYS,
+    RUN_INSTALLER_PROGRAMS,
+    UNITS,
+)
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
 
 T = TypeVar("T")
-_IMAGE = "image"
+_IMAGE_PROBE_KEY = "image"
 _MAX_TIMESTAMP: Final = 253402300799
 _DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)
 
@@ -65,15 +72,15 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         unconfigured=installed.unconfigured,
         sources=installed.sources,
         dependencies=installed.dependencies,
-        headers=_read_headers(reader),
+        headers=_read_kernels_with_headers(reader),
         module_files=_read_module_files(reader),
-        modules=_read_modules(reader, image=image),
+        modules=_read_loaded_modules(reader, image=image),
         loaded_driver=_read_loaded_driver(reader, image=image),
         device_nodes=_read_device_nodes(reader, image=image),
         units=_read_units(reader, image=image),
         files=_read_files(evidence),
-        changed_at=_change_times(evidence),
-        modified_at=_modification_times(evidence),
+        changed_at=_read_ctimes(evidence),
+        modified_at=_read_mtimes(evidence),
         exposed=_find_exposed_files(evidence),
         folder_modes=installed.folder_modes,
         dkms=derive_fact("dkms-installed", lambda: kernels.find_dkms_drivers(reader.found("dkms-installed"))),
@@ -83,20 +90,22 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         ),
         rootless_docker=derive_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=derive_fact(
-            "run-installer", lambda: any(one.path in RUN_INSTALLER for one in reader.found("run-installer"))
+            "run-installer", lambda: any(one.path in RUN_INSTALLER_PROGRAMS for one in reader.found("run-installer"))
         ),
-        driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARIES, links=False)),
+        driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARY_GLOBS, links=False)),
         leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
-        secure_boot=Unknown("an image is not booted", _IMAGE) if image else machine.read_secure_boot(evidence),
-        layout=_read_layout(reader, image=image),
+        secure_boot=Unknown("an image is not booted", _IMAGE_PROBE_KEY)
+        if image
+        else machine.read_secure_boot(evidence),
+        layout=_read_gpu_layout(reader, image=image),
         mig=_read_mig(evidence),
         module_key=_read_module_key(evidence),
-        switch_bridges=_read_bridges(evidence),
+        switch_bridges=_read_switch_bridges(evidence),
         observed_on=_read_clock(reader, image=image),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
-    running = _split_command_line(evidence.get(kubelet.COMMAND_KEY))
+    running = _split_command_line(evidence.get(kubelet.KUBELET_COMMAND_PROBE_KEY))
     return replace(
         facts,
         kubelet=kubelet.find_kubelet(facts, running, image=image),
@@ -106,7 +115,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
 
 def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
     places = ("/usr/local/", "/usr/src/nvidia-", "/var/lib/dkms/nvidia")
-    return frozenset(path for path in _read_paths(reader, *LEFTOVERS, links=False) if path.startswith(places))
+    return frozenset(path for path in _read_paths(reader, *LEFTOVER_GLOBS, links=False) if path.startswith(places))
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:
@@ -124,21 +133,21 @@ def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]
 
 def _find_provider(reader: EvidenceReader, distro: Fact[Distro], *, image: bool) -> Fact[Provider | None]:
     if image:
-        return Known(None, _IMAGE)
+        return Known(None, _IMAGE_PROBE_KEY)
     return machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), distro)
 
 
 def derive_runtime_facts(evidence: Evidence, *, image: bool = False) -> Facts:
     """Derive only the facts about units and files, which is cheaper than ``derive``; all others are Unknown."""
     units = _read_units(EvidenceReader(evidence), image=image)
-    return replace(derive({}), units=units, files=_read_files(evidence), changed_at=_change_times(evidence))
+    return replace(derive({}), units=units, files=_read_files(evidence), changed_at=_read_ctimes(evidence))
 
 
 def derive_kubelet_facts(evidence: Evidence, *, image: bool = False) -> Facts:
     """Derive the facts of ``derive_runtime_facts`` and the kubelet."""
     folders = {folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))}
     facts = replace(derive_runtime_facts(evidence, image=image), folders=folders)
-    running = _split_command_line(evidence.get(kubelet.COMMAND_KEY))
+    running = _split_command_line(evidence.get(kubelet.KUBELET_COMMAND_PROBE_KEY))
     return replace(facts, kubelet=kubelet.find_kubelet(facts, running, image=image))
 
 
@@ -172,7 +181,9 @@ def _find_package_system(evidence: Evidence) -> PackageSystem:
 
 def _with_install_hint(found: Fact[T], reader: EvidenceReader) -> Fact[T]:
     """Add to an unknown fact the command that installs the program whose absence made it unknown."""
-    package = PACKAGE_OF_PROGRAM.get(found.reason.removesuffix(NOT_INSTALLED)) if isinstance(found, Unknown) else None
+    package = (
+        PACKAGE_OF_PROGRAM.get(found.reason.removesuffix(NOT_INSTALLED_ENDING)) if isinstance(found, Unknown) else None
+    )
     if isinstance(found, Unknown) and package:
         return replace(found, install=_find_package_system(reader.evidence).install((package,)))
     return found
@@ -184,7 +195,7 @@ def _read_paths(reader: EvidenceReader, *keys: str, links: bool = True) -> froze
 
 def _read_platform(reader: EvidenceReader, *, image: bool) -> Fact[Platform]:
     if image:
-        return Known(Platform("image"), _IMAGE)
+        return Known(Platform("image"), _IMAGE_PROBE_KEY)
 
     def read() -> Platform:
         found = machine.detect_platform(
@@ -223,13 +234,13 @@ def _read_kernels(reader: EvidenceReader, *, image: bool) -> Fact[Kernels]:
 
 def _read_boot_id(reader: EvidenceReader, *, image: bool) -> Fact[str]:
     if image:
-        return Unknown("an image is not booted", _IMAGE)
+        return Unknown("an image is not booted", _IMAGE_PROBE_KEY)
     return derive_fact("boot-id", lambda: reader.text("boot-id").strip())
 
 
 def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
     if image:
-        return Unknown("an image has no clock", _IMAGE)
+        return Unknown("an image has no clock", _IMAGE_PROBE_KEY)
 
     def read() -> date:
         text = reader.text("clock").strip()
@@ -244,7 +255,7 @@ def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
 
 def _read_devices(reader: EvidenceReader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
     if image:
-        return Unknown("an image has no PCI bus", _IMAGE)
+        return Unknown("an image has no PCI bus", _IMAGE_PROBE_KEY)
     first = derive_fact("lspci", lambda: machine.parse_lspci(reader.text("lspci")))
     if isinstance(first, Known):
         return first
@@ -259,7 +270,7 @@ def _read_sysfs_devices(reader: EvidenceReader) -> tuple[PciDevice, ...]:
     return devices
 
 
-def _read_headers(reader: EvidenceReader) -> Fact[frozenset[str]]:
+def _read_kernels_with_headers(reader: EvidenceReader) -> Fact[frozenset[str]]:
     return derive_fact(
         "kernel-builds",
         lambda: kernels.kernels_with_headers(reader.found("kernel-builds"), reader.found("kernel-sources")),
@@ -268,15 +279,15 @@ def _read_headers(reader: EvidenceReader) -> Fact[frozenset[str]]:
 
 def _read_module_files(reader: EvidenceReader) -> Fact[tuple[ModuleFile, ...]]:
     def read() -> tuple[ModuleFile, ...]:
-        found = [one for key in MODULE_KEYS for one in reader.found(key)]
+        found = [one for key in MODULE_FILE_PROBE_KEYS for one in reader.found(key)]
         return kernels.find_module_files(found, reader.found("dkms-installed"))
 
-    return derive_fact(MODULE_KEYS[0], read)
+    return derive_fact(MODULE_FILE_PROBE_KEYS[0], read)
 
 
-def _read_modules(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:
+def _read_loaded_modules(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:
     if image:
-        return Known(frozenset(), _IMAGE)
+        return Known(frozenset(), _IMAGE_PROBE_KEY)
     # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
     has_proc = isinstance(_read_boot_id(reader, image=False), Known)
     return derive_fact(
@@ -289,16 +300,16 @@ def _read_loaded_driver(reader: EvidenceReader, *, image: bool) -> Fact[LoadedDr
         data = reader.data("nvidia-version")
         return None if data is None else kernels.parse_nvrm_version(data.decode("utf-8", "replace"))
 
-    return Known(None, _IMAGE) if image else derive_fact("nvidia-version", read)
+    return Known(None, _IMAGE_PROBE_KEY) if image else derive_fact("nvidia-version", read)
 
 
-def _read_layout(reader: EvidenceReader, *, image: bool) -> Fact[GpuLayout | None]:
+def _read_gpu_layout(reader: EvidenceReader, *, image: bool) -> Fact[GpuLayout | None]:
     def read() -> GpuLayout | None:
         gpus = reader.found("nvidia-gpus")
         instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
         return layout.read_layout(gpus, instances) if gpus else None
 
-    return Known(None, _IMAGE) if image else derive_fact("nvidia-gpus", read)
+    return Known(None, _IMAGE_PROBE_KEY) if image else derive_fact("nvidia-gpus", read)
 
 
 def _read_mig(evidence: Evidence) -> Fact[tuple[MigGpu, ...]] | None:
@@ -320,7 +331,7 @@ def _read_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
     return module_key.derive_module_key(evidence)
 
 
-def _read_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
+def _read_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
     if "switch-bridges" not in evidence:
         return None
     from gpunode.facts.bridges import derive_switch_bridges  # only beside GPUs of Blackwell or newer
@@ -330,7 +341,7 @@ def _read_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
 
 def _read_device_nodes(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:
     if image:
-        return Known(frozenset(), _IMAGE)
+        return Known(frozenset(), _IMAGE_PROBE_KEY)
     return derive_fact("dev-nvidia", lambda: _read_paths(reader, "dev-nvidia", "dev-nvidia-caps"))
 
 
@@ -342,13 +353,13 @@ def _read_units(reader: EvidenceReader, *, image: bool) -> Mapping[str, Fact[Uni
         keys = ("unit-wants", "unit-files-etc", "unit-files-lib")
         found = derive_fact(keys[0], lambda: systemd.read_offline_units(names, *(reader.found(key) for key in keys)))
     else:
-        found = derive_fact("units", lambda: dict(systemd.parse_units(_read_systemctl_show(reader))))
+        found = derive_fact("units", lambda: dict(systemd.parse_units(_require_systemctl_output(reader))))
     if isinstance(found, Unknown):
         return dict.fromkeys(names, found)
     return {name: Known(unit, found.probe) for name, unit in found.value.items()}
 
 
-def _read_systemctl_show(reader: EvidenceReader) -> str:
+def _require_systemctl_output(reader: EvidenceReader) -> str:
     """Return the output of ``systemctl show``, which in a chroot exits with 0 and prints only an error."""
     if text := reader.text("units").strip("\n"):
         return text + "\n"
@@ -369,14 +380,16 @@ def _read_files(evidence: Evidence) -> Files:
     return files
 
 
-def _change_times(evidence: Evidence) -> Mapping[str, float]:
+def _read_ctimes(evidence: Evidence) -> Mapping[str, float]:
     owned = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
     return {path: own.ctime for path, own in owned.items() if own is not None and own.ctime is not None}
 
 
-def _modification_times(evidence: Evidence) -> Mapping[str, float]:
+def _read_mtimes(evidence: Evidence) -> Mapping[str, float]:
     captures = (evidence.get(key) for key in ("modprobe-d", "initramfs-images"))
-    found = (one for capture in captures if capture and capture.outcome == "ok" for one in _decode_matches(capture))
+    found = (
+        one for capture in captures if capture and capture.outcome == "ok" for one in _decode_matches_or_empty(capture)
+    )
     owners = ((one.path, one.ownership) for one in found)
     return {path: owner.mtime for path, owner in owners if owner is not None and owner.mtime is not None}
 
@@ -384,12 +397,12 @@ def _modification_times(evidence: Evidence) -> Mapping[str, float]:
 def _find_exposed_files(evidence: Evidence) -> Mapping[str, str]:
     single = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
     folders = (one for key, one in evidence.items() if key in FOLDERS or key.startswith("files:"))
-    found = (one for capture in folders if b'"exposed"' in capture.data for one in _decode_matches(capture))
+    found = (one for capture in folders if b'"exposed"' in capture.data for one in _decode_matches_or_empty(capture))
     owners = {**single, **{one.path: one.ownership for one in found}}
     return {path: owner.exposed for path, owner in owners.items() if owner is not None and owner.exposed}
 
 
-def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...]:
+def _decode_matches_or_empty(capture: Capture) -> tuple[GlobMatch, ...]:
     return known(derive_fact(capture.source, lambda: decode_matches(capture.data)), ())
 
 

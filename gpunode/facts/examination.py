@@ -15,9 +15,9 @@ from typing import Final
 from gpunode.facts.evidence import ContentKind, Evidence, Probe
 
 _MIB: Final = 1 << 20
-_QUICK_S: Final = 5.0
+_QUICK_TIMEOUT_S: Final = 5.0
 # The newest lines of each unit: a crash loop shows in a few.
-_UNIT_LOGS: Final = {
+_JOURNAL_LINES_BY_UNIT: Final = {
     "docker": 300,
     "containerd": 300,
     "crio": 200,
@@ -37,8 +37,8 @@ UNITS: Final = (
     *("nvidia-suspend.service", "nvidia-resume.service", "unattended-upgrades.service", "apt-daily-upgrade.service"),
     *("snap.docker.dockerd.service", "bumblebeed.service", "vgpud.service"),
 )
-_JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-precise")
-_FILES: Final[Mapping[ContentKind, tuple[str, ...]]] = {
+_JOURNALCTL_COMMAND: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-precise")
+_FILES_BY_CONTENT_KIND: Final[Mapping[ContentKind, tuple[str, ...]]] = {
     "config": (
         "/etc/containers/containers.conf",
         "/etc/cufile.json",
@@ -149,14 +149,18 @@ _LISTED_GLOBS: Final = {
 
 
 def command_probe(
-    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, content_kind: ContentKind = "log"
+    key: str,
+    *argv: str,
+    timeout_s: float = _QUICK_TIMEOUT_S,
+    limit_bytes: int = 4 * _MIB,
+    content_kind: ContentKind = "log",
 ) -> Probe:
     """Return a probe that runs a command."""
     return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, content_kind=content_kind)
 
 
 def _all_probes() -> Iterator[Probe]:
-    for content_kind, paths in _FILES.items():
+    for content_kind, paths in _FILES_BY_CONTENT_KIND.items():
         yield from (Probe(f"file:{path}", path=path, content_kind=content_kind) for path in paths)
     for content_kind, patterns in _READ_GLOBS.items():
         yield from (
@@ -170,13 +174,13 @@ def _all_probes() -> Iterator[Probe]:
 
 
 def _system_probes() -> Iterator[Probe]:
-    yield command_probe("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
-    yield command_probe("dmesg", "dmesg", timeout_s=_QUICK_S)
+    yield command_probe("kernel-journal", *_JOURNALCTL_COMMAND, "-k", "-n", "20000", timeout_s=10.0)
+    yield command_probe("dmesg", "dmesg", timeout_s=_QUICK_TIMEOUT_S)
     # Without -q it says which messages it hides from us.
     yield command_probe("journal", "journalctl", "-n", "0", "--no-pager")
-    yield command_probe("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
-    for unit, lines in _UNIT_LOGS.items():
-        yield command_probe(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
+    yield command_probe("reloads", *_JOURNALCTL_COMMAND, "-n", "4000", "_PID=1")
+    for unit, lines in _JOURNAL_LINES_BY_UNIT.items():
+        yield command_probe(f"log:{unit}", *_JOURNALCTL_COMMAND, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
     yield command_probe("lspci-verbose", "lspci", "-nnDvvv", content_kind="table")
     yield command_probe("secure-boot", "mokutil", "--sb-state")
     yield command_probe("enrolled-keys", "mokutil", "--list-enrolled")
@@ -208,8 +212,8 @@ def _driver_probes() -> Iterator[Probe]:
         yield command_probe(f"modinfo:{name}", "modinfo", name, content_kind="table")
 
 
-_KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
-_PRINT_PLUGIN_KEYS: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
+_KUBELET_KUBECONFIG_FILE: Final = "/etc/kubernetes/kubelet.conf"
+_PRINT_PLUGIN_KEYS_SED_SCRIPT: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
 
 
 def _container_probes() -> Iterator[Probe]:
@@ -220,23 +224,23 @@ def _container_probes() -> Iterator[Probe]:
     yield command_probe("toolkit-version", "nvidia-container-cli", "-V")
     yield command_probe("cdi-list", "nvidia-ctk", "cdi", "list")
     yield command_probe("podman-version", "podman", "--version")
-    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, content_kind="table")
+    yield Probe("kubelet-conf", glob=_KUBELET_KUBECONFIG_FILE, contents=False, content_kind="table")
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
-    yield command_probe("kubelet-conf-programs", "sed", "-nE", _PRINT_PLUGIN_KEYS, _KUBELET_CONF)
+    yield command_probe("kubelet-conf-programs", "sed", "-nE", _PRINT_PLUGIN_KEYS_SED_SCRIPT, _KUBELET_KUBECONFIG_FILE)
     yield Probe("node-name", path="/proc/sys/kernel/hostname", content_kind="table")
 
 
 DOCTOR_PROBES: Final = tuple(_all_probes())
 
 # What gpunode captures itself stays far below: 20 000 lines of the kernel's log, a few MiB in all.
-MAX_BYTES: Final = 32 << 20
-MAX_LINES: Final = 200_000
+MAX_EVIDENCE_BYTES: Final = 32 << 20
+MAX_EVIDENCE_LINES: Final = 200_000
 MAX_LINES_PER_SOURCE: Final = 50_000
 # Where a fault began, long before the newest lines, is its first messages.
-_EARLIEST_LINES: Final = 2000
-_RELEVANT: Final = rb"NVRM|Xid|nvidia|pcieport|dockerd|containerd"
+_MAX_EARLIEST_LINES: Final = 2000
+_RELEVANT_WORD: Final = rb"NVRM|Xid|nvidia|pcieport|dockerd|containerd"
 # A missing row of these tables would read as "package not installed".
-_NEVER_CUT: Final = frozenset({"dpkg-status", "apt-extended-states"})
+_NEVER_TRIMMED_PROBE_KEYS: Final = frozenset({"dpkg-status", "apt-extended-states"})
 
 
 def trim_evidence(evidence: Evidence) -> tuple[Evidence, tuple[str, ...]]:
@@ -247,10 +251,12 @@ def trim_evidence(evidence: Evidence) -> tuple[Evidence, tuple[str, ...]]:
     sizes = {key: len(capture.data) for key, capture in evidence.items()}
     if sum(sizes.values()) < MAX_LINES_PER_SOURCE:
         return evidence, ()
-    lines = {key: capture.data.count(b"\n") for key, capture in evidence.items() if key not in _NEVER_CUT}
+    lines = {
+        key: capture.data.count(b"\n") for key, capture in evidence.items() if key not in _NEVER_TRIMMED_PROBE_KEYS
+    }
     most_bytes, most_lines = (
-        fair_share(sizes.values(), MAX_BYTES),
-        min(MAX_LINES_PER_SOURCE, fair_share(lines.values(), MAX_LINES)),
+        fair_share(sizes.values(), MAX_EVIDENCE_BYTES),
+        min(MAX_LINES_PER_SOURCE, fair_share(lines.values(), MAX_EVIDENCE_LINES)),
     )
     found, left_out = dict(evidence), []
     for key, capture in evidence.items():
@@ -275,7 +281,7 @@ def fair_share(sizes: Iterable[int], total: int) -> int:
 
 def keep_newest(data: bytes, lines: int, size: int) -> bytes:
     """Return the last ``lines`` of ``data``, at most ``size`` bytes, after the earliest relevant ones."""
-    kept = size - min(size // 4, _EARLIEST_LINES * 200)
+    kept = size - min(size // 4, _MAX_EARLIEST_LINES * 200)
     start = 0 if len(data) <= size else len(data) - kept
     at = len(data) - 1
     for _ in range(lines):
@@ -286,14 +292,14 @@ def keep_newest(data: bytes, lines: int, size: int) -> bytes:
         start = at + 1
     elif start:
         start = data.find(b"\n", start) + 1 or start
-    early = b"".join(islice(_relevant_lines(data[:start]), min(_EARLIEST_LINES, lines)))[: size - kept]
+    early = b"".join(islice(_relevant_lines(data[:start]), min(_MAX_EARLIEST_LINES, lines)))[: size - kept]
     return early + data[start:]
 
 
 def _relevant_lines(data: bytes) -> Iterable[bytes]:
     """Yield the whole lines that mention the driver or a runtime."""
     end = 0
-    for match in re.finditer(_RELEVANT, data):
+    for match in re.finditer(_RELEVANT_WORD, data):
         if match.start() < end:
             continue
         begin, end = data.rfind(b"\n", 0, match.start()) + 1, data.find(b"\n", match.end()) + 1

@@ -18,8 +18,8 @@ from gpunode.facts.layout import read_layout
 from gpunode.facts.patterns import Pattern
 
 _MIB: Final = 1 << 20
-_SMI_S: Final = 10.0
-_QUICK_S: Final = 5.0
+_SMI_TIMEOUT_S: Final = 10.0
+_QUICK_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,21 @@ def can_query_driver(evidence: Evidence) -> bool:
         return True
     # The files outlive the module.
     is_loaded = bool(_read_text(evidence, "nvidia-version").strip())
-    return is_loaded and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia") and not _creates_device_files(evidence)
+    return (
+        is_loaded
+        and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia")
+        and not _may_client_create_device_files(evidence)
+    )
 
 
 # In the kernel module's parameters; in containers of the toolkit the runtime says no.
-_DEVICE_FILES_OFF: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MULTILINE)
+_MODIFY_DEVICE_FILES_OFF: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MULTILINE)
 _GPU_NODE: Final = Pattern(r"/dev/nvidia(?P<minor>\d{1,18})")
 
 
-def _creates_device_files(evidence: Evidence) -> bool:
+def _may_client_create_device_files(evidence: Evidence) -> bool:
     """Return True if a GPU lacks its device file and the module lets a client create it."""
-    if _DEVICE_FILES_OFF.search(_read_text(evidence, "file:/proc/driver/nvidia/params")):
+    if _MODIFY_DEVICE_FILES_OFF.search(_read_text(evidence, "file:/proc/driver/nvidia/params")):
         return False
     existing = {
         int(match["minor"]) for path in _read_paths(evidence, "dev-nvidia") if (match := _GPU_NODE.fullmatch(path))
@@ -79,11 +83,11 @@ def _creates_device_files(evidence: Evidence) -> bool:
 
 def _driver_probes(evidence: Evidence) -> Iterator[Probe]:
     if can_query_driver(evidence):
-        yield command_probe("smi", "nvidia-smi", timeout_s=_SMI_S)
-        yield command_probe("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
-        yield command_probe("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
-        yield command_probe("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_S)
-        yield command_probe("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_S)
+        yield command_probe("smi", "nvidia-smi", timeout_s=_SMI_TIMEOUT_S)
+        yield command_probe("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_TIMEOUT_S)
+        yield command_probe("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_TIMEOUT_S)
+        yield command_probe("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_TIMEOUT_S)
+        yield command_probe("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_TIMEOUT_S)
         yield command_probe("toolkit-list", "nvidia-container-cli", "list")
 
 
@@ -117,46 +121,47 @@ def _is_docker_running(evidence: Evidence) -> bool:
 # The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
 _REMOTE_CONTEXT: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
 _MAX_CONTAINERS: Final = 64
-_CONTAINER: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
+_DOCKER_PS_CONTAINER_ID: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 # Only how a container gets GPUs, and its runtime's error: no other variable leaves the daemon, so no secret does.
-_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
+_SHOWN_CONTAINER_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
                      "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")  # fmt: skip
-_VARIABLE_NAMES: Final = " ".join(f'"{name}"' for name in _VARIABLES)
-_NAME: Final = '{{$name := index (split . "=") 0}}'
-_WITH_GPU: Final = '{{if or .HostConfig.DeviceRequests (eq .HostConfig.Runtime "nvidia")}}'
+_QUOTED_VARIABLE_NAMES: Final = " ".join(f'"{name}"' for name in _SHOWN_CONTAINER_VARIABLES)
+_VARIABLE_NAME_TEMPLATE: Final = '{{$name := index (split . "=") 0}}'
+_IF_GPU_CONTAINER_TEMPLATE: Final = '{{if or .HostConfig.DeviceRequests (eq .HostConfig.Runtime "nvidia")}}'
 _INSPECT_FORMAT: Final = (
-    _WITH_GPU + '{"Name":{{json .Name}},"Created":{{json .Created}},"State":{"Status":{{json .State.Status}},'
+    _IF_GPU_CONTAINER_TEMPLATE
+    + '{"Name":{{json .Name}},"Created":{{json .Created}},"State":{"Status":{{json .State.Status}},'
     '"ExitCode":{{.State.ExitCode}},"StartedAt":{{json .State.StartedAt}},"Error":{{if TRIED}}{{json .State.Error}}'
     '{{else}}""{{end}}},"HostConfig":{"Runtime":{{json .HostConfig.Runtime}},"Privileged":{{.HostConfig.Privileged}},'
     '"Devices":{{json .HostConfig.Devices}},"DeviceRequests":{{json .HostConfig.DeviceRequests}}},'
     '"Config":{"Image":{{json .Config.Image}},"Env":[{{range .Config.Env}}'
-    + _NAME
-    + "{{if eq $name NAMES}}".replace("NAMES", _VARIABLE_NAMES)
+    + _VARIABLE_NAME_TEMPLATE
+    + "{{if eq $name NAMES}}".replace("NAMES", _QUOTED_VARIABLE_NAMES)
     + "{{json .}},{{end}}{{end}}null]}}{{end}}"
 )
 
 
 def _container_probes(evidence: Evidence) -> Iterator[Probe]:
-    ids = _CONTAINER.findall(_read_text(evidence, "docker-containers"))[:_MAX_CONTAINERS]
+    ids = _DOCKER_PS_CONTAINER_ID.findall(_read_text(evidence, "docker-containers"))[:_MAX_CONTAINERS]
     if ids:
         argv = (
             "docker",
             "inspect",
             "--format",
-            _INSPECT_FORMAT.replace("TRIED", _current_error_condition(evidence)),
+            _INSPECT_FORMAT.replace("TRIED", _current_error_template_condition(evidence)),
             *ids,
         )
         yield Probe(
             "docker-inspect",
             argv=argv,
             written="docker inspect",
-            timeout_s=_QUICK_S,
+            timeout_s=_QUICK_TIMEOUT_S,
             limit_bytes=_MIB,
             content_kind="config",
         )
 
 
-def _current_error_condition(evidence: Evidence) -> str:
+def _current_error_template_condition(evidence: Evidence) -> str:
     """Return the template condition by which a container's error comes from the running dockerd.
 
     That is one created since its start, or restarted by it. Older errors may be outdated.
@@ -202,7 +207,7 @@ def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
 
 
 _MAX_ROTATED: Final = 3
-_NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
+_ROTATED_LOG_NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
 
 
 def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
@@ -210,7 +215,7 @@ def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
     if "nvidia" in _read_text(evidence, "file:/var/log/apt/history.log"):
         return
     for key in ("apt-logs", "dpkg-logs"):
-        matches = (match for path in _read_paths(evidence, key) if (match := _NUMBER.search(path)))
+        matches = (match for path in _read_paths(evidence, key) if (match := _ROTATED_LOG_NUMBER.search(path)))
         newest = sorted(matches, key=lambda match: int(match["number"]))[:_MAX_ROTATED]
         for path in (match.string for match in reversed(newest)):
             packed = path.endswith(".gz")
@@ -221,14 +226,16 @@ def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
             )
 
 
-_TAIL_BYTES: Final = 1 << 20
+_LOG_TAIL_BYTES: Final = 1 << 20
 
 
 def _log_tail_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes of the ends of logs that may be long."""
     for key in ("rpm-logs", "zypper-log", "pacman-log", "fabric-logs", "imex-logs"):
         for path in _read_paths(evidence, key):
-            yield command_probe(f"file:{path}", "tail", "-c", str(_TAIL_BYTES), path, limit_bytes=2 * _TAIL_BYTES)
+            yield command_probe(
+                f"file:{path}", "tail", "-c", str(_LOG_TAIL_BYTES), path, limit_bytes=2 * _LOG_TAIL_BYTES
+            )
 
 
 def _version_probes(evidence: Evidence) -> Iterator[Probe]:
@@ -268,20 +275,26 @@ def _is_driver_unusable(evidence: Evidence) -> bool:
 
 
 # Images by the name that their generator gives them, with the program that lists them.
-_LISTERS: Final = ("lsinitramfs", "lsinitrd", "lsinitcpio")  # each of the first two reads what the other's maker made
-_IMAGE: Final = Pattern(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
-_SPARE_IMAGE: Final = Pattern(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
+_INITRAMFS_LISTERS: Final = (
+    "lsinitramfs",
+    "lsinitrd",
+    "lsinitcpio",
+)  # each of the first two reads what the other's maker made
+_INITRAMFS_PATH: Final = Pattern(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
+_SPARE_INITRAMFS_NAME: Final = Pattern(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
 _MAX_OTHER_IMAGES: Final = 2
 
 
 def _initramfs_probes(evidence: Evidence, kernel: str) -> Iterator[Probe]:
     """Yield listings of the running kernel's initramfs, and of the newest others: one of them may boot next."""
     existing = {path.rpartition("/")[2] for path in _read_paths(evidence, "initramfs-tools")}
-    tool = next((name for name in _LISTERS if name in existing), "")
+    tool = next((name for name in _INITRAMFS_LISTERS if name in existing), "")
     named = [
-        (match["kernel"], path) for path in _read_paths(evidence, "initramfs-images") if (match := _IMAGE.search(path))
+        (match["kernel"], path)
+        for path in _read_paths(evidence, "initramfs-images")
+        if (match := _INITRAMFS_PATH.search(path))
     ]
-    images = [(release, path) for release, path in named if not _SPARE_IMAGE.search(path)]
+    images = [(release, path) for release, path in named if not _SPARE_INITRAMFS_NAME.search(path)]
     if not tool:
         return
     own = [path for release, path in images if release == kernel]
@@ -299,7 +312,7 @@ def _initramfs_probes(evidence: Evidence, kernel: str) -> Iterator[Probe]:
 
 def _cluster_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes that read the node and its pods with the kubelet's credentials."""
-    node = _node_name(evidence)
+    node = _queryable_node_name(evidence)
     if node:
         # With --raw, kubectl does not write its discovery cache.
         get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
@@ -308,7 +321,7 @@ def _cluster_probes(evidence: Evidence) -> Iterator[Probe]:
         yield command_probe("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, content_kind="config")
 
 
-def _node_name(evidence: Evidence) -> str:
+def _queryable_node_name(evidence: Evidence) -> str:
     """Return the node's name in its cluster; empty if the cluster must not be queried.
 
     With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gpunode.facts.patterns import Pattern
 
 # A version may hold a hyphen (25.3.0-rc.2), and so may a name (gpu-operator).
-_CHART: Final = Pattern(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
+_CHART_NAME_AND_VERSION: Final = Pattern(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class HelmRelease:
 
 def parse_release(row: Mapping[str, Any]) -> HelmRelease:
     """Parse one row of ``helm list --output json``, where a chart is written ``hami-2.10.0``."""
-    match = _CHART.fullmatch(str(row["chart"]))
+    match = _CHART_NAME_AND_VERSION.fullmatch(str(row["chart"]))
     chart, version = match.groups() if match else (str(row["chart"]), "")
     return HelmRelease(
         str(row["namespace"]), str(row["name"]), chart, version, int(row["revision"]), str(row["status"])

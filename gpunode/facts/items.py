@@ -15,35 +15,42 @@ from typing import Any, Final, TypeVar, cast
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, ProbeOutcome, decode_matches
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Source, SourceKind, Where, identify_described_sources, identify_source, program_name
+from gpunode.facts.sources import (
+    Source,
+    SourceKind,
+    SourcePlace,
+    identify_described_sources,
+    identify_source,
+    program_name,
+)
 
 T = TypeVar("T")
 
-_COLOURS: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TERMINAL_ESCAPE_CODE: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
 # The words are those of bash's, zsh's and coreutils' catalogues of messages (translationproject.org).
-NO_COMMAND: Final = (
+COMMAND_NOT_FOUND_WORDS: Final = (
     r"(?:command not found|未找到命令|命令未找到|找不到(?:指令|命令)|commande introuvable"
     r"|(?:Befehl|Kommando) nicht gefunden"
     r"|orden no encontrada|no se encontró la orden|comando não encontrado|comando non trovato|команда не найдена"
     r"|コマンドが見つかりません|명령어를 찾을 수 없음|nie znaleziono polecenia|komut bulunamadı|příkaz nenalezen)"
 )
-NO_FILE: Final = (
+FILE_NOT_FOUND_WORDS: Final = (
     r"(?:no such file or directory|没有那个文件或目录|沒有此一檔案或目錄|Datei oder Verzeichnis nicht gefunden"
     r"|Aucun fichier ou dossier de ce (?:nom|type)|No existe el (?:fichero|archivo) o el directorio"
     r"|Arquivo ou diretório inexistente|File o directory non esistente|Нет такого файла или каталога"
     r"|そのようなファイルやディレクトリはありません)"
 )
 # apt's, before the package's name and behind it.
-NO_PACKAGE_BEFORE: Final = (
+PACKAGE_NOT_FOUND_BEFORE_NAME: Final = (
     r"(?:Unable to locate package|无法定位软件包|找不到套件|Impossible de trouver le paquet"
     r"|Impossibile trovare il pacchetto"
     r"|No se ha podido localizar el paquete|Não foi possível encontrar o pacote|Не удалось найти пакет)"
 )
-NO_PACKAGE_BEHIND: Final = r"(?:kann nicht gefunden werden|が見つかりません|패키지를 찾을 수 없습니다)"
-_ABSENT: Final = Pattern(
-    rf"^(?:[^\n]{{0,200}}[:：] ?)?(?:{NO_COMMAND}|{NO_FILE}|not found)\.{{0,3}}$"
-    rf"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{{1,200}}: {NO_FILE}$"
+PACKAGE_NOT_FOUND_AFTER_NAME: Final = r"(?:kann nicht gefunden werden|が見つかりません|패키지를 찾을 수 없습니다)"
+_ABSENCE_LINE: Final = Pattern(
+    rf"^(?:[^\n]{{0,200}}[:：] ?)?(?:{COMMAND_NOT_FOUND_WORDS}|{FILE_NOT_FOUND_WORDS}|not found)\.{{0,3}}$"
+    rf"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{{1,200}}: {FILE_NOT_FOUND_WORDS}$"
     r"|^zsh: command not found: \S+$|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
@@ -82,7 +89,7 @@ class EvidenceItem:
         return self.source.subject
 
     @property
-    def where(self) -> Where:
+    def where(self) -> SourcePlace:
         """Its place: the host or a container."""
         return self.source.where
 
@@ -142,21 +149,27 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
     ):
         yield from _items_of_glob(key, capture, found)
         return
-    answer = _answer_text(capture)
-    sources = (Source("nvml"),) if key == nvml.KEY else identify_described_sources(capture.source, answer)
-    for source, part in _assign_parts(sources, answer):
-        own = _own_text(source, part)
+    answer = _plain_output_with_error(capture)
+    sources = (Source("nvml"),) if key == nvml.NVML_PROBE_KEY else identify_described_sources(capture.source, answer)
+    for source, part in _split_text_among_sources(sources, answer):
+        own = _extract_own_output(source, part)
         outcome: ProbeOutcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
         if len(sources) > 1 and outcome == "absent" and not reports_absence(own):
             outcome = "ok"  # another of the commands gave that answer
         yield EvidenceItem(
-            key, capture.source, _complete_zero_count(source, own), own, outcome, capture.error, capture.exit_status
+            key,
+            capture.source,
+            _mark_zero_count_complete(source, own),
+            own,
+            outcome,
+            capture.error,
+            capture.exit_status,
         )
-        if source.kind == "listing" and program_name(source.words) in _SEARCHERS and outcome == "ok":
+        if source.kind == "listing" and program_name(source.words) in _SEARCH_PROGRAMS and outcome == "ok":
             yield from _items_of_search(key, capture.source, source, own)
 
 
-_SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
+_SEARCH_PROGRAMS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
 # Longer searches are for the rules that read the listing itself.
 _MAX_MATCHES: Final = 500
 _GREP_LINE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
@@ -175,25 +188,25 @@ def _items_of_search(key: str, written: str, source: Source, text: str) -> Itera
 
 
 # What some commands answer with, one line each: the version of a module, the kernel's release, a value of sysfs.
-_VERSION: Final = Pattern(r"\d{3}\.\d{1,3}(?:\.\d{1,3})?")
-_RELEASE: Final = Pattern(r"\d\.\d{1,3}\.\S+")
-_NUMBER: Final = Pattern(r"\d{1,6}")
+_DRIVER_VERSION_LINE: Final = Pattern(r"\d{3}\.\d{1,3}(?:\.\d{1,3})?")
+_KERNEL_RELEASE_LINE: Final = Pattern(r"\d\.\d{1,3}\.\S+")
+_NUMBER_LINE: Final = Pattern(r"\d{1,6}")
 
 
-def _answer_form(source: Source) -> Pattern | None:
+def _single_line_form(source: Source) -> Pattern | None:
     """Return the pattern of a command's single line of output; None if it prints something else."""
     if source.is_count:
-        return _NUMBER
+        return _NUMBER_LINE
     if source.kind == "uname":
-        return _RELEASE if "-r" in source.words else None
+        return _KERNEL_RELEASE_LINE if "-r" in source.words else None
     if source.kind == "modinfo":
-        return _VERSION if "version" in source.words else None
+        return _DRIVER_VERSION_LINE if "version" in source.words else None
     if source.kind == "file" and source.subject.startswith("/sys/") and not source.only:
-        return _VERSION if source.subject.endswith("/version") else _NUMBER
+        return _DRIVER_VERSION_LINE if source.subject.endswith("/version") else _NUMBER_LINE
     return None
 
 
-def _assign_parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str]]:
+def _split_text_among_sources(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str]]:
     """Yield each source with its part of the text.
 
     One-line answers are assigned by form if their number matches; the rest goes to every other source.
@@ -203,8 +216,8 @@ def _assign_parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Sour
         return
     lines = text.split("\n")
     own: dict[int, int] = {}
-    for form in (_VERSION, _RELEASE, _NUMBER):
-        asking = [place for place, source in enumerate(sources) if _answer_form(source) is form]
+    for form in (_DRIVER_VERSION_LINE, _KERNEL_RELEASE_LINE, _NUMBER_LINE):
+        asking = [place for place, source in enumerate(sources) if _single_line_form(source) is form]
         starts = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
         own |= dict(zip(asking, starts, strict=True)) if len(asking) == len(starts) else {}
     taken = set(own.values())
@@ -216,7 +229,7 @@ def _assign_parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Sour
             yield replace(source, is_mixed=False), "\n" * number + lines[number]
 
 
-def _own_text(source: Source, text: str) -> str:
+def _extract_own_output(source: Source, text: str) -> str:
     """Return this command's share of a text by several: a JSON object, its "not found" line, or all of it."""
     if not source.is_mixed:
         return text
@@ -225,25 +238,27 @@ def _own_text(source: Source, text: str) -> str:
         with suppress(ValueError, RecursionError):
             return text[start : json.JSONDecoder().raw_decode(text, start)[1]]
     is_one = sum(word.startswith("/") for word in source.words[1:]) < 2
-    lacks = (match[0] for match in _NOT_FOUND.finditer(text) if match["name"] == program_name(source.words))
+    lacks = (
+        match[0] for match in _PROGRAM_NOT_FOUND_LINE.finditer(text) if match["name"] == program_name(source.words)
+    )
     return next(lacks, text) if is_one else text
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_NOT_FOUND: Final = Pattern(
+_PROGRAM_NOT_FOUND_LINE: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?:\d+: )?"
-    rf"(?:.{{0,200}}(?:not found|[Nn]o such file|{NO_COMMAND}|{NO_FILE}).*)$",
+    rf"(?:.{{0,200}}(?:not found|[Nn]o such file|{COMMAND_NOT_FOUND_WORDS}|{FILE_NOT_FOUND_WORDS}).*)$",
     re.MULTILINE,
 )
 
 
-def _complete_zero_count(source: Source, own: str) -> Source:
+def _mark_zero_count_complete(source: Source, own: str) -> Source:
     """Mark a count of zero as complete: it says as much as an empty listing."""
     is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", own)
     return replace(source, is_part=False) if is_none else source
 
 
-def _answer_text(capture: Capture) -> str:
+def _plain_output_with_error(capture: Capture) -> str:
     """Return the output as plain lines, with the error of a failed command."""
     answer = capture.text
     if not answer.strip():
@@ -256,28 +271,28 @@ def _answer_text(capture: Capture) -> str:
 def _strip_terminal_codes(text: str) -> str:
     """Return ``text`` without terminal colours and carriage returns."""
     text = text.replace("\r\n", "\n") if "\r" in text else text
-    return cut_lines(_COLOURS.sub("", text) if "\x1b" in text else text)
+    return cut_overlong_lines(_TERMINAL_ESCAPE_CODE.sub("", text) if "\x1b" in text else text)
 
 
-def cut_lines(text: str) -> str:
+def cut_overlong_lines(text: str) -> str:
     """Cut overlong lines of ``text``, except JSON, which programs write in one line."""
-    if len(text) <= _MAX_LINE:
+    if len(text) <= _MAX_LINE_LENGTH:
         return text
     lines = text.split("\n")
-    return "\n".join(map(_cut_line, lines)) if max(map(len, lines)) > _MAX_LINE else text
+    return "\n".join(map(_cut_overlong_line, lines)) if max(map(len, lines)) > _MAX_LINE_LENGTH else text
 
 
 # Patterns search line by line; a line of megabytes can only be an attack.
-_MAX_LINE: Final = 64 << 10
-_MAX_JSON: Final = 16 << 20
+_MAX_LINE_LENGTH: Final = 64 << 10
+_MAX_JSON_LINE_LENGTH: Final = 16 << 20
 _NOTE_LENGTH: Final = 80
 
 
-def _cut_line(line: str) -> str:
+def _cut_overlong_line(line: str) -> str:
     # Do not cut a line again that was cut and noted before.
-    if len(line) <= _MAX_LINE + _NOTE_LENGTH or (len(line) <= _MAX_JSON and _is_json(line)):
+    if len(line) <= _MAX_LINE_LENGTH + _NOTE_LENGTH or (len(line) <= _MAX_JSON_LINE_LENGTH and _is_json(line)):
         return line
-    return f"{line[:_MAX_LINE]} … ({len(line) - _MAX_LINE} more characters of this line were not read)"
+    return f"{line[:_MAX_LINE_LENGTH]} … ({len(line) - _MAX_LINE_LENGTH} more characters of this line were not read)"
 
 
 def _is_json(line: str) -> bool:
@@ -293,7 +308,7 @@ def _is_json(line: str) -> bool:
 def reports_absence(text: str) -> bool:
     """Return True if ``text`` says only that something does not exist."""
     lines = text[:4096].strip().splitlines()
-    return bool(lines) and len(text) < 4096 and all(_ABSENT.search(line.strip()) for line in lines)
+    return bool(lines) and len(text) < 4096 and all(_ABSENCE_LINE.search(line.strip()) for line in lines)
 
 
 def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...] | None:
@@ -308,21 +323,21 @@ def _items_of_glob(key: str, capture: Capture, found: tuple[GlobMatch, ...]) -> 
     listing = "\n".join(_format_listing(one) for one in found)
     yield EvidenceItem(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
-        if one.data is not None and not _is_ignored(one.path):
+        if one.data is not None and not _is_config_without_effect(one.path):
             text = one.data.decode("utf-8", "replace")
             # A wrapper script's content is not program output.
             source = Source("file", one.path) if "/bin/" in one.path else identify_source(one.path, text)
             yield EvidenceItem(key, one.path, source, text)
-        elif one.denied and not _is_ignored(one.path):
+        elif one.denied and not _is_config_without_effect(one.path):
             yield EvidenceItem(key, one.path, identify_source(one.path), "", "denied")
 
 
 # Only *.conf is read in these; backups that an editor or a remedy left have no effect.
-_CONF_FOLDERS: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/ld.so.conf.d/")
+_FOLDERS_READING_CONF_ONLY: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/ld.so.conf.d/")
 
 
-def _is_ignored(path: str) -> bool:
-    return path.startswith(_CONF_FOLDERS) and not path.endswith(".conf")
+def _is_config_without_effect(path: str) -> bool:
+    return path.startswith(_FOLDERS_READING_CONF_ONLY) and not path.endswith(".conf")
 
 
 def _format_listing(found: GlobMatch) -> str:

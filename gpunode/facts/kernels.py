@@ -14,7 +14,7 @@ from gpunode.facts.patterns import Pattern
 
 _VERSION_PARTS = Pattern(r"(\D*)(\d*)")
 # What grub-mkconfig passes over, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
-_GARBAGE = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
+_NON_KERNEL_FILE_ENDING = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
 
 
 def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -33,7 +33,7 @@ def _sort_key(text: str) -> tuple[int, ...]:
 def installed_kernels(images: Iterable[GlobMatch]) -> tuple[str, ...]:
     """Return the versions of the kernel ``images`` in /boot, the newest last."""
     names = (found.path.partition("/vmlinuz-")[2] for found in images)
-    return tuple(sorted({name for name in names if name and not _GARBAGE.search(name)}, key=version_key))
+    return tuple(sorted({name for name in names if name and not _NON_KERNEL_FILE_ENDING.search(name)}, key=version_key))
 
 
 def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatch]) -> frozenset[str]:
@@ -52,7 +52,9 @@ def _is_tree_present(build: GlobMatch, trees: set[str]) -> bool:
 
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  <date>" and, of the open modules,
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (<user>)  <date>".
-_NVRM = Pattern(r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE)
+_NVRM_VERSION_LINE = Pattern(
+    r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE
+)
 
 
 def parse_proc_modules(text: str) -> frozenset[str]:
@@ -76,16 +78,18 @@ def parse_nvrm_version(text: str) -> LoadedDriver:
     Raises:
         ValueError: no version is found.
     """
-    match = _NVRM.search(text)
+    match = _NVRM_VERSION_LINE.search(text)
     if match is None:
         raise ValueError(f"no NVRM version in {text[:80]!r}")
     return LoadedDriver(match[2], "Open" in match[1].split())
 
 
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
-_MAIN_MODULE = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
-_DKMS_NAME = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
-_PREBUILT = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
+_MAIN_MODULE_FILE_NAME = Pattern(
+    r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?"
+)
+_DKMS_DRIVER_NAME = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
+_PREBUILT_MODULE_FOLDER = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
 
 
 def read_dkms_links(links: Iterable[GlobMatch]) -> Mapping[tuple[str, str], str]:
@@ -107,19 +111,23 @@ def _parse_dkms_link(found: GlobMatch) -> Iterator[tuple[tuple[str, str], str]]:
 def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
     """Return the NVIDIA driver that DKMS holds to be installed, by kernel."""
     builds = read_dkms_links(links).items()
-    return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DKMS_NAME.fullmatch(module)}
+    return {
+        kernel: DkmsBuild(module, version)
+        for (module, kernel), version in builds
+        if _DKMS_DRIVER_NAME.fullmatch(module)
+    }
 
 
 def find_module_files(found: Iterable[GlobMatch], links: Iterable[GlobMatch]) -> tuple[ModuleFile, ...]:
     """Return the main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
     versions = {kernel: build.version for kernel, build in find_dkms_drivers(links).items()}
-    paths = sorted({one.path for one in found if _MAIN_MODULE.fullmatch(one.path.rpartition("/")[2])})
+    paths = sorted({one.path for one in found if _MAIN_MODULE_FILE_NAME.fullmatch(one.path.rpartition("/")[2])})
     return tuple(_make_module_file(path, versions) for path in paths)
 
 
 def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     kernel = path.split("/")[3]
-    if match := _PREBUILT.search(path):
+    if match := _PREBUILT_MODULE_FOLDER.search(path):
         return ModuleFile(kernel, path, match[1])
     dkms = posixpath.dirname(path).endswith("/updates/dkms")
     return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
@@ -151,17 +159,17 @@ def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
     read: dict[str, str] = {}
     for folder in MODPROBE_FOLDERS.values():
         names = {path.rpartition("/")[2] for path in read}
-        found = _read_module_files(facts, folder, ()).items()
+        found = _read_module_config_texts(facts, folder, ()).items()
         read |= {path: text for path, text in found if path.rpartition("/")[2] not in names}
     return _split_module_lines(read)
 
 
 def module_load_lines(facts: Facts) -> Iterator[ModuleLine]:
     """Yield every line of the files that name modules to be loaded; the first word is the module's name."""
-    return _split_module_lines(_read_module_files(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
+    return _split_module_lines(_read_module_config_texts(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
 
 
-def _read_module_files(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping[str, str]:
+def _read_module_config_texts(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping[str, str]:
     paths = (
         path for path in facts.files if path in single or (path.startswith(f"{folder}/") and path.endswith(".conf"))
     )

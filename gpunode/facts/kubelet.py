@@ -17,21 +17,21 @@ from gpunode.facts import systemd
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 from gpunode.facts.patterns import Pattern
 
-_CONFIG: Final = "/var/lib/kubelet/config.yaml"
-_CONFIGS: Final = (
-    _CONFIG,
+_KUBEADM_CONFIG_FILE: Final = "/var/lib/kubelet/config.yaml"
+_KUBELET_CONFIG_FILES: Final = (
+    _KUBEADM_CONFIG_FILE,
     "/etc/kubernetes/kubelet/config.json",
     "/etc/kubernetes/kubelet-config.yaml",
     "/home/kubernetes/kubelet-config.yaml",  # GKE
 )
-_ENVIRONMENTS: Final = (
+_KUBELET_ENVIRONMENT_FILES: Final = (
     "/var/lib/kubelet/kubeadm-flags.env",
     "/etc/default/kubelet",
     "/etc/sysconfig/kubelet",
     "/etc/eks/kubelet/environment",
     "/etc/kubernetes/kubelet.env",  # kubespray
 )
-_KUBELET: Final = "kubelet.service"
+_KUBELET_UNIT: Final = "kubelet.service"
 # /lib is /usr/lib on every distribution here.
 _UNIT_FOLDERS: Final = {
     "kubelet-unit-etc": "/etc/systemd/system",
@@ -39,43 +39,47 @@ _UNIT_FOLDERS: Final = {
     "kubelet-unit-local": "/usr/local/lib/systemd/system",
     "kubelet-unit-lib": "/lib/systemd/system",
 }
-_CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
-_RANCHER: Final = "/etc/rancher/{}/config.yaml"
+_RANCHER_CRICTL_CONFIG_FILE: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
+_RANCHER_CONFIG_FILE: Final = "/etc/rancher/{}/config.yaml"
 # The environment in which k3s's installer has its unit run; read for K3S_NODE_NAME.
 _K3S_ENVIRONMENTS: Final = {unit: f"/etc/systemd/system/{unit}.env" for unit in ("k3s.service", "k3s-agent.service")}
-_MICROK8S: Final = "/var/snap/microk8s/current/args/kubelet"
-_K0S: Final = "/etc/k0s/containerd.toml"
-COMMAND_KEY: Final = "kubelet-command"
+_MICROK8S_KUBELET_ARGS_FILE: Final = "/var/snap/microk8s/current/args/kubelet"
+_K0S_CONTAINERD_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
+KUBELET_COMMAND_PROBE_KEY: Final = "kubelet-command"
 FILES: Final = (
-    *_CONFIGS,
-    *_ENVIRONMENTS,
-    *(f"{folder}/{_KUBELET}" for folder in _UNIT_FOLDERS.values()),
-    *(place.format(product) for product in ("k3s", "rke2") for place in (_CRICTL, _RANCHER)),
+    *_KUBELET_CONFIG_FILES,
+    *_KUBELET_ENVIRONMENT_FILES,
+    *(f"{folder}/{_KUBELET_UNIT}" for folder in _UNIT_FOLDERS.values()),
+    *(
+        place.format(product)
+        for product in ("k3s", "rke2")
+        for place in (_RANCHER_CRICTL_CONFIG_FILE, _RANCHER_CONFIG_FILE)
+    ),
     *(f"/etc/systemd/system/{unit}" for unit in ("k3s.service", "k3s-agent.service")),
     *_K3S_ENVIRONMENTS.values(),
-    _MICROK8S,
-    _K0S,
+    _MICROK8S_KUBELET_ARGS_FILE,
+    _K0S_CONTAINERD_CONFIG_FILE,
 )
 # Folders read whole, by probe key.
 FOLDERS: Final = {
-    **{key: f"{folder}/{_KUBELET}.d" for key, folder in _UNIT_FOLDERS.items()},
-    **{f"{product}-config-d": f"{_RANCHER.format(product)}.d" for product in ("k3s", "rke2")},
+    **{key: f"{folder}/{_KUBELET_UNIT}.d" for key, folder in _UNIT_FOLDERS.items()},
+    **{f"{product}-config-d": f"{_RANCHER_CONFIG_FILE.format(product)}.d" for product in ("k3s", "rke2")},
 }
 UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
-    "kubelet": (_KUBELET,),
+    "kubelet": (_KUBELET_UNIT,),
     "k3s": ("k3s.service", "k3s-agent.service"),
     "rke2": ("rke2-server.service", "rke2-agent.service"),
     "microk8s": ("snap.microk8s.daemon-kubelite.service",),
     "k0s": ("k0sworker.service", "k0scontroller.service"),
 }
 # What only a product that runs here, or ran here, leaves behind.
-_MARK_FILES: Final[Mapping[KubeletKind, str]] = {
-    "k3s": _CRICTL.format("k3s"),
-    "rke2": _CRICTL.format("rke2"),
-    "microk8s": _MICROK8S,
-    "k0s": _K0S,
+_MARK_FILE_BY_PRODUCT: Final[Mapping[KubeletKind, str]] = {
+    "k3s": _RANCHER_CRICTL_CONFIG_FILE.format("k3s"),
+    "rke2": _RANCHER_CRICTL_CONFIG_FILE.format("rke2"),
+    "microk8s": _MICROK8S_KUBELET_ARGS_FILE,
+    "k0s": _K0S_CONTAINERD_CONFIG_FILE,
 }
-_SOCKETS: Final[Mapping[KubeletKind, str]] = {
+_DEFAULT_RUNTIME_SOCKETS: Final[Mapping[KubeletKind, str]] = {
     "kubelet": "/run/containerd/containerd.sock",
     "k3s": "/run/k3s/containerd/containerd.sock",
     "rke2": "/run/k3s/containerd/containerd.sock",
@@ -86,15 +90,15 @@ _SNAP_VARIABLES: Final = {"SNAP_DATA": "/var/snap/microk8s/current", "SNAP_COMMO
 _CGROUP_DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgroupfs": "cgroupfs"}
 # Of k3s and RKE2.
 _KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(?:[ \t#-].*)?)*)""")
-_POLICY = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
-_NODE_NAME = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
+_CPU_MANAGER_POLICY_ARGUMENT = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
+_K3S_NODE_NAME_ASSIGNMENT = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
 # The default of a kubelet without that option; kubeadm sets systemd (1.22 and later).
 _DEFAULT_CGROUP_DRIVER: Final[CgroupDriver] = "cgroupfs"
-_CPU_MANAGER: Final = "cpu-manager-policy"
-_FLAGS: Final = frozenset(
+_CPU_MANAGER_POLICY_FLAG: Final = "cpu-manager-policy"
+_PARSED_KUBELET_FLAGS: Final = frozenset(
     {
         *("config", "container-runtime", "container-runtime-endpoint", "cgroup-driver"),
-        *("hostname-override", "node-name", "node-labels", _CPU_MANAGER),
+        *("hostname-override", "node-name", "node-labels", _CPU_MANAGER_POLICY_FLAG),
     }
 )
 
@@ -120,10 +124,10 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
     ranks = {kind: _presence_rank(facts, kind) for kind in UNITS}
     best = max(ranks.values())
     if not best:
-        return _report_none(facts)
+        return _report_no_kubelet(facts)
     kinds = [kind for kind, rank in ranks.items() if rank == best]
     if len(kinds) > 1:
-        names = " and ".join(_choose_unit(facts, kind) or f"{kind} ({_MARK_FILES[kind]})" for kind in kinds)
+        names = " and ".join(_choose_unit(facts, kind) or f"{kind} ({_MARK_FILE_BY_PRODUCT[kind]})" for kind in kinds)
         return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
     try:
         if kinds == ["kubelet"]:
@@ -145,19 +149,26 @@ def _presence_rank(facts: Facts, kind: KubeletKind) -> int:
         return 3
     if any(unit.state.enabled for unit in here):
         return 2
-    return 1 if here or (kind in _MARK_FILES and known(facts.file(_MARK_FILES[kind]), None) is not None) else 0
+    return (
+        1
+        if here or (kind in _MARK_FILE_BY_PRODUCT and known(facts.file(_MARK_FILE_BY_PRODUCT[kind]), None) is not None)
+        else 0
+    )
 
 
-def _report_none(facts: Facts) -> Fact[Kubelet | None]:
+def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
     """Return that there is no kubelet, or Unknown if a place could not be read."""
-    looks = (*(facts.unit(names[0]) for names in UNITS.values()), *(facts.file(mark) for mark in _MARK_FILES.values()))
+    looks = (
+        *(facts.unit(names[0]) for names in UNITS.values()),
+        *(facts.file(mark) for mark in _MARK_FILE_BY_PRODUCT.values()),
+    )
     unknown = next((look for look in looks if isinstance(look, Unknown)), None)
     return unknown or Known(None, "units")
 
 
 def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
     """Return whether the kubelet has run here: kubeadm, k3s and RKE2 write a file for it when the node joins."""
-    state = known(facts.file(_CONFIG if kind == "kubelet" else _MARK_FILES[kind]), None)
+    state = known(facts.file(_KUBEADM_CONFIG_FILE if kind == "kubelet" else _MARK_FILE_BY_PRODUCT[kind]), None)
     return state is not None
 
 
@@ -225,10 +236,10 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
         Kubelet(
             kind,
             _choose_unit(facts, kind),
-            socket_path(endpoint or _SOCKETS[kind]),
+            socket_path(endpoint or _DEFAULT_RUNTIME_SOCKETS[kind]),
             _parse_cgroup_driver(driver) or _DEFAULT_CGROUP_DRIVER,
             node_name=flags.get("hostname-override", ""),
-            static_cpus=(flags.get(_CPU_MANAGER) or config.get("cpuManagerPolicy")) == "static",
+            static_cpus=(flags.get(_CPU_MANAGER_POLICY_FLAG) or config.get("cpuManagerPolicy")) == "static",
             labels=flags.get("node-labels", ""),
         ),
         f"file:{path}" if path else "units",
@@ -255,12 +266,12 @@ def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
     folders = tuple(folder for folder in _UNIT_FOLDERS.values() if not (image and folder.startswith("/run/")))
     files: dict[str, bytes] = {}
     seen: set[str] = set()
-    while new := [place for place in systemd.unit_source_patterns(files, _KUBELET, folders) if place not in seen]:
+    while new := [place for place in systemd.unit_source_patterns(files, _KUBELET_UNIT, folders) if place not in seen]:
         seen.update(new)
         for path in (path for place in new for path in _match_files(facts, place)):
             content = _read_content(facts, path)
             files.update({} if content is None else {path: content})
-    command = systemd.find_start_command(files, _KUBELET, folders)
+    command = systemd.find_start_command(files, _KUBELET_UNIT, folders)
     if command is None:
         raise _Unreadable(Unknown("no unit file in the usual places says how it is started", f"file:{folders[0]}"))
     return command.argv
@@ -278,7 +289,7 @@ def _match_files(facts: Facts, place: str) -> Sequence[str]:
 
 def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k3s or RKE2, which record the socket at every start and choose their cgroup driver then."""
-    config, crictl = _RANCHER.format(kind), _CRICTL.format(kind)
+    config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL_CONFIG_FILE.format(kind)
     # The last that has a key counts; former captures lack the folder.
     files = [config, *(sorted(_match_files(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
     settings: dict[str, str | None] = {}
@@ -286,16 +297,18 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
         settings |= _read_keys(facts, path, "data-dir", "container-runtime-endpoint", "node-name")
     data = settings.get("data-dir") or f"/var/lib/rancher/{kind}"
     noted = _read_keys(facts, crictl, "runtime-endpoint") if data == f"/var/lib/rancher/{kind}" else {}
-    endpoint = noted.get("runtime-endpoint") or settings.get("container-runtime-endpoint") or _SOCKETS[kind]
+    endpoint = (
+        noted.get("runtime-endpoint") or settings.get("container-runtime-endpoint") or _DEFAULT_RUNTIME_SOCKETS[kind]
+    )
     probe = f"file:{crictl if noted else config}"
     unit = _choose_unit(facts, kind)
-    words = _unit_command(facts, unit)
+    words = _k3s_unit_command(facts, unit)
     name = parse_flags(words).get("node-name") or settings.get("node-name") or _node_name_in_environment(facts, unit)
     static = _find_cpu_policy([_read_text(facts, path) or "" for path in files], words) == "static"
     return Known(Kubelet(kind, unit, socket_path(endpoint), None, data.rstrip("/"), name, static_cpus=static), probe)
 
 
-def _unit_command(facts: Facts, unit: str) -> Sequence[str]:
+def _k3s_unit_command(facts: Facts, unit: str) -> Sequence[str]:
     """Return the command in the unit file of k3s's installer; empty if not probed. k3s hides it in /proc."""
     state = known(facts.file(f"/etc/systemd/system/{unit}"), None)
     if state is None or state.content is None:
@@ -310,7 +323,7 @@ def _node_name_in_environment(facts: Facts, unit: str) -> str:
     place = _K3S_ENVIRONMENTS.get(unit)
     state = known(facts.file(place), None) if place else None
     text = state.content.decode("utf-8", "replace") if state and state.content else ""
-    found = _NODE_NAME.findall(text)
+    found = _K3S_NODE_NAME_ASSIGNMENT.findall(text)
     return str(found[-1]).strip("\"'") if found else ""
 
 
@@ -319,15 +332,15 @@ def _find_cpu_policy(texts: Sequence[str], words: Sequence[str]) -> str:
     found: list[str] = []
     for text in texts:
         for adds, block in _KUBELET_ARGUMENTS.findall(text):
-            found = [*(found if adds else ()), *_POLICY.findall(block)]
-    return next(reversed([*found, *_POLICY.findall("\n".join(words))]), "")
+            found = [*(found if adds else ()), *_CPU_MANAGER_POLICY_ARGUMENT.findall(block)]
+    return next(reversed([*found, *_CPU_MANAGER_POLICY_ARGUMENT.findall("\n".join(words))]), "")
 
 
 def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read microk8s: one flag a line, with the snap's variables."""
-    words = shlex.split(_read_text(facts, _MICROK8S) or "", comments=True)
+    words = shlex.split(_read_text(facts, _MICROK8S_KUBELET_ARGS_FILE) or "", comments=True)
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
-    endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
+    endpoint = flags.get("container-runtime-endpoint") or _DEFAULT_RUNTIME_SOCKETS[kind]
     driver = _parse_cgroup_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_CGROUP_DRIVER)
     default = Kubelet(
         kind,
@@ -335,17 +348,21 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
         socket_path(endpoint),
         driver,
         node_name=flags.get("hostname-override", ""),
-        static_cpus=flags.get(_CPU_MANAGER) == "static",
+        static_cpus=flags.get(_CPU_MANAGER_POLICY_FLAG) == "static",
     )
-    return Known(default, f"file:{_MICROK8S}")
+    return Known(default, f"file:{_MICROK8S_KUBELET_ARGS_FILE}")
 
 
 def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k0s, which writes containerd's configuration only if it runs containerd itself (no --cri-socket)."""
-    if _read_text(facts, _K0S) is None:
-        reason = f"{_K0S} is not there: k0s has not started yet, or uses another runtime (--cri-socket)"
-        return Unknown(reason, f"file:{_K0S}")
-    return Known(Kubelet(kind, _choose_unit(facts, kind), _SOCKETS[kind], None), f"file:{_K0S}")
+    if _read_text(facts, _K0S_CONTAINERD_CONFIG_FILE) is None:
+        why = "k0s has not started yet, or uses another runtime (--cri-socket)"
+        reason = f"{_K0S_CONTAINERD_CONFIG_FILE} is not there: {why}"
+        return Unknown(reason, f"file:{_K0S_CONTAINERD_CONFIG_FILE}")
+    return Known(
+        Kubelet(kind, _choose_unit(facts, kind), _DEFAULT_RUNTIME_SOCKETS[kind], None),
+        f"file:{_K0S_CONTAINERD_CONFIG_FILE}",
+    )
 
 
 _READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet | None]]]] = {
@@ -374,6 +391,6 @@ def parse_flags(words: Iterable[str]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for word, following in zip(given, (*given[1:], ""), strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in _FLAGS:
+        if word.startswith("--") and name in _PARSED_KUBELET_FLAGS:
             found[name] = value if equals else following
     return found

@@ -9,7 +9,7 @@ from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.patterns import Pattern, parse_int
 
 _UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_INSTANCE = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
+_MIG_INSTANCE_ACCESS_PATH = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def read_layout(gpus: Iterable[GlobMatch], instances: Iterable[GlobMatch]) -> Gp
 
 def _find_mig_caps(instances: list[GlobMatch]) -> Iterator[int]:
     """Yield the capabilities of compute instances and their GPU instances; empty GPU instances are unusable."""
-    parts = [(found, match) for found in instances if (match := _INSTANCE.search(found.path))]
+    parts = [(found, match) for found in instances if (match := _MIG_INSTANCE_ACCESS_PATH.search(found.path))]
     holding = {match[1] for _, match in parts if match[2]}
     yield from (
         _parse_minor(_parse_information(found), "DeviceFileMinor") for found, match in parts if match[1] in holding

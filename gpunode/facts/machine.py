@@ -24,9 +24,9 @@ from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, Provid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import explain_missing
 
-MELLANOX = "15b3"
-_ADDRESS = Pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_ID = Pattern(r"\[([0-9a-f]{4})\]\Z")
+MELLANOX_VENDOR_ID = "15b3"
+_PCI_ADDRESS = Pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_BRACKETED_PCI_ID_AT_END = Pattern(r"\[([0-9a-f]{4})\]\Z")
 
 
 def parse_lspci(text: str) -> tuple[PciDevice, ...]:
@@ -35,17 +35,19 @@ def parse_lspci(text: str) -> tuple[PciDevice, ...]:
     Raises:
         ValueError: if a record lacks its address, class, vendor or device.
     """
-    return tuple(_make_device(_parse_record(record)) for record in re.split(r"\n{2,}", text.strip("\n")) if record)
+    return tuple(
+        _make_device(_parse_lspci_record(record)) for record in re.split(r"\n{2,}", text.strip("\n")) if record
+    )
 
 
-def _parse_record(record: str) -> Mapping[str, str]:
+def _parse_lspci_record(record: str) -> Mapping[str, str]:
     # Module is the only tag that may repeat, and it is not used.
     return {tag: value.strip() for tag, _, value in (line.partition(":") for line in record.split("\n"))}
 
 
 def _make_device(fields: Mapping[str, str]) -> PciDevice:
     address = fields.get("Slot", "")
-    if not _ADDRESS.fullmatch(address):
+    if not _PCI_ADDRESS.fullmatch(address):
         raise ValueError(f"not a PCI address: {address[:40]!r}")
     board = tuple(_extract_id(fields[tag]) for tag in ("SVendor", "SDevice") if tag in fields)
     name = fields.get("Device", "").rpartition("[")[0].strip()
@@ -61,7 +63,7 @@ def _make_device(fields: Mapping[str, str]) -> PciDevice:
 
 
 def _extract_id(value: str) -> str:
-    match = _ID.search(value[-6:])
+    match = _BRACKETED_PCI_ID_AT_END.search(value[-6:])
     if match is None:
         raise ValueError(f"no number in brackets at the end of {value[:80]!r}")
     return match[1]
@@ -91,7 +93,7 @@ def _address_of(path: str) -> str:
 def _make_sysfs_device(found: GlobMatch, driver: str | None) -> PciDevice:
     address, alias = _address_of(found.path), (found.data or b"").decode("ascii", "replace")
     match = _MODALIAS.fullmatch(alias)
-    if match is None or not _ADDRESS.fullmatch(address):
+    if match is None or not _PCI_ADDRESS.fullmatch(address):
         raise ValueError(f"{found.path}: not the modalias of a PCI device: {alias[:80]!r}")
     vendor, device, board_vendor, board, base, sub = (number.lower() for number in match.groups())
     subsystem = None if board_vendor == "0000" else (board_vendor, board)
@@ -99,24 +101,24 @@ def _make_sysfs_device(found: GlobMatch, driver: str | None) -> PciDevice:
 
 
 # The first that is there counts.
-PATHS = ("/etc/os-release", "/usr/lib/os-release")
-_LINE = Pattern(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
-_PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
-_ESCAPE = Pattern(r"\\([\"$`\\])")
+OS_RELEASE_FILES = ("/etc/os-release", "/usr/lib/os-release")
+_VARIABLE_ASSIGNMENT = Pattern(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
+_SHELL_WORD_PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
+_DOUBLE_QUOTE_ESCAPE = Pattern(r"\\([\"$`\\])")
 
 
 def parse_variables(text: str) -> Mapping[str, str]:
     """Parse the variables, unquoted as by a shell; other lines are skipped."""
-    pairs = (match.groups() for line in text.split("\n") if (match := _LINE.match(line)))
+    pairs = (match.groups() for line in text.split("\n") if (match := _VARIABLE_ASSIGNMENT.match(line)))
     return {key: _unquote(value.strip()) for key, value in pairs}
 
 
 def _unquote(value: str) -> str:
     out: list[str] = []
     at = 0
-    while match := _PART.match(value, at):
+    while match := _SHELL_WORD_PART.match(value, at):
         double, single, bare, escaped = match.groups()
-        out.append(_ESCAPE.sub(r"\1", double) if double is not None else single or bare or escaped or "")
+        out.append(_DOUBLE_QUOTE_ESCAPE.sub(r"\1", double) if double is not None else single or bare or escaped or "")
         at = match.end()
     return "".join(out)
 
@@ -148,7 +150,7 @@ def make_distro(values: Mapping[str, str]) -> Distro:
 
 
 # What `systemd-detect-virt --list` (257) names; whatever else it prints is a virtual machine.
-_CONTAINERS = frozenset(
+_CONTAINER_VIRTUALIZATIONS = frozenset(
     ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman", "rkt", "openvz", "proot", "pouch", "container-other")
 )
 
@@ -178,11 +180,11 @@ def detect_platform(
         return None
     if virt == "none":
         return Platform("bare-metal")
-    return Platform("container" if virt in _CONTAINERS else "vm", virt)
+    return Platform("container" if virt in _CONTAINER_VIRTUALIZATIONS else "vm", virt)
 
 
 # By probe key; only the existence of the files counts.
-PROVIDER_MARKS: Final[Mapping[str, tuple[Provider, str]]] = {
+PROVIDER_MARK_PATHS: Final[Mapping[str, tuple[Provider, str]]] = {
     "provider-kind": ("kind", "/kind/version"),
     "provider-eks": ("eks", "/etc/eks"),
     "provider-aks": ("aks", "/opt/azure/containers"),
@@ -191,8 +193,8 @@ PROVIDER_MARKS: Final[Mapping[str, tuple[Provider, str]]] = {
 }
 
 # By the ID in os-release.
-_PROVIDER_SYSTEMS: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
-PROVIDERS: Final[Mapping[Provider, str]] = {
+_PROVIDER_BY_DISTRO_ID: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
+PROVIDER_DESCRIPTIONS: Final[Mapping[Provider, str]] = {
     "kind": "a kind node",
     "eks": "an EKS node",
     "bottlerocket": "a Bottlerocket node",
@@ -209,38 +211,38 @@ def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -
         is_there: whether the mark of a probe is there.
         distro: Bottlerocket and RHCOS say themselves what they are.
     """
-    if isinstance(distro, Known) and distro.value.id in _PROVIDER_SYSTEMS:
-        return Known(_PROVIDER_SYSTEMS[distro.value.id], distro.probe)
-    looks = {key: is_there(key) for key in PROVIDER_MARKS}
+    if isinstance(distro, Known) and distro.value.id in _PROVIDER_BY_DISTRO_ID:
+        return Known(_PROVIDER_BY_DISTRO_ID[distro.value.id], distro.probe)
+    looks = {key: is_there(key) for key in PROVIDER_MARK_PATHS}
     for key, look in looks.items():
         if isinstance(look, Known) and look.value:
-            return Known(PROVIDER_MARKS[key][0], key)
+            return Known(PROVIDER_MARK_PATHS[key][0], key)
     unknown = next((look for look in looks.values() if isinstance(look, Unknown)), None)
-    return unknown or Known(None, next(iter(PROVIDER_MARKS)))
+    return unknown or Known(None, next(iter(PROVIDER_MARK_PATHS)))
 
 
 SECURE_BOOT_VARIABLE: Final = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-SHIM_VARIABLE: Final = "/sys/firmware/efi/efivars/MokSBStateRT-605dab50-e046-4300-abb6-3dd810dd8b23"
-SECURE_BOOT_KEY: Final = "secure-boot-variable"
-SHIM_KEY: Final = "shim-validation-variable"
+SHIM_VALIDATION_VARIABLE: Final = "/sys/firmware/efi/efivars/MokSBStateRT-605dab50-e046-4300-abb6-3dd810dd8b23"
+SECURE_BOOT_PROBE_KEY: Final = "secure-boot-variable"
+SHIM_VALIDATION_PROBE_KEY: Final = "shim-validation-variable"
 # The key of doctor's look: `mokutil --sb-state`.
-_MOKUTIL: Final = "secure-boot"
-_STATE: Final = Pattern(r"SecureBoot (enabled|disabled)")
+_MOKUTIL_PROBE_KEY: Final = "secure-boot"
+_MOKUTIL_SECURE_BOOT_STATE: Final = Pattern(r"SecureBoot (enabled|disabled)")
 
 
 def read_secure_boot(evidence: Evidence) -> Fact[bool]:
     """Return whether Secure Boot is on; a machine without the firmware's variable was started without it."""
-    mokutil = evidence.get(_MOKUTIL)
-    if mokutil is not None and (match := _STATE.search(mokutil.text)):
+    mokutil = evidence.get(_MOKUTIL_PROBE_KEY)
+    if mokutil is not None and (match := _MOKUTIL_SECURE_BOOT_STATE.search(mokutil.text)):
         is_validated = "validation is disabled in shim" not in mokutil.text
-        return Known(match[1] == "enabled" and is_validated, _MOKUTIL)
-    capture = evidence.get(SECURE_BOOT_KEY)
+        return Known(match[1] == "enabled" and is_validated, _MOKUTIL_PROBE_KEY)
+    capture = evidence.get(SECURE_BOOT_PROBE_KEY)
     if capture is None:
-        return Unknown("not captured", SECURE_BOOT_KEY)
+        return Unknown("not captured", SECURE_BOOT_PROBE_KEY)
     if capture.outcome == "absent":
-        return Known(False, SECURE_BOOT_KEY)
+        return Known(False, SECURE_BOOT_PROBE_KEY)
     if capture.outcome != "ok" or not capture.data:
-        return Unknown(explain_missing(capture), SECURE_BOOT_KEY)
-    shim = evidence.get(SHIM_KEY)
+        return Unknown(explain_missing(capture), SECURE_BOOT_PROBE_KEY)
+    shim = evidence.get(SHIM_VALIDATION_PROBE_KEY)
     shim_is_off = shim is not None and shim.outcome == "ok" and shim.data[-1:] == b"\x01"
-    return Known(capture.data[-1:] == b"\x01" and not shim_is_off, SECURE_BOOT_KEY)
+    return Known(capture.data[-1:] == b"\x01" and not shim_is_off, SECURE_BOOT_PROBE_KEY)

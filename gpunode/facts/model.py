@@ -40,7 +40,7 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Promised(Unknown):
+class PromisedFile(Unknown):
     """A planned file whose bytes do not exist yet: ``holds`` compares the promise instead."""
 
     after: UnknownContent
@@ -50,7 +50,7 @@ Fact: TypeAlias = Known[T] | Unknown
 
 
 _PARSE_ERROR = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
-NOT_INSTALLED = " is not installed"
+NOT_INSTALLED_ENDING = " is not installed"
 # The packages of the programs that facts come from, the same on Debian and Ubuntu.
 PACKAGE_OF_PROGRAM: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
 
@@ -99,7 +99,7 @@ def holds(fact: Known[FileState | None] | Unknown, after: FileState | UnknownCon
 
     A known file never matches an unsettled ``after``: the planner of the key compares fingerprints instead.
     """
-    if isinstance(fact, Promised):
+    if isinstance(fact, PromisedFile):
         return fact.after == after
     return isinstance(fact, Known) and fact.value == after
 
@@ -192,7 +192,7 @@ class ModuleFile:
     dkms: bool = False
 
 
-EMBEDDED: Final = "(embedded key)"
+EMBEDDED_KEY_PLACEHOLDER: Final = "(embedded key)"
 """The ``signed_by`` of a source whose entry contains the key itself."""
 
 

@@ -19,34 +19,34 @@ from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe
 from gpunode.facts.machine import parse_distro
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import MODULE_KEYS
+from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
 from gpunode.facts.reader import EvidenceReader, derive_fact
 
-CONFIG: Final = "/etc/dkms/framework.conf"
-DKMS_KEY: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
-UBUNTU_KEY: Final = ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der")
-HARDWARE_KEY: Final = "pkcs11:"
+DKMS_CONFIG_FILE: Final = "/etc/dkms/framework.conf"
+DKMS_KEY_FILES: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
+UBUNTU_KEY_FILES: Final = ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der")
+PKCS11_KEY_PREFIX: Final = "pkcs11:"
 
-_SHIM: Final = "605dab50-e046-4300-abb6-3dd810dd8b23"
+_SHIM_VARIABLE_GUID: Final = "605dab50-e046-4300-abb6-3dd810dd8b23"
 _EFIVARS: Final = "/sys/firmware/efi/efivars"
-_CONFIG_FOLDER: Final = "dkms-framework"
-_KEY: Final = "module-key"
-_CERTIFICATE: Final = "module-certificate"
-_NEW: Final = "mok-new"
-_TIMEOUT: Final = "mok-timeout"
-_SIGNATURE: Final = "module-signature:"
+_DKMS_CONFIG_FOLDER_PROBE_KEY: Final = "dkms-framework"
+_PRIVATE_KEY_PROBE_KEY: Final = "module-key"
+_CERTIFICATE_PROBE_KEY: Final = "module-certificate"
+_QUEUED_ENROLMENT_PROBE_KEY: Final = "mok-new"
+_MOK_TIMEOUT_PROBE_KEY: Final = "mok-timeout"
+_MODULE_SIGNATURE_KEY_PREFIX: Final = "module-signature:"
 # MokAuth is never read: it holds the hash of the one-time password.
-_ENROLLED: Final = {
-    "mok-list": f"{_EFIVARS}/MokListRT*-{_SHIM}",
+_ENROLLED_KEYS_GLOBS: Final = {
+    "mok-list": f"{_EFIVARS}/MokListRT*-{_SHIM_VARIABLE_GUID}",
     # The whole list where the variable is too small for it (Linux 5.10).
     "mok-list-table": "/sys/firmware/efi/mok-variables/MokListRT*",
     "firmware-keys": f"{_EFIVARS}/db-d719b2cb-3d3a-11d3-a0d8-00c04fc2d0d2",
 }
-_SETTING: Final = Pattern(
+_KEY_PATH_SETTING: Final = Pattern(
     r"^[ \t]*(mok_signing_key|mok_certificate)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s#;]*))", re.MULTILINE
 )
 _PEM: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
-_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_MODINFO_SIGNATURE_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
 def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) -> None:
@@ -56,19 +56,19 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
         evidence: of the usual probes; ``run_probe`` adds to it.
         run_probe: runs a probe and keeps its answer.
     """
-    run_probe(Probe(f"file:{CONFIG}", path=CONFIG, content_kind="log"))
-    run_probe(Probe(_CONFIG_FOLDER, glob=f"{CONFIG}.d/*.conf", content_kind="log"))
+    run_probe(Probe(f"file:{DKMS_CONFIG_FILE}", path=DKMS_CONFIG_FILE, content_kind="log"))
+    run_probe(Probe(_DKMS_CONFIG_FOLDER_PROBE_KEY, glob=f"{DKMS_CONFIG_FILE}.d/*.conf", content_kind="log"))
     key, certificate = find_key_files(evidence)
-    if not key.startswith(HARDWARE_KEY):
+    if not key.startswith(PKCS11_KEY_PREFIX):
         # Nothing of a private key is read: whatever is longer than nothing is left out.
-        run_probe(Probe(_KEY, glob=key, limit_bytes=0, content_kind="table"))
-    run_probe(Probe(_CERTIFICATE, path=certificate, content_kind="table"))
-    for name, pattern in _ENROLLED.items():
+        run_probe(Probe(_PRIVATE_KEY_PROBE_KEY, glob=key, limit_bytes=0, content_kind="table"))
+    run_probe(Probe(_CERTIFICATE_PROBE_KEY, path=certificate, content_kind="table"))
+    for name, pattern in _ENROLLED_KEYS_GLOBS.items():
         run_probe(Probe(name, glob=pattern, content_kind="table"))
-    run_probe(Probe(_NEW, path=f"{_EFIVARS}/MokNew-{_SHIM}", content_kind="table"))
-    run_probe(Probe(_TIMEOUT, path=f"{_EFIVARS}/MokTimeout-{_SHIM}", content_kind="table"))
+    run_probe(Probe(_QUEUED_ENROLMENT_PROBE_KEY, path=f"{_EFIVARS}/MokNew-{_SHIM_VARIABLE_GUID}", content_kind="table"))
+    run_probe(Probe(_MOK_TIMEOUT_PROBE_KEY, path=f"{_EFIVARS}/MokTimeout-{_SHIM_VARIABLE_GUID}", content_kind="table"))
     for kernel, path in _built_modules(evidence):
-        run_probe(Probe(f"{_SIGNATURE}{kernel}", argv=("modinfo", path), content_kind="table"))
+        run_probe(Probe(f"{_MODULE_SIGNATURE_KEY_PREFIX}{kernel}", argv=("modinfo", path), content_kind="table"))
 
 
 def _find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
@@ -78,7 +78,7 @@ def _find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
 
 def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the kernel and the path of every main module that DKMS has built."""
-    found = [one for key in MODULE_KEYS for one in _find_matches(evidence, key)]
+    found = [one for key in MODULE_FILE_PROBE_KEYS for one in _find_matches(evidence, key)]
     for file in kernels.find_module_files(found, ()):
         if file.dkms:
             yield file.kernel, file.path
@@ -87,16 +87,20 @@ def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def find_key_files(evidence: Evidence) -> tuple[str, str]:
     """Return the paths of the private key and of the certificate that DKMS takes."""
     settings: dict[str, str] = {}
-    single = evidence.get(f"file:{CONFIG}")
+    single = evidence.get(f"file:{DKMS_CONFIG_FILE}")
     texts = [single.text if single and single.outcome == "ok" else ""]
-    texts += [(one.data or b"").decode("utf-8", "replace") for one in _find_matches(evidence, _CONFIG_FOLDER)]
+    texts += [
+        (one.data or b"").decode("utf-8", "replace") for one in _find_matches(evidence, _DKMS_CONFIG_FOLDER_PROBE_KEY)
+    ]
     for text in texts:
-        settings.update((match[1], match[2] or match[3] or match[4] or "") for match in _SETTING.finditer(text))
+        settings.update(
+            (match[1], match[2] or match[3] or match[4] or "") for match in _KEY_PATH_SETTING.finditer(text)
+        )
     key, certificate = settings.get("mok_signing_key", ""), settings.get("mok_certificate", "")
     # Ubuntu's pair counts only where no key is set: then a certificate that is set does not count either.
     if not key and _is_ubuntu(evidence):
-        return UBUNTU_KEY
-    return key or DKMS_KEY[0], certificate or DKMS_KEY[1]
+        return UBUNTU_KEY_FILES
+    return key or DKMS_KEY_FILES[0], certificate or DKMS_KEY_FILES[1]
 
 
 def _is_ubuntu(evidence: Evidence) -> bool:
@@ -108,22 +112,23 @@ def _is_ubuntu(evidence: Evidence) -> bool:
 
 def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
     """Return the key's state; None where Secure Boot is not on, for it is not looked at then."""
-    if _CERTIFICATE not in evidence:
+    if _CERTIFICATE_PROBE_KEY not in evidence:
         return None
-    return derive_fact(_CERTIFICATE, lambda: _read_module_key(evidence))
+    return derive_fact(_CERTIFICATE_PROBE_KEY, lambda: _read_module_key(evidence))
 
 
 def _read_module_key(evidence: Evidence) -> ModuleKey:
     reader = EvidenceReader(evidence)
     key, path = find_key_files(evidence)
-    certificate = reader.data(_CERTIFICATE) or b""
+    certificate = reader.data(_CERTIFICATE_PROBE_KEY) or b""
     der = _decode_pem(certificate) or certificate
-    lists = b"".join(one.data or b"" for name in _ENROLLED for one in reader.found(name))
-    queued, timeout = reader.data(_NEW) or b"", reader.data(_TIMEOUT)
+    lists = b"".join(one.data or b"" for name in _ENROLLED_KEYS_GLOBS for one in reader.found(name))
+    queued, timeout = reader.data(_QUEUED_ENROLMENT_PROBE_KEY) or b"", reader.data(_MOK_TIMEOUT_PROBE_KEY)
     return ModuleKey(
         key,
         path,
-        has_key=key.startswith(HARDWARE_KEY) or any(one.data != b"" for one in reader.found(_KEY)),
+        has_key=key.startswith(PKCS11_KEY_PREFIX)
+        or any(one.data != b"" for one in reader.found(_PRIVATE_KEY_PROBE_KEY)),
         der=der,
         is_der=der == certificate,
         enrolled=bool(der) and der in lists,
@@ -141,10 +146,13 @@ def _decode_pem(certificate: bytes) -> bytes:
 
 def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]]:
     for name, capture in evidence.items():
-        if name.startswith(_SIGNATURE) and capture.outcome == "ok":
-            fields = {match[1]: match[2] for match in _FIELD.finditer(capture.text)}
+        if name.startswith(_MODULE_SIGNATURE_KEY_PREFIX) and capture.outcome == "ok":
+            fields = {match[1]: match[2] for match in _MODINFO_SIGNATURE_FIELD.finditer(capture.text)}
             serial = fields.get("sig_key", "").replace(":", "")
-            yield name.removeprefix(_SIGNATURE), ModuleSignature(fields.get("signer", ""), int(serial or "0", 16))
+            yield (
+                name.removeprefix(_MODULE_SIGNATURE_KEY_PREFIX),
+                ModuleSignature(fields.get("signer", ""), int(serial or "0", 16)),
+            )
 
 
 def read_serial(der: bytes) -> int:

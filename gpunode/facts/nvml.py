@@ -14,8 +14,8 @@ from gpunode.facts.evidence import NOT_CAPTURED, Capture
 from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern
 
-SCHEMA = 1
-KEY = "nvml"
+NVML_ANSWER_SCHEMA_VERSION = 1
+NVML_PROBE_KEY = "nvml"
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ def parse_answer(data: bytes) -> NvmlInventory | NvmlFailure:
     Raises:
         ValueError: if it is malformed or of another schema.
     """
-    answer = read_object(data, SCHEMA)
+    answer = read_object(data, NVML_ANSWER_SCHEMA_VERSION)
     return _parse_failure(answer) if "error" in answer else _parse_inventory(answer)
 
 
@@ -367,12 +367,12 @@ class VersionProblem:
 
 
 _UUID = Pattern(r"GPU-[0-9a-f]+(?:-[0-9a-f]+)*")
-_VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
-_RELOAD_MODULES = (
+_DRIVER_VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
+_RELOAD_MODULES_ADVICE = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
     "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"
 )
-_FIND_OTHER_COPY = (
+_FIND_OTHER_NVML_COPY_ADVICE = (
     "a reboot does not help: find the other copy with `ldconfig -p | grep libnvidia-ml` "
     "(a .run installation, /usr/local, ld.so.conf) and remove it, then run `ldconfig`"
 )
@@ -384,7 +384,7 @@ def driver_version(text: str) -> str:
     ``13.580.178.04`` (NVML puts the CUDA major first), ``1:580.178.04-0ubuntu1`` and ``580.178.04`` are one version.
     """
     without_cuda = re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", text.strip())
-    found = _VERSION.match(without_cuda)
+    found = _DRIVER_VERSION.match(without_cuda)
     return found.group(1) if found else ""
 
 
@@ -399,11 +399,15 @@ def compare_versions(loaded: str | None, library: str | None, package: str | Non
     problems = []
     if module and module != wanted:
         problems.append(
-            _describe_mismatch("the loaded nvidia module", module, "the installed package", wanted, _RELOAD_MODULES)
+            _describe_mismatch(
+                "the loaded nvidia module", module, "the installed package", wanted, _RELOAD_MODULES_ADVICE
+            )
         )
     if nvml and nvml != wanted:
         problems.append(
-            _describe_mismatch("the NVML library in use", nvml, "the installed package", wanted, _FIND_OTHER_COPY)
+            _describe_mismatch(
+                "the NVML library in use", nvml, "the installed package", wanted, _FIND_OTHER_NVML_COPY_ADVICE
+            )
         )
     return tuple(problems)
 
@@ -411,7 +415,7 @@ def compare_versions(loaded: str | None, library: str | None, package: str | Non
 def _compare_without_package(module: str, nvml: str) -> list[VersionProblem]:
     if not module or not nvml or module == nvml:
         return []
-    hint = _RELOAD_MODULES if _version_key(module) < _version_key(nvml) else _FIND_OTHER_COPY
+    hint = _RELOAD_MODULES_ADVICE if _version_key(module) < _version_key(nvml) else _FIND_OTHER_NVML_COPY_ADVICE
     return [_describe_mismatch("the loaded nvidia module", module, "the NVML library", nvml, hint)]
 
 
@@ -433,23 +437,23 @@ class ErrorRow:
     remedy: str = "run `nvidia-smi -q` and read the kernel's log (`dmesg | grep -i nvrm`)"
 
 
-_RESET_GPU = (
+_RESET_GPU_ADVICE = (
     "stop what uses the GPU, then `nvidia-smi --gpu-reset -i` and its address, or a reboot; if it comes back, have the "
     "board serviced"
 )
-_REPORT_BUG = "this is a bug in gpunode or the driver: report it with the output of `gpunode verify --json`"
+_REPORT_BUG_ADVICE = "this is a bug in gpunode or the driver: report it with the output of `gpunode verify --json`"
 ERRORS: Mapping[int, ErrorRow] = {
-    1: ErrorRow("Uninitialized", "NVML was called before it was initialised", _REPORT_BUG),
-    2: ErrorRow("InvalidArgument", "NVML was called with an argument that it rejects", _REPORT_BUG),
+    1: ErrorRow("Uninitialized", "NVML was called before it was initialised", _REPORT_BUG_ADVICE),
+    2: ErrorRow("InvalidArgument", "NVML was called with an argument that it rejects", _REPORT_BUG_ADVICE),
     3: ErrorRow("NotSupported", "this GPU does not support the query", "nothing: it is a property of the model"),
     4: ErrorRow(
         "NoPermission",
         "the driver does not let this user query the GPU",
         "run it as root; in a container, give it the device nodes /dev/nvidia*",
     ),
-    5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _REPORT_BUG),
-    6: ErrorRow("NotFound", "NVML has no object of that name", _REPORT_BUG),
-    7: ErrorRow("InsufficientSize", "the buffer given to NVML is too small for its answer", _REPORT_BUG),
+    5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _REPORT_BUG_ADVICE),
+    6: ErrorRow("NotFound", "NVML has no object of that name", _REPORT_BUG_ADVICE),
+    7: ErrorRow("InsufficientSize", "the buffer given to NVML is too small for its answer", _REPORT_BUG_ADVICE),
     8: ErrorRow(
         "InsufficientPower",
         "the GPU's auxiliary power connectors are not plugged in, or do not supply enough power",
@@ -461,7 +465,7 @@ ERRORS: Mapping[int, ErrorRow] = {
         "run `modprobe nvidia` and read what it and `dmesg` say; "
         "`gpunode plan` shows whether there is a module for this kernel",
     ),
-    10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET_GPU),
+    10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET_GPU_ADVICE),
     11: ErrorRow("IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; check the BIOS and the MSI settings"),
     12: ErrorRow(
         "LibraryNotFound",
@@ -483,7 +487,7 @@ ERRORS: Mapping[int, ErrorRow] = {
         "the GPU has fallen off the bus, or cannot be reached any more",
         "read `dmesg` for Xid 79; power the machine off and on; if it comes back, check power, cooling and seating",
     ),
-    16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET_GPU),
+    16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET_GPU_ADVICE),
     17: ErrorRow(
         "OperatingSystem",
         "the operating system or a cgroup blocks access to the GPU",
@@ -502,8 +506,10 @@ ERRORS: Mapping[int, ErrorRow] = {
     24: ErrorRow(
         "FreqNotSupported", "the GPU does not support that frequency", "nothing: it is a property of the model"
     ),
-    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the data structure of the query", _REPORT_BUG),
-    26: ErrorRow("Deprecated", "this driver no longer supports this query", _REPORT_BUG),
+    25: ErrorRow(
+        "ArgumentVersionMismatch", "this driver does not know the data structure of the query", _REPORT_BUG_ADVICE
+    ),
+    26: ErrorRow("Deprecated", "this driver no longer supports this query", _REPORT_BUG_ADVICE),
     27: ErrorRow(
         "NotReady",
         "the GPU is not ready yet",
@@ -511,7 +517,7 @@ ERRORS: Mapping[int, ErrorRow] = {
     ),
     28: ErrorRow("GpuNotFound", "no GPU was found", "compare with `lspci -d 10de:`; read `dmesg`"),
     29: ErrorRow("InvalidState", "the GPU is in a state in which this query is not possible"),
-    30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _REPORT_BUG),
+    30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _REPORT_BUG_ADVICE),
     999: ErrorRow("Unknown", "the driver failed without giving a reason", "read `dmesg`: an Xid line names the cause"),
 }
 

@@ -22,10 +22,10 @@ from typing import Final
 from gpunode.errors import UsageError
 from gpunode.facts import boots
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.items import cut_lines, reports_absence
+from gpunode.facts.items import cut_overlong_lines, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import TABLES, SourceKind, identify_by_content, identify_source
+from gpunode.facts.sources import TABLE_KINDS, SourceKind, identify_by_content, identify_source
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ShellStep:
 
 def split_session(source: str, text: str) -> list[ShellStep]:
     """Split ``text`` into steps; if a command was repeated at the same shell, keep only its last answer."""
-    text = cut_lines(text)
+    text = cut_overlong_lines(text)
     lines = text.split("\n")
     seen = identify_source(source)
     # A command's or a file's text has its own ways with a number sign, and with headings.
@@ -64,7 +64,7 @@ _MAX_TRANSCRIPT: Final = 100_000
 # ---- where a command was typed
 
 # What stands before a prompt: an environment of Python's, the time of day.
-_BEFORE: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[AP]M)?\]\s{1,2}(?=\S{1,40}@))?"
+_TEXT_BEFORE_PROMPT: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[AP]M)?\]\s{1,2}(?=\S{1,40}@))?"
 # A user, a host or a folder makes a prompt of what might be something else: "user@host:~$ lsmod",
 # "[root@gpu1 ~]# lspci", "host:~ # dmesg", SUSE's and fish's "user@host:~>", zsh's "➜  ~ lsmod", PowerShell's
 # "PS C:\Users\me>".
@@ -79,38 +79,49 @@ _PLAIN_PROMPT: Final = (
     r"➜ {1,2}[\w.-]{1,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?|[A-Za-z][\w.-]{0,39}%(?= )|[\w.-]{1,40}[$#](?= )|\$|❯"
     r"|\+{1,2}(?= [a-z])"
 )
-_PROMPT: Final = Pattern(rf"^{_BEFORE}(?:(?P<place>{_PLACE_PROMPT})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$")
+_SHELL_PROMPT_WITH_COMMAND: Final = Pattern(
+    rf"^{_TEXT_BEFORE_PROMPT}(?:(?P<place>{_PLACE_PROMPT})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$"
+)
 # The second line of zsh's prompts of two lines: "┌──(user㉿host)-[~]" above "└─$ lsmod".
 _PROMPT_TOP: Final = Pattern(r"^[┌╭]─[^\n]{1,160}$")
 _PROMPT_BOTTOM: Final = Pattern(r"^(?P<place>[└╰]─{1,3} ?[$#%❯>➤]?) (?P<command>\S[^\n]*)$")
 # Root's prompt, and zsh's: a comment begins so, too.
-_BARE_PROMPT: Final = Pattern(r"^(?P<place>)[#%] (?P<command>[a-z./]\S*[^\n]*)$")
+_ROOT_PROMPT_OR_COMMENT: Final = Pattern(r"^(?P<place>)[#%] (?P<command>[a-z./]\S*[^\n]*)$")
 # Beside another prompt a line of plain words is a remark.
-_REMARK: Final = Pattern(r"\w+(?: \w+){2,}$")
+_PLAIN_WORDS_REMARK: Final = Pattern(r"\w+(?: \w+){2,}$")
 # A prompt at which nothing was typed, or the first of two lines.
 _IDLE_PROMPT: Final = Pattern(
-    rf"{_BEFORE}(?:\[[^\]\n@]{{1,40}}@[^\]\n]{{1,60}}\] ?|[\w.+-]{{1,40}}@[\w.-]{{1,80}}[: ] ?[~/][^\s$#>]{{0,80}} ?)"
+    rf"{_TEXT_BEFORE_PROMPT}(?:\[[^\]\n@]{{1,40}}@[^\]\n]{{1,60}}\] ?"
+    rf"|[\w.+-]{{1,40}}@[\w.-]{{1,80}}[: ] ?[~/][^\s$#>]{{0,80}} ?)"
     r"[$#%>]\s*|[┌╭]─[^\n]{1,160}"
 )
 # Docker names a container so, and a shell in it shows that as its host.
-_CONTAINER_HOST: Final = Pattern(r"@[0-9a-f]{12}\b")
+_CONTAINER_ID_AS_HOST: Final = Pattern(r"@[0-9a-f]{12}\b")
 
-_Heads = Mapping[int, ShellStep]
+_StepsByLine = Mapping[int, ShellStep]
 
 
-def _find_typed_commands(lines: Sequence[str], *, is_named: bool) -> _Heads:
+def _find_typed_commands(lines: Sequence[str], *, is_named: bool) -> _StepsByLine:
     """Return the typed commands by line: known ones, and any behind an unmistakable prompt."""
     above = ("", *lines)
     found = {
         number: match
         for number, line in enumerate(lines)
-        if (match := _PROMPT_BOTTOM.match(line) if _PROMPT_TOP.match(above[number]) else _PROMPT.match(line))
+        if (
+            match := _PROMPT_BOTTOM.match(line)
+            if _PROMPT_TOP.match(above[number])
+            else _SHELL_PROMPT_WITH_COMMAND.match(line)
+        )
     }
-    bare = {number: match for number, line in enumerate(lines) if not is_named and (match := _BARE_PROMPT.match(line))}
+    bare = {
+        number: match
+        for number, line in enumerate(lines)
+        if not is_named and (match := _ROOT_PROMPT_OR_COMMENT.match(line))
+    }
     known = {number: match for number, match in bare.items() if _is_known_command(match["command"])}
     if not found:
         return {number: _make_step(match) for number, match in known.items() if len(known) > 1 or 0 in bare}
-    found |= {number: match for number, match in known.items() if not _REMARK.match(match["command"])}
+    found |= {number: match for number, match in known.items() if not _PLAIN_WORDS_REMARK.match(match["command"])}
     found = dict(sorted(found.items()))
     first = min(found)
     is_session = (
@@ -128,30 +139,30 @@ def _is_known_command(command: str) -> bool:
 
 
 def _make_step(match: re.Match[str]) -> ShellStep:
-    inside = " (in the container)" if _CONTAINER_HOST.search(match["place"] or "") else ""
+    inside = " (in the container)" if _CONTAINER_ID_AS_HOST.search(match["place"] or "") else ""
     return ShellStep(f"{match['command']}{inside}", "", match.string[: match.start("command")].strip())
 
 
 # ---- where one is named
 
-_HEADING: Final = Pattern(
+_SOURCE_HEADING: Final = Pattern(
     r"^(?P<begin>#{2,6}\s+|\*\*|==+\s*|--+\s+)?`?(?P<source>[^`\n]{2,120}?)`?(?P<end>:?\*\*:?|\s*==+|\s--+|:)?\s*$"
 )
 # What tools begin with that say where in a file something is: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
 # "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
-_IN_SOURCE: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
+_COMPILER_MESSAGE_PLACE: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
 # What `ls -l` prints below a folder's name.
-_LISTED_FOLDER: Final = Pattern(r"total \d{1,12}$")
+_LS_TOTAL_LINE: Final = Pattern(r"total \d{1,12}$")
 _FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # A line that is a command and nothing else; of those that are English words as well, with an option or a path.
-_COMMAND: Final = Pattern(
+_COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
     r"^(?:sudo )?(?!(?:find|which|type|service|env|time|watch|history|file|kind|snap|stat|command|exec|set|source|if)"
     r"(?: [^-/]*)?$)[a-z][\w.-]*(?: [^\n]{1,300})?(?<![.,:;!?])$"
 )
-_MAX_WORDS: Final = 12
+_MAX_HEADING_WORDS: Final = 12
 
 
-def _add_headings(lines: Sequence[str], typed: _Heads) -> _Heads:
+def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
     """Add to the typed commands those written as a heading or a line of their own over their output."""
     heads = dict[int, ShellStep]()
     source, before = "", ""
@@ -159,7 +170,7 @@ def _add_headings(lines: Sequence[str], typed: _Heads) -> _Heads:
         if number in typed:
             heads[number] = typed[number]
         elif heading := _heading_source(line, source, is_alone=not typed and not before.strip()):
-            is_folder = number + 1 < len(lines) and _LISTED_FOLDER.match(lines[number + 1])
+            is_folder = number + 1 < len(lines) and _LS_TOTAL_LINE.match(lines[number + 1])
             heads[number] = ShellStep(f"ls -l {heading}" if is_folder else heading, "")
         elif _FENCE.match(line):
             line = ""
@@ -170,13 +181,13 @@ def _add_headings(lines: Sequence[str], typed: _Heads) -> _Heads:
 
 def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     """Return the source that the line names for what follows; empty if none. ``ls`` itself names its folders."""
-    if is_alone and _COMMAND.match(line) and _begins_with_program(line) and _is_known_command(line):
+    if is_alone and _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and _begins_with_program(line) and _is_known_command(line):
         return line
-    match = _HEADING.match(line)
-    if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_WORDS:
+    match = _SOURCE_HEADING.match(line)
+    if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_HEADING_WORDS:
         return ""
     seen = identify_source(match["source"])
-    is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])
+    is_path = seen.subject.startswith("/") and not _COMPILER_MESSAGE_PLACE.match(match["source"])
     is_section = match["source"] in source.split() and identify_source(source).kind == "listing"
     return match["source"] if (seen.words or is_path) and not is_section else ""
 
@@ -190,7 +201,9 @@ def _begins_with_program(line: str) -> bool:
 # ---- the pieces
 
 
-def _split_at_heads(first: ShellStep, lines: Sequence[str], heads: _Heads, *, is_named: bool) -> Iterator[ShellStep]:
+def _split_at_heads(
+    first: ShellStep, lines: Sequence[str], heads: _StepsByLine, *, is_named: bool
+) -> Iterator[ShellStep]:
     """Yield the steps that begin at the lines ``heads``; the text before them belongs to ``first``."""
     prompts = {step.prompt for step in heads.values() if step.prompt}
     inside = " (in the container)" if identify_source(first.source).where == "container" else ""
@@ -232,7 +245,7 @@ def _split_paragraphs(text: str) -> Iterator[str]:
     for paragraph in _BLANK.split(text, _MAX_PARAGRAPHS):
         other = identify_by_content(paragraph)
         # Behind a table and a blank line is no more of it; a file goes on.
-        is_over = seen is not None and seen.kind in TABLES - {"file"}
+        is_over = seen is not None and seen.kind in TABLE_KINDS - {"file"}
         if part and (other or is_over) and other != seen:
             yield part
             part, seen = "", None
@@ -248,13 +261,15 @@ _MAX_PARAGRAPHS: Final = 300
 # ---- the same command again
 
 # A log has its later lines beside the earlier ones, and a program that failed once may fail again.
-_KEEP_EVERY_ANSWER: Final[frozenset[SourceKind]] = frozenset(
+_KINDS_KEEPING_EVERY_ANSWER: Final[frozenset[SourceKind]] = frozenset(
     {"kernel-log", "journal", "unit-log", "kubernetes-log", "audit", "make-log", "application", "text"}
 )
-_FAILED_COMMAND: Final = Pattern(r"[Pp]ermission denied|not permitted|command not found|[Aa]ccess denied|must be root")
+_COMMAND_FAILED_WORDS: Final = Pattern(
+    r"[Pp]ermission denied|not permitted|command not found|[Aa]ccess denied|must be root"
+)
 # At the same prompt another machine, or a container, may answer from here on.
-_REMOTE_COMMAND: Final = Pattern(r"(?:sudo )?(?:ssh|docker|podman|kubectl|nerdctl|oc|chroot|su|exit|logout)\b")
-_SHELL: Final = Pattern(r"[\w.+-]{1,40}[@㉿][\w.-]{1,80}")
+_SHELL_CHANGING_COMMAND: Final = Pattern(r"(?:sudo )?(?:ssh|docker|podman|kubectl|nerdctl|oc|chroot|su|exit|logout)\b")
+_USER_AND_HOST_IN_PROMPT: Final = Pattern(r"[\w.+-]{1,40}[@㉿][\w.-]{1,80}")
 
 
 def _keep_latest(typed: Sequence[ShellStep]) -> list[ShellStep]:
@@ -262,21 +277,21 @@ def _keep_latest(typed: Sequence[ShellStep]) -> list[ShellStep]:
     answered = set[tuple[str, ...]]()
     kept = list[ShellStep]()
     for step in reversed(typed):
-        if _REMOTE_COMMAND.match(step.source):
+        if _SHELL_CHANGING_COMMAND.match(step.source):
             answered.clear()
-        shell = _SHELL.search(step.prompt)
+        shell = _USER_AND_HOST_IN_PROMPT.search(step.prompt)
         question = (shell[0] if shell else step.prompt, *step.source.removeprefix("sudo ").split())
-        is_lasting = not step.prompt or identify_source(step.source).kind in _KEEP_EVERY_ANSWER
+        is_lasting = not step.prompt or identify_source(step.source).kind in _KINDS_KEEPING_EVERY_ANSWER
         if is_lasting or question not in answered:
             kept.append(step)
-        if not is_lasting and not _FAILED_COMMAND.search(step.text):
+        if not is_lasting and not _COMMAND_FAILED_WORDS.search(step.text):
             answered.add(question)
     return kept[::-1]
 
 
 _FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "its output"}'
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
-_PROBE_KEYS: Final = {
+_PROBE_KEY_BY_SOURCE: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
     **{" ".join(probe.argv): probe.key for probe in PROBES if probe.argv},
 }
@@ -396,26 +411,30 @@ def _choose_key(source: str, text: str) -> str:
     if is_part or seen.where == "container" or boots.is_from_earlier_boot(seen, source):
         return source
     if seen.kind == "file" and seen.subject.startswith("/"):
-        return _PROBE_KEYS.get(seen.subject, f"file:{seen.subject}")
-    return _PROBE_KEYS.get(" ".join(seen.words), source)
+        return _PROBE_KEY_BY_SOURCE.get(seen.subject, f"file:{seen.subject}")
+    return _PROBE_KEY_BY_SOURCE.get(" ".join(seen.words), source)
 
 
-_RULE: Final = Pattern(r"^_{40,}\s*$", re.MULTILINE)
-_MARK: Final = Pattern(r"^Start of NVIDIA bug report log file|nvidia-bug-report\.sh Version:", re.MULTILINE)
-_FILE: Final = Pattern(r"^\*\*\* (?P<path>/[^\n]*?)(?P<missing> does not exist)?\s*$")
-_UNREADABLE: Final = Pattern(r"^\*\*\* /\S+ (?:is not readable|could not be read|cannot be)")
-_SKIPPED: Final = Pattern(r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE)
+_BUG_REPORT_SECTION_RULE: Final = Pattern(r"^_{40,}\s*$", re.MULTILINE)
+_BUG_REPORT_MARK: Final = Pattern(r"^Start of NVIDIA bug report log file|nvidia-bug-report\.sh Version:", re.MULTILINE)
+_FILE_SECTION_TITLE: Final = Pattern(r"^\*\*\* (?P<path>/[^\n]*?)(?P<missing> does not exist)?\s*$")
+_UNREADABLE_FILE_TITLE: Final = Pattern(r"^\*\*\* /\S+ (?:is not readable|could not be read|cannot be)")
+_SKIPPED_COMMAND_TEXT: Final = Pattern(
+    r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE
+)
 _UNAME: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
 # Boots before this one, the X server's own, and blocks that no person reads.
-_FOREIGN: Final = Pattern(r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64")
-_REPORTED_COMMAND: Final = Pattern(r"^(?:/\S+/)?[a-z][\w.-]*(?: [^\n]{0,300})?$")
-_SCAN: Final = Pattern(r"^\s{0,4}(?P<source>/var/log/\S+|journalctl -b -?\d)\s*:?\s*$")
-_ENTRY_BYTES: Final = 8 << 20
+_IGNORED_SECTION_TITLE: Final = Pattern(
+    r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64"
+)
+_COMMAND_SECTION_TITLE: Final = Pattern(r"^(?:/\S+/)?[a-z][\w.-]*(?: [^\n]{0,300})?$")
+_SCANNED_LOG_HEADING: Final = Pattern(r"^\s{0,4}(?P<source>/var/log/\S+|journalctl -b -?\d)\s*:?\s*$")
+_MAX_SECTION_LENGTH: Final = 8 << 20
 
 
 def is_bug_report(text: str) -> bool:
     """Return True if ``text`` is such a log."""
-    return _MARK.search(text[:8192]) is not None
+    return _BUG_REPORT_MARK.search(text[:8192]) is not None
 
 
 def parse_bug_report(text: str) -> Evidence:
@@ -424,27 +443,27 @@ def parse_bug_report(text: str) -> Evidence:
 
 
 def _split_sections(text: str) -> Iterator[tuple[str, str]]:
-    for section in _RULE.split(text):
+    for section in _BUG_REPORT_SECTION_RULE.split(text):
         body = section.strip("\n")
-        if body.strip() and len(body) <= _ENTRY_BYTES:
+        if body.strip() and len(body) <= _MAX_SECTION_LENGTH:
             yield from _read_section(body)
 
 
 def _read_section(body: str) -> Iterator[tuple[str, str]]:
     title, _, rest = body.partition("\n")
-    if _MARK.search(body):
+    if _BUG_REPORT_MARK.search(body):
         if found := _UNAME.search(body):
             yield "uname -a", found[1]
-    elif match := _FILE.match(title):
+    elif match := _FILE_SECTION_TITLE.match(title):
         path = posixpath.normpath(match["path"])
         if match["missing"]:
             yield path, f"cat: {path}: No such file or directory"
-        elif not _UNREADABLE.match(title) and not _FOREIGN.search(path):
+        elif not _UNREADABLE_FILE_TITLE.match(title) and not _IGNORED_SECTION_TITLE.search(path):
             yield path, _strip_ls_line(rest)
     elif title.startswith("Scanning kernel log files"):
         yield from _read_log_scan(rest)
-    elif not _FOREIGN.search(title):
-        yield from _read_command(title.strip(), rest)
+    elif not _IGNORED_SECTION_TITLE.search(title):
+        yield from _read_command_section(title.strip(), rest)
 
 
 def _strip_ls_line(text: str) -> str:
@@ -453,14 +472,14 @@ def _strip_ls_line(text: str) -> str:
     return rest if first.startswith("*** ls:") else text
 
 
-def _read_command(title: str, rest: str) -> Iterator[tuple[str, str]]:
+def _read_command_section(title: str, rest: str) -> Iterator[tuple[str, str]]:
     title = title.removesuffix(":")
     # An empty answer may be a complaint that the script threw away: it proves nothing.
     if (
-        not _REPORTED_COMMAND.match(title)
+        not _COMMAND_SECTION_TITLE.match(title)
         or title.endswith(" not present")
         or not rest.strip()
-        or _SKIPPED.search(rest[:300])
+        or _SKIPPED_COMMAND_TEXT.search(rest[:300])
     ):
         return
     program, _, arguments = title.partition(" ")
@@ -471,11 +490,11 @@ def _read_log_scan(text: str) -> Iterator[tuple[str, str]]:
     """Yield the NVIDIA modules' lines in the logs of this boot; dmesg has its own section."""
     source, lines = "", list[str]()
     for line in text.splitlines():
-        if match := _SCAN.match(line):
-            if source and not _FOREIGN.search(source):
+        if match := _SCANNED_LOG_HEADING.match(line):
+            if source and not _IGNORED_SECTION_TITLE.search(source):
                 yield source, "\n".join(lines)
             source, lines = match["source"].rstrip(":"), []
         else:
             lines.append(line)
-    if source and not _FOREIGN.search(source):
+    if source and not _IGNORED_SECTION_TITLE.search(source):
         yield source, "\n".join(lines)

@@ -19,13 +19,13 @@ _TOKEN: Final = re.compile(
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
-_SPECIAL: Final = frozenset(".^$|)([*+?{\\")
+_REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
-_UNSUPPORTED: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
-_MATCHES_NEWLINE: Final = re.compile(r"\\[sDW]|\[\^(?![^\]]*\\n)")
+_UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+_REGEX_TOKEN_MATCHING_NEWLINE: Final = re.compile(r"\\[sDW]|\[\^(?![^\]]*\\n)")
 _NEGATED_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter words are everywhere and save nothing.
-_MIN_LENGTH: Final = 3
+_MIN_REQUIRED_STRING_LENGTH: Final = 3
 
 
 def _required_strings(expression: str, flags: int) -> frozenset[str]:
@@ -33,7 +33,7 @@ def _required_strings(expression: str, flags: int) -> frozenset[str]:
     pieces = _TOKEN.findall(expression)
     return (
         frozenset()
-        if flags & re.VERBOSE or any(map(_UNSUPPORTED.match, pieces))
+        if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces))
         else _strings_of_alternatives(pieces[::-1])
     )
 
@@ -60,7 +60,7 @@ def _strings_of_alternatives(rest: list[str]) -> frozenset[str]:
         ):
             best = group
         if piece in {"|", ")"}:
-            every.append(best if _shortest_length(best) >= _MIN_LENGTH else frozenset())
+            every.append(best if _shortest_length(best) >= _MIN_REQUIRED_STRING_LENGTH else frozenset())
             best = frozenset()
         if piece == ")":
             return frozenset[str]().union(*every) if all(every) else frozenset()
@@ -73,7 +73,7 @@ def _literal_text(piece: str) -> str:
     if piece[0] == "[" and piece[1:2] != "^":
         same = set(piece[1:-1].lower())
         return same.pop() if len(same) == 1 else ""
-    return "" if piece[0] in _SPECIAL else piece.lower()
+    return "" if piece[0] in _REGEX_SPECIAL_CHARACTERS else piece.lower()
 
 
 def _shortest_length(words: frozenset[str]) -> int:
@@ -127,7 +127,9 @@ class Pattern:
     def may_span_lines(self) -> bool:
         r"""True if it has anything that a line's end matches, ``\s`` included."""
         if self._may_span_lines is None:
-            self._may_span_lines = not self.is_line_based or _MATCHES_NEWLINE.search(self.pattern) is not None
+            self._may_span_lines = (
+                not self.is_line_based or _REGEX_TOKEN_MATCHING_NEWLINE.search(self.pattern) is not None
+            )
         return self._may_span_lines
 
     def may_match(self, lowered: str) -> bool:

@@ -12,34 +12,34 @@ from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.packages import SYSTEMS
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
-DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
+DEVICE_PLUGIN_SERVICE: Final = "nvidia-device-plugin.service"
 UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
     *GPU_SERVICES,
     "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
-    DEVICE_PLUGIN,
+    DEVICE_PLUGIN_SERVICE,
     "nvidia-mig-manager.service",
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
-MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
-MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
-MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
-RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
-KERNEL_ARGUMENTS: Final = "/proc/cmdline"
-BOOT_LOADER: Final = "/etc/default/grub"
+MIG_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mig.service"
+MIG_BOOT_DROP_IN_FILE: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
+MPS_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mps.service"
+RESUME_SERVICE_FILE: Final = "/etc/systemd/system/gpunode-resume.service"
+KERNEL_ARGUMENTS_FILE: Final = "/proc/cmdline"
+GRUB_DEFAULTS_FILE: Final = "/etc/default/grub"
 BOOT_LOADER_FOLDER: Final = "/etc/default/grub.d"
 # While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
-ENROLMENT_REQUEST: Final = "/var/lib/gpunode/secure-boot-request"
+ENROLMENT_REQUEST_FILE: Final = "/var/lib/gpunode/secure-boot-request"
 # A folder a line, in which ld.so looks for libraries.
-LOADER_FILE: Final = "/etc/ld.so.conf"
-LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
+LD_SO_CONFIG_FILE: Final = "/etc/ld.so.conf"
+LD_SO_CONFIG_FOLDER: Final = "/etc/ld.so.conf.d"
 # Where depmod's search order is set, the first folder first: depmod.d(5).
 DEPMOD_FOLDERS: Final = ("/etc/depmod.d", "/run/depmod.d", "/usr/local/lib/depmod.d", "/lib/depmod.d")
-DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
+DRIVER_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
 # Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
-_WRAPPER_BYTES: Final = 64 << 10
+_MAX_WRAPPER_SCRIPT_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
@@ -48,25 +48,25 @@ SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_en
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
 STEP_FILES: Final = (
     "/etc/profile.d/gpunode-cuda.sh",
-    MIG_UNIT,
-    MIG_WANTS,
-    MPS_UNIT,
+    MIG_UNIT_FILE,
+    MIG_BOOT_DROP_IN_FILE,
+    MPS_UNIT_FILE,
     "/etc/nvidia-imex/nodes_config.cfg",
     "/etc/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
-    KERNEL_ARGUMENTS,
-    BOOT_LOADER,
-    DRIVER_PARAMETERS,
-    ENROLMENT_REQUEST,
+    KERNEL_ARGUMENTS_FILE,
+    GRUB_DEFAULTS_FILE,
+    DRIVER_PARAMETERS_FILE,
+    ENROLMENT_REQUEST_FILE,
     *SIGNATURE_FILES,
 )
 FILES: Final = (
     *STEP_FILES,
-    RESUME_UNIT,
+    RESUME_SERVICE_FILE,
     TOOLKIT_FILE_LIST,
-    LOADER_FILE,
+    LD_SO_CONFIG_FILE,
     *(path for system in SYSTEMS for path in system.files),
     *kernels.MODULE_LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
@@ -82,13 +82,13 @@ FOLDERS: Final = {
     **kernels.MODPROBE_FOLDERS,
     "grub-d": BOOT_LOADER_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
-    "ld-so-conf-d": LOADER_FOLDER,
+    "ld-so-conf-d": LD_SO_CONFIG_FOLDER,
     **{f"depmod-d:{folder}": folder for folder in DEPMOD_FOLDERS},
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
 # Where distributions, DKMS, NVIDIA's installer and people put a built nvidia.ko, below /lib/modules/<kernel>/.
-_MODULE_PLACES: Final = {
+_MODULE_FILE_GLOBS: Final = {
     "modules-dkms": "updates/*/nvidia*.ko*",  # DKMS' is updates/dkms
     "modules-prebuilt": "kernel/nvidia-*/nvidia*.ko*",  # Ubuntu's linux-modules-nvidia-*
     "modules-video": "kernel/drivers/video/nvidia*.ko*",  # NVIDIA's .run installer without DKMS
@@ -97,19 +97,19 @@ _MODULE_PLACES: Final = {
     "modules-extra": "extra/nvidia*.ko*",
     "modules-extra-below": "extra/*/nvidia*.ko*",
 }
-MODULE_KEYS: Final = tuple(_MODULE_PLACES)
+MODULE_FILE_PROBE_KEYS: Final = tuple(_MODULE_FILE_GLOBS)
 # The libraries by which programs reach a GPU, where packages and NVIDIA's .run installer put them, and where ld.so
 # looks before that: Debian's /etc/ld.so.conf.d/libc.conf names /usr/local/lib.
-DRIVER_LIBRARIES: Final = {
+DRIVER_LIBRARY_GLOBS: Final = {
     "cuda-libraries": "/usr/lib/*-linux-gnu/libcuda*.so*",
     "nvml-files": "/usr/lib/*-linux-gnu/libnvidia-ml.so.*",
     "libcuda-files-local": "/usr/local/lib/libcuda.so*",
     "nvml-files-local": "/usr/local/lib/libnvidia-ml.so*",
 }
 # NVIDIA's .run installer leaves itself, and a link to it.
-RUN_INSTALLER: Final = ("/usr/bin/nvidia-installer", "/usr/bin/nvidia-uninstall")
+RUN_INSTALLER_PROGRAMS: Final = ("/usr/bin/nvidia-installer", "/usr/bin/nvidia-uninstall")
 # What toolkits of a .run installer and drivers that are gone may have left: packages of today bring the same places.
-LEFTOVERS: Final = {
+LEFTOVER_GLOBS: Final = {
     "cuda-compilers": "/usr/local/cuda-*/bin/nvcc",
     "cuda-uninstallers": "/usr/local/cuda-*/bin/*uninstall*",
     "dkms-tree": "/var/lib/dkms/*/*",
@@ -126,30 +126,30 @@ UNIT_PROPERTIES: Final = (
     "ExecMainStartTimestamp",
     "StateChangeTimestamp",
 )
-_STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
+_FOLDERS_IN_IMAGE: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
-_LOG_FOLDERS: Final = (
+_LINE_BASED_CONFIG_PATHS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     *kernels.MODPROBE_FOLDERS.values(),
     *DEPMOD_FOLDERS,
-    LOADER_FILE,  # and the folder of that name
+    LD_SO_CONFIG_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",
-    KERNEL_ARGUMENTS,
-    BOOT_LOADER,  # and the folder whose name begins so
+    KERNEL_ARGUMENTS_FILE,
+    GRUB_DEFAULTS_FILE,  # and the folder whose name begins so
 )
 # Names of files, and public keys.
-_TABLE_FOLDERS: Final = (
+_TABLE_PATHS: Final = (
     *(folder for system in SYSTEMS for folder in system.table_folders),
     "/usr/share/keyrings/",
-    DRIVER_PARAMETERS,
-    ENROLMENT_REQUEST,
+    DRIVER_PARAMETERS_FILE,
+    ENROLMENT_REQUEST_FILE,
 )
 
 
-def _list_glob(key: str, pattern: str) -> Probe:
+def _listing_probe(key: str, pattern: str) -> Probe:
     return _table_probe(key, glob=pattern, contents=False)
 
 
@@ -160,9 +160,9 @@ def _table_probe(key: str, **what: Any) -> Probe:
 
 def _classify_file(path: str) -> ContentKind:
     """Return the kind of content of a file that a step or runtime needs."""
-    if path.startswith(_TABLE_FOLDERS):
+    if path.startswith(_TABLE_PATHS):
         return "table"
-    return "log" if path.startswith(_LOG_FOLDERS) else "config"
+    return "log" if path.startswith(_LINE_BASED_CONFIG_PATHS) else "config"
 
 
 _COMMON_PROBES: Final = (
@@ -171,40 +171,40 @@ _COMMON_PROBES: Final = (
     _table_probe("kernel-release", argv=("uname", "-r")),
     _table_probe("clock", argv=("date", "--utc", "+%s")),
     _table_probe("boot-id", path="/proc/sys/kernel/random/boot_id"),
-    _list_glob("boot-images", "/boot/vmlinuz-*"),
-    _list_glob("kernel-builds", "/lib/modules/*/build"),
-    *(_list_glob(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
-    _list_glob("run-installer", "/usr/bin/nvidia-*install*"),
-    *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
-    *(_list_glob(key, place) for key, place in LEFTOVERS.items()),
-    _list_glob("initramfs-images", "/boot/init*"),
-    _table_probe(machine.SECURE_BOOT_KEY, path=machine.SECURE_BOOT_VARIABLE),
-    _table_probe(machine.SHIM_KEY, path=machine.SHIM_VARIABLE),
-    _list_glob("toolkit-program", TOOLKIT_PROGRAM),
-    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, content_kind="log"),
-    _list_glob("dkms-installed", "/var/lib/dkms/*/kernel-*"),
+    _listing_probe("boot-images", "/boot/vmlinuz-*"),
+    _listing_probe("kernel-builds", "/lib/modules/*/build"),
+    *(_listing_probe(key, f"/lib/modules/*/{place}") for key, place in _MODULE_FILE_GLOBS.items()),
+    _listing_probe("run-installer", "/usr/bin/nvidia-*install*"),
+    *(_listing_probe(key, place) for key, place in DRIVER_LIBRARY_GLOBS.items()),
+    *(_listing_probe(key, place) for key, place in LEFTOVER_GLOBS.items()),
+    _listing_probe("initramfs-images", "/boot/init*"),
+    _table_probe(machine.SECURE_BOOT_PROBE_KEY, path=machine.SECURE_BOOT_VARIABLE),
+    _table_probe(machine.SHIM_VALIDATION_PROBE_KEY, path=machine.SHIM_VALIDATION_VARIABLE),
+    _listing_probe("toolkit-program", TOOLKIT_PROGRAM),
+    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_MAX_WRAPPER_SCRIPT_BYTES, content_kind="log"),
+    _listing_probe("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
     *(Probe(key, glob=f"{folder}/*", content_kind=_classify_file(folder)) for key, folder in FOLDERS.items()),
     _table_probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
-    _list_glob("pci-driver", "/sys/bus/pci/devices/*/driver"),
+    _listing_probe("pci-driver", "/sys/bus/pci/devices/*/driver"),
     _table_probe("modules", path="/proc/modules"),
     _table_probe("nvidia-version", path="/proc/driver/nvidia/version"),
     _table_probe("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
     _table_probe("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
     _table_probe("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
-    _list_glob("dev-nvidia", "/dev/nvidia*"),
-    _list_glob("dev-nvidia-caps", "/dev/nvidia-caps/*"),
+    _listing_probe("dev-nvidia", "/dev/nvidia*"),
+    _listing_probe("dev-nvidia-caps", "/dev/nvidia-caps/*"),
     _table_probe("virt", argv=("systemd-detect-virt",)),
-    _list_glob("dev-dxg", "/dev/dxg"),
+    _listing_probe("dev-dxg", "/dev/dxg"),
     _table_probe("tegra-release", path="/etc/nv_tegra_release"),
     _table_probe("device-tree", path="/proc/device-tree/compatible"),
     _table_probe("container-manager", path="/run/systemd/container"),
-    _list_glob("dockerenv", "/.dockerenv"),
-    _list_glob("docker-rootless", "/run/user/*/docker.sock"),
-    *(_list_glob(key, place) for key, (_, place) in machine.PROVIDER_MARKS.items()),
-    _list_glob("unit-wants", "/etc/systemd/system/*.wants/*"),
-    _list_glob("unit-files-etc", "/etc/systemd/system/*.service"),
-    _list_glob("unit-files-lib", "/lib/systemd/system/*.service"),
+    _listing_probe("dockerenv", "/.dockerenv"),
+    _listing_probe("docker-rootless", "/run/user/*/docker.sock"),
+    *(_listing_probe(key, place) for key, (_, place) in machine.PROVIDER_MARK_PATHS.items()),
+    _listing_probe("unit-wants", "/etc/systemd/system/*.wants/*"),
+    _listing_probe("unit-files-etc", "/etc/systemd/system/*.service"),
+    _listing_probe("unit-files-lib", "/lib/systemd/system/*.service"),
 )
 
 
@@ -223,7 +223,7 @@ def list_probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: 
         unit_probe(*names),
         *(Probe(f"file:{path}", path=path, content_kind=_classify_file(path)) for path in paths),
     )
-    return tuple(probe for probe in every if not image or probe.source.startswith(_STORED_FOLDERS))
+    return tuple(probe for probe in every if not image or probe.source.startswith(_FOLDERS_IN_IMAGE))
 
 
 def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
@@ -234,10 +234,10 @@ def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
     return (*unit_probes, *(probe for probe in list_probes(image=image) if probe.key in keys))
 
 
-def kubelet_command_probe(units: Capture | None) -> Probe | None:
+def standalone_kubelet_probe(units: Capture | None) -> Probe | None:
     """Return the probe of the running standalone kubelet's command line; None if ``units`` shows none."""
     pid = systemd.find_main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
-    return Probe(kubelet.COMMAND_KEY, path=f"/proc/{pid}/cmdline", content_kind="log") if pid else None
+    return Probe(kubelet.KUBELET_COMMAND_PROBE_KEY, path=f"/proc/{pid}/cmdline", content_kind="log") if pid else None
 
 
 def unit_probe(*names: str) -> Probe:
@@ -248,5 +248,5 @@ def unit_probe(*names: str) -> Probe:
 
 
 # Reads sysfs as well, and the names of all devices that there are, which takes it 10 ms: only doctor shows names.
-LSPCI: Final = _table_probe("lspci", argv=("lspci", "-Dvmmnnk"))
-PROBES: Final = (*list_probes(), LSPCI)
+LSPCI_PROBE: Final = _table_probe("lspci", argv=("lspci", "-Dvmmnnk"))
+PROBES: Final = (*list_probes(), LSPCI_PROBE)

@@ -1,6 +1,6 @@
 """Projection of changes onto a node's facts. Pure and total: the basis of ``plan`` and ``rehearse``.
 
-Undetermined results are promised: a file becomes ``Promised``, a package gets the known part of its version. So the
+Undetermined results are promised: a file becomes ``PromisedFile``, a package gets the known part of its version. So the
 steps, run again on the projected facts, find nothing left to do.
 """
 
@@ -34,7 +34,7 @@ from gpunode.facts.model import (
     MigGpu,
     ModuleFile,
     PackageSource,
-    Promised,
+    PromisedFile,
     Unit,
     Unknown,
     known,
@@ -44,7 +44,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 
 T = TypeVar("T")
-PLAN: Final = "plan"
+PLAN_PROBE_KEY: Final = "plan"
 # NVIDIA's installer, also where its link nvidia-uninstall is gone: its exit status says little, so success is that its
 # programs are gone.
 UNINSTALL_RUN_DRIVER: Final = (
@@ -73,9 +73,11 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
         case ServiceChange(unit=unit, after=state):
             before = facts.units.get(unit)
             former = before.value if isinstance(before, Known) else Unit(state)
-            return replace(facts, units={**facts.units, unit: Known(replace(former, state=state, exists=True), PLAN)})
+            return replace(
+                facts, units={**facts.units, unit: Known(replace(former, state=state, exists=True), PLAN_PROBE_KEY)}
+            )
         case ModuleChange(module=module, after=wanted):
-            return _with_module(facts, module.replace("-", "_"), wanted=wanted)
+            return _with_loaded_module(facts, module.replace("-", "_"), wanted=wanted)
         case CommandChange():
             return _with_command(facts, change)
         case ObjectChange():
@@ -88,12 +90,12 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
 def _with_command(facts: Facts, change: CommandChange) -> Facts:
     if change.runs_command(*UNINSTALL_RUN_DRIVER):
         # What it restores or leaves behind only a look at the node shows.
-        gone = Unknown("known after the .run driver is uninstalled", PLAN)
-        return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
+        gone = Unknown("known after the .run driver is uninstalled", PLAN_PROBE_KEY)
+        return replace(facts, run_installer=Known(False, PLAN_PROBE_KEY), driver_libraries=gone, leftovers=gone)
     if change.runs_command("dkms"):
         return _with_built_modules(facts, is_rebuilt=True)
     if change.runs_command(*system(facts).repair.argv):
-        return replace(facts, packages_interrupted=Known(False, PLAN), unconfigured=frozenset())
+        return replace(facts, packages_interrupted=Known(False, PLAN_PROBE_KEY), unconfigured=frozenset())
     if facts.module_key is not None:
         from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
 
@@ -109,7 +111,7 @@ def _with_layout(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tupl
 
 def _map_fact(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:
     """Apply ``change`` to the value of ``fact``, unless it is unknown."""
-    return fact if isinstance(fact, Unknown) else Known(change(fact.value), PLAN)
+    return fact if isinstance(fact, Unknown) else Known(change(fact.value), PLAN_PROBE_KEY)
 
 
 def _with_file(facts: Facts, change: FileChange) -> Facts:
@@ -119,9 +121,9 @@ def _with_file(facts: Facts, change: FileChange) -> Facts:
         facts, changed_at=_without_path(facts.changed_at, path), modified_at=_without_path(facts.modified_at, path)
     )
     if after is None or isinstance(after, FileState):
-        files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN)}
+        files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN_PROBE_KEY)}
         return replace(facts, files=files, sources=_project_sources(facts, path, after))
-    promised = Promised(f"{after.what}; known after {after.known_after}", PLAN, after)
+    promised = PromisedFile(f"{after.what}; known after {after.known_after}", PLAN_PROBE_KEY, after)
     return replace(facts, files={**facts.files, path: promised})
 
 
@@ -133,7 +135,7 @@ def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[t
     try:
         entries = system(facts).parse_source_list(path, after.content.decode("utf-8", "replace") if after else "")
     except ValueError as error:
-        return Unknown(str(error), PLAN)
+        return Unknown(str(error), PLAN_PROBE_KEY)
     if entries is None:
         return facts.sources
     return _map_fact(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
@@ -143,7 +145,9 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
     def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
         rest = dict(packages)
         rest.pop(change.id, None)
-        return rest if change.after is None else {**rest, change.id: _project_package(change.before, change.after)}
+        return (
+            rest if change.after is None else {**rest, change.id: _project_package_state(change.before, change.after)}
+        )
 
     kernel = system(facts).kernel_of_headers(change.id)
     if prebuilt := system(facts).parse_prebuilt_name(change.id):
@@ -151,7 +155,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
     facts = replace(
         facts,
         packages=_map_fact(facts.packages, changed),
-        driver_libraries=Unknown("known after packages are installed", PLAN),
+        driver_libraries=Unknown("known after packages are installed", PLAN_PROBE_KEY),
         leftovers=_project_leftovers(facts.leftovers, change),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
@@ -164,7 +168,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
 
 def _without_unconfigured(facts: Facts, package: PackageId) -> Facts:
     left = facts.unconfigured - {package}
-    interrupted = facts.packages_interrupted if left else Known(False, PLAN)
+    interrupted = facts.packages_interrupted if left else Known(False, PLAN_PROBE_KEY)
     return replace(facts, unconfigured=left, packages_interrupted=interrupted)
 
 
@@ -178,7 +182,7 @@ def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bo
     return replace(facts, module_files=_map_fact(facts.module_files, replace_file))
 
 
-def _project_package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
+def _project_package_state(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
     if isinstance(after, PackageState):
         return after
     held = before is not None and before.held
@@ -188,15 +192,15 @@ def _project_package(before: PackageState | None, after: PackageState | KnownAft
 def _project_leftovers(fact: Fact[frozenset[str]], change: PackageChange) -> Fact[frozenset[str]]:
     """Keep the toolkits in /usr/local, unless a package of CUDA leaves: of the rest only a look tells afterwards."""
     if not isinstance(fact, Known) or (change.after is None and change.id.name.startswith("cuda-")):
-        return Unknown("known after packages are installed", PLAN)
-    return Known(frozenset(one for one in fact.value if one.startswith("/usr/local/")), PLAN)
+        return Unknown("known after packages are installed", PLAN_PROBE_KEY)
+    return Known(frozenset(one for one in fact.value if one.startswith("/usr/local/")), PLAN_PROBE_KEY)
 
 
 def _project_headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
     return _map_fact(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
 
 
-def _find_dkms_driver(facts: Facts) -> tuple[str, str] | None:
+def _find_dkms_driver_package(facts: Facts) -> tuple[str, str] | None:
     """Return the package whose modules DKMS builds, and the driver's version as far as it is known."""
     packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
     found = (
@@ -210,7 +214,7 @@ def _find_dkms_driver(facts: Facts) -> tuple[str, str] | None:
 def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     """Project DKMS: one module for every kernel with headers, and none without its package."""
     kernels: frozenset[str] = known(facts.headers, frozenset())
-    driver = _find_dkms_driver(facts)
+    driver = _find_dkms_driver_package(facts)
 
     def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(file for file in former if not file.dkms)
@@ -223,16 +227,16 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     return replace(facts, module_files=_map_fact(facts.module_files, changed))
 
 
-def _with_module(facts: Facts, module: str, *, wanted: bool) -> Facts:
+def _with_loaded_module(facts: Facts, module: str, *, wanted: bool) -> Facts:
     loaded = _map_fact(facts.modules, lambda former: former | {module} if wanted else former - {module})
     driver = facts.loaded_driver
     if module == "nvidia":
-        driver = _project_loaded_driver(facts) if wanted else Known(None, PLAN)
+        driver = _project_loaded_driver(facts) if wanted else Known(None, PLAN_PROBE_KEY)
     return replace(facts, modules=loaded, loaded_driver=driver)
 
 
 def _project_loaded_driver(facts: Facts) -> Fact[LoadedDriver | None]:
-    driver = _find_dkms_driver(facts)
+    driver = _find_dkms_driver_package(facts)
     if driver is None:
-        return Unknown("known after the module is loaded", PLAN)
-    return Known(LoadedDriver(driver[1], "open" in driver[0].split("-")), PLAN)
+        return Unknown("known after the module is loaded", PLAN_PROBE_KEY)
+    return Known(LoadedDriver(driver[1], "open" in driver[0].split("-")), PLAN_PROBE_KEY)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
-from gpunode.facts.model import NOT_INSTALLED, Fact, Known, Unknown
+from gpunode.facts.model import NOT_INSTALLED_ENDING, Fact, Known, Unknown
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class EvidenceReader:
 def explain_missing(capture: Capture) -> str:
     """Explain why ``capture`` has nothing to read."""
     if capture.outcome == "absent" and not capture.source.startswith("/"):
-        return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED}"
+        return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED_ENDING}"
     word = {"absent": "does not exist", "denied": "is not readable", "timeout": "did not answer in time"}
     status = "" if capture.exit_status is None else f" (exit status {capture.exit_status})"
     message = capture.error.strip().split("\n")[0][:200]

@@ -74,7 +74,7 @@ SourceKind: TypeAlias = Literal[
     "shell-history",  # history, ~/.bash_history: what was typed, not what was answered
     "text",  # nothing of the above
 ]
-Where: TypeAlias = Literal["host", "container"]
+SourcePlace: TypeAlias = Literal["host", "container"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +94,21 @@ class Source:
     kind: SourceKind
     subject: str = ""
     words: tuple[str, ...] = ()
-    where: Where = "host"
+    where: SourcePlace = "host"
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
     is_count: bool = False
 
-    def may_contain(self, line: str) -> bool:
+    def lets_through(self, line: str) -> bool:
         """Return True if ``line``, had it been in the full output, would be in the text.
 
         An invalid or dangerously slow pattern is searched for literally.
         """
         if (
             len(self.only) > _MAX_PATTERN
-            or len(_REPEATS.findall(self.only)) > _MAX_REPEATS
-            or _NESTED.search(self.only)
+            or len(_REGEX_REPEAT_OPERATOR.findall(self.only)) > _MAX_REPEATS
+            or _REPEATED_REGEX_GROUP.search(self.only)
         ):
             return self.only in line
         try:
@@ -120,23 +120,25 @@ class Source:
 # People type such patterns by hand, and a report may come from anybody: a repeated group of repetitions is no search.
 _MAX_PATTERN: Final = 200
 _MAX_REPEATS: Final = 6
-_REPEATS: Final = Pattern(r"[*+}]")
-_NESTED: Final = Pattern(r"\)[*+{]")
+_REGEX_REPEAT_OPERATOR: Final = Pattern(r"[*+}]")
+_REPEATED_REGEX_GROUP: Final = Pattern(r"\)[*+{]")
 
 
 # Options before a command's verb or operand. Each is read in one way only, so that a long line costs no time.
-_OPTIONS: Final = (
+_CLIENT_OPTIONS: Final = (
     r"(?: (?:-[nolcLApH]|--(?:namespace|kubeconfig|context|output|selector|container|host)) [^\s-]\S*| -\S+)*"
 )
-_ENGINE: Final = (
+_CONTAINER_ENGINE_COMMAND: Final = (
     r"(?:docker|podman|nerdctl|ctr|docker-compose|podman-compose|apptainer|singularity|nvidia-docker|enroot|lxc|incus"
-    rf"|pct){_OPTIONS}(?: (?:compose|container|image|system))?{_OPTIONS}"
+    rf"|pct){_CLIENT_OPTIONS}(?: (?:compose|container|image|system))?{_CLIENT_OPTIONS}"
 )
-_KUBECTL: Final = rf"(?:kubectl|k|oc|kubecolor){_OPTIONS}"
-_OPERAND: Final = r"(?: -\S+)*(?: (?P<of>[^\s-]\S*))?"
-_UNIT: Final = rf"(?: (?:-[pno]|--property|--lines|--output) [^\s-]\S*| -\S+)*{_OPERAND}"
-_MODULE: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) [^\s-]\S*| -\S+)*{_OPERAND}"
-_MANAGER: Final = r"(?:apt|apt-get|aptitude|dpkg|dnf|yum|zypper|unattended-upgrade|dpkg-reconfigure|pacman|rpm)(?= |$)"
+_KUBECTL: Final = rf"(?:kubectl|k|oc|kubecolor){_CLIENT_OPTIONS}"
+_FIRST_OPERAND: Final = r"(?: -\S+)*(?: (?P<of>[^\s-]\S*))?"
+_UNIT_OPERAND: Final = rf"(?: (?:-[pno]|--property|--lines|--output) [^\s-]\S*| -\S+)*{_FIRST_OPERAND}"
+_MODULE_OPERAND: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) [^\s-]\S*| -\S+)*{_FIRST_OPERAND}"
+_PACKAGE_MANAGER_COMMAND: Final = (
+    r"(?:apt|apt-get|aptitude|dpkg|dnf|yum|zypper|unattended-upgrade|dpkg-reconfigure|pacman|rpm)(?= |$)"
+)
 
 
 class _KindRow:
@@ -161,7 +163,7 @@ class _KindRow:
 
 
 # Of several rows that match, the first counts.
-_ROWS: Final = (
+_KIND_ROWS: Final = (
     _KindRow(
         "lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"
     ),
@@ -213,19 +215,23 @@ _ROWS: Final = (
         r"\b(?:journal|syslog|system log|messages)\b",
     ),
     _KindRow(
-        "unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^[ \t]*Loaded: loaded \(/"
+        "unit-status",
+        rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT_OPERAND}",
+        looks=r"^[ \t]*Loaded: loaded \(/",
     ),
-    _KindRow("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
-    _KindRow("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
-    _KindRow("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
+    _KindRow("unit-show", rf"systemctl(?: \S+)*? show{_UNIT_OPERAND}", looks=r"^Id=\S+\.service$"),
+    _KindRow("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT_OPERAND}"),
+    _KindRow("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT_OPERAND}"),
     _KindRow(
         "lspci",
         "lspci",
         looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^[ \t]*(?:LnkSta|LnkCap|ACSCtl):\s",
     ),
     _KindRow("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
-    _KindRow("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
-    _KindRow("modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"),
+    _KindRow("modinfo", rf"modinfo{_MODULE_OPERAND}", looks=r"^filename: +/lib/modules/"),
+    _KindRow(
+        "modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE_OPERAND}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"
+    ),
     _KindRow("depmod", "depmod"),
     _KindRow(
         "dkms-status",
@@ -233,7 +239,7 @@ _ROWS: Final = (
         looks=r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)",
     ),
     _KindRow("dkms-output", "dkms", looks=r"^Error! |^Building module:"),
-    _KindRow("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_OPERAND}"),
+    _KindRow("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_FIRST_OPERAND}"),
     _KindRow("uname", "uname", looks=r"^Linux \S+ \d+\.\d+|\A\s*\d\.\d{1,3}\.\d{1,3}-[\w.+~-]+\s*\Z"),
     _KindRow("mokutil", "mokutil", looks=r"^SecureBoot (?:enabled|disabled)"),
     _KindRow("package-owner", r"dpkg(?:-query)? (?:-S|--search)(?: (?P<of>\S+))?"),
@@ -250,7 +256,7 @@ _ROWS: Final = (
     _KindRow("package-policy", r"apt-cache|apt(?:-get)?(?: -\S+)* policy", looks=r"^  Installed: \S+\n  Candidate: "),
     _KindRow(
         "package-output",
-        _MANAGER,
+        _PACKAGE_MANAGER_COMMAND,
         looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages |^Setting up \S+ \(",
     ),
     _KindRow("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^[ \t]+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
@@ -281,35 +287,38 @@ _ROWS: Final = (
     _KindRow(
         "nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'
     ),
-    _KindRow("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
-    _KindRow("docker-version", rf"{_ENGINE} version", looks=r"^Client: Docker Engine"),
-    _KindRow("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
-    _KindRow("application", rf"{_ENGINE} logs|{_KUBECTL} exec"),
+    _KindRow("docker-info", rf"{_CONTAINER_ENGINE_COMMAND} (?:info|context)", looks=r"^ ?Server Version: "),
+    _KindRow("docker-version", rf"{_CONTAINER_ENGINE_COMMAND} version", looks=r"^Client: Docker Engine"),
+    _KindRow("container-inspect", rf"{_CONTAINER_ENGINE_COMMAND} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
+    _KindRow("application", rf"{_CONTAINER_ENGINE_COMMAND} logs|{_KUBECTL} exec"),
     _KindRow("containerd-config", r"containerd .*config|crictl (?:.* )?info"),
     _KindRow("crictl", "crictl"),
     _KindRow(
         "kubernetes-log",
-        rf"{_KUBECTL} logs{_OPTIONS}(?: (?:pod/)?(?P<of>\S+))?",
+        rf"{_KUBECTL} logs{_CLIENT_OPTIONS}(?: (?:pod/)?(?P<of>\S+))?",
         r"^/var/log/(?:pods|containers)/",
         label=r"\b(?:device[- ]plugin|validator|operator|mig-manager|dcgm|gfd)\b",
     ),
     _KindRow(
         "kubernetes-node",
-        rf"{_KUBECTL} \w+{_OPTIONS} (?i:nodes?|no)(?:/\S*)?|{_KUBECTL} .*/api/\S*/nodes/\S*",
+        rf"{_KUBECTL} \w+{_CLIENT_OPTIONS} (?i:nodes?|no)(?:/\S*)?|{_KUBECTL} .*/api/\S*/nodes/\S*",
         looks=r"^Capacity:|^Allocatable:|^NAME +STATUS +ROLES +AGE",
     ),
     _KindRow(
         "kubernetes-pod",
-        rf"{_KUBECTL} \w+{_OPTIONS} (?i:pods?|po)(?:/\S*)?{_OPTIONS}(?: (?P<of>[^\s-]\S*))?|{_KUBECTL} .*/api/",
+        rf"{_KUBECTL} \w+{_CLIENT_OPTIONS} (?i:pods?|po)(?:/\S*)?{_CLIENT_OPTIONS}(?: (?P<of>[^\s-]\S*))?"
+        rf"|{_KUBECTL} .*/api/",
         looks=r"\bFailedScheduling\b|\bFailedCreatePodSandBox\b|\bUnexpectedAdmissionError\b|^NAME +READY +STATUS",
     ),
-    _KindRow("kubernetes", rf"{_KUBECTL} \w+{_OPTIONS}(?: (?P<of>\S+))?"),
+    _KindRow("kubernetes", rf"{_KUBECTL} \w+{_CLIENT_OPTIONS}(?: (?P<of>\S+))?"),
     _KindRow("kubernetes", r"(?:kubectl|oc|kubeadm|helm|kubelet|k3s|rke2|microk8s|k0s|minikube|kind|talos)"),
     _KindRow(
-        "container-run", rf"{_ENGINE}(?: exec)?", looks=r"Error response from daemon|OCI runtime|nvidia-container-cli: "
+        "container-run",
+        rf"{_CONTAINER_ENGINE_COMMAND}(?: exec)?",
+        looks=r"Error response from daemon|OCI runtime|nvidia-container-cli: ",
     ),
     _KindRow("ldconfig", "ldconfig", looks=r"^[ \t]+lib\S+ \(libc6"),
-    _KindRow("which", rf"(?:which|whereis|type){_OPERAND}"),
+    _KindRow("which", rf"(?:which|whereis|type){_FIRST_OPERAND}"),
     _KindRow("listing", r"stat -\w*c \S+(?: -\S+)* (?P<of>\S+)"),
     _KindRow(
         "listing",
@@ -351,39 +360,59 @@ _ROWS: Final = (
 )
 
 
-_PROMPT: Final = Pattern(
+_SHELL_PROMPT: Final = Pattern(
     r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
     r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
 # "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
 _LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
-_REMARK: Final = Pattern(r"(?<=\S)\s*\(([^()]*)\)\s*$")
-_PART: Final = Pattern(
+_REMARK_IN_PARENTHESES: Final = Pattern(r"(?<=\S)\s*\(([^()]*)\)\s*$")
+_EXCERPT_WORDS: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
     re.IGNORECASE,
 )
-_INSIDE: Final = Pattern(r"\b(?:container|pod|image)\b", re.IGNORECASE)
-_BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
+_CONTAINER_WORDS: Final = Pattern(r"\b(?:container|pod|image)\b", re.IGNORECASE)
+_WRAPPER_PROGRAMS: Final = frozenset(
+    {"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"}
+)
 # Words of the shell's grammar, and commands that print nothing of their own.
-_SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
-_NO_OUTPUT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
-_GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
-_CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
+_SHELL_KEYWORDS: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
+_COMMANDS_WITHOUT_OUTPUT: Final = frozenset(
+    {"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"}
+)
+_GREP_PROGRAMS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
+_EXCERPTING_PROGRAMS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
 # They show a file, or a part of it; the file is what they are given last.
-_READERS: Final = frozenset(
-    {"cat", "less", "more", "zcat", "bat", "batcat", "nl", "strings", "jq", "yq", *_CUTTERS, "tac", "sort", "column"}
+_FILE_PRINTING_PROGRAMS: Final = frozenset(
+    {
+        "cat",
+        "less",
+        "more",
+        "zcat",
+        "bat",
+        "batcat",
+        "nl",
+        "strings",
+        "jq",
+        "yq",
+        *_EXCERPTING_PROGRAMS,
+        "tac",
+        "sort",
+        "column",
+    }
 )
 # They run a command line that they are given: in a shell of their own, on another host, in a container.
-_RUNNERS: Final = Pattern(
-    rf"(?:(?P<container>{_ENGINE} exec|{_KUBECTL} exec)|{_KUBECTL} debug(?P<debug>)|ssh|ansible|pdsh|clush|pssh"
+_COMMAND_RUNNER: Final = Pattern(
+    rf"(?:(?P<container>{_CONTAINER_ENGINE_COMMAND} exec|{_KUBECTL} exec)|{_KUBECTL} debug(?P<debug>)|ssh|ansible|pdsh"
+    r"|clush|pssh"
     r"|parallel-ssh|salt|xargs|chroot|nsenter|wsl|(?:sh|bash|zsh|su)\b.* -\w*c|minikube ssh"
     r"|\w+(?= (?:kubectl|ctr|crictl) ))(?!\S)"
 )
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
+_USERS_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
 # No command that a person or a probe writes is longer; what is, was made to cost time.
-_MAX_SOURCE: Final = 4096
-_BLANK: Final = "\uf8ff"
+_MAX_DESCRIPTION_LENGTH: Final = 4096
+_BLANK_PLACEHOLDER: Final = "\uf8ff"
 
 
 def identify_source(source: str, text: str = "") -> Source:
@@ -393,11 +422,11 @@ def identify_source(source: str, text: str = "") -> Source:
 
 def identify_described_sources(description: str, text: str = "") -> tuple[Source, ...]:
     """Identify the part of ``text`` of each command in ``description``; return at least one."""
-    found, where, is_part = _parse_description(description[:_MAX_SOURCE].strip())
+    found, where, is_part = _parse_description(description[:_MAX_DESCRIPTION_LENGTH].strip())
     if not found or found[0].kind == "text":
         found = (
             _as_tuple(identify_by_content(text))
-            or _as_tuple(_source_of_label(description[:_MAX_SOURCE]))
+            or _as_tuple(_source_of_label(description[:_MAX_DESCRIPTION_LENGTH]))
             or found
             or (Source("text"),)
         )
@@ -408,14 +437,14 @@ def identify_described_sources(description: str, text: str = "") -> tuple[Source
 def identify_by_content(text: str) -> Source | None:
     """Identify ``text`` by its content; return None if it resembles nothing known."""
     head = text[:20_000]
-    for row in _ROWS if head else ():
+    for row in _KIND_ROWS if head else ():
         match = row.looks.search(head) if row.looks else None
-        if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _MAX_LINES_ABOVE_TABLE):
+        if match and (row.kind not in TABLE_KINDS or head.count("\n", 0, match.start()) <= _MAX_LINES_ABOVE_TABLE):
             return _make_source(row, match)
     return None
 
 
-TABLES: Final[frozenset[SourceKind]] = frozenset(
+TABLE_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil", "file"}
 )
 """No message stands in these, so a text with more above it than a title is none of them."""
@@ -423,20 +452,20 @@ _MAX_LINES_ABOVE_TABLE: Final = 2
 
 
 @lru_cache(maxsize=1024)
-def _parse_description(source: str) -> tuple[tuple[Source, ...], Where, bool]:
+def _parse_description(source: str) -> tuple[tuple[Source, ...], SourcePlace, bool]:
     """Return the sources named in ``source``, the place, and whether remarks call it an excerpt."""
-    where: Where = "host"
+    where: SourcePlace = "host"
     is_part = False
-    source = _PROMPT.sub("", source)
-    while match := _REMARK.search(source):
-        where = "container" if _INSIDE.search(match[1]) else where
-        is_part = is_part or bool(_PART.search(match[1]))
+    source = _SHELL_PROMPT.sub("", source)
+    while match := _REMARK_IN_PARENTHESES.search(source):
+        where = "container" if _CONTAINER_WORDS.search(match[1]) else where
+        is_part = is_part or bool(_EXCERPT_WORDS.search(match[1]))
         source = source[: match.start()]
     label = _LABEL.match(source)
     if label and not _sources_of_line(label[0]) and (found := _sources_of_line(source[label.end() :])):
-        return found, "container" if _INSIDE.search(label[0]) else where, is_part
+        return found, "container" if _CONTAINER_WORDS.search(label[0]) else where, is_part
     found = _sources_of_line(source) or _as_tuple(_source_of_path(source))
-    return found, where if found or not _INSIDE.search(source) else "container", is_part
+    return found, where if found or not _CONTAINER_WORDS.search(source) else "container", is_part
 
 
 def _as_tuple(found: Source | None) -> tuple[Source, ...]:
@@ -451,12 +480,12 @@ def _source_of_path(source: str) -> Source | None:
 
 
 def _source_of_label(source: str) -> Source | None:
-    row = next((row for row in _ROWS if row.label and row.label.search(source)), None)
+    row = next((row for row in _KIND_ROWS if row.label and row.label.search(source)), None)
     return Source(row.kind, _find_unit(source) if row.kind == "unit-log" else "") if row else None
 
 
 def _file_source(path: str) -> Source:
-    row = next((row for row in _ROWS if row.path and row.path.search(path)), None)
+    row = next((row for row in _KIND_ROWS if row.path and row.path.search(path)), None)
     kind: SourceKind = row.kind if row else "file"
     subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
     return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")
@@ -470,9 +499,11 @@ def _sources_of_line(source: str) -> tuple[Source, ...]:
 
 def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source]:
     head, last = pipeline[0], pipeline[-1]
-    greps = [_grep_pattern(words) for words in pipeline[1:] if program_name(words) in _GREPS]
+    greps = [_grep_pattern(words) for words in pipeline[1:] if program_name(words) in _GREP_PROGRAMS]
     is_count = _is_count_command(last)
-    is_cut = is_count or any(program_name(words) in _CUTTERS for words in pipeline[1:]) or _is_head_or_tail(head)
+    is_cut = (
+        is_count or any(program_name(words) in _EXCERPTING_PROGRAMS for words in pipeline[1:]) or _is_head_or_tail(head)
+    )
     for one in _sources_of_command(head):
         yield replace(one, only=_join_patterns(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
 
@@ -485,12 +516,14 @@ def _join_patterns(*patterns: str) -> str:
 
 def _is_head_or_tail(words: Sequence[str]) -> bool:
     """Return True for a command that prints only the beginning or end; ``tail -n +1`` prints all."""
-    return program_name(words) in _CUTTERS and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
+    return program_name(words) in _EXCERPTING_PROGRAMS and not any(
+        re.fullmatch(r"(?:-n)?\+[01]", word) for word in words
+    )
 
 
 def _is_count_command(words: Sequence[str]) -> bool:
     """Return True for a command that prints the number of lines instead of the lines."""
-    is_grep = program_name(words) in _GREPS and any(
+    is_grep = program_name(words) in _GREP_PROGRAMS and any(
         re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words
     )
     return is_grep or program_name(words) == "wc"
@@ -499,18 +532,18 @@ def _is_count_command(words: Sequence[str]) -> bool:
 def _split_pipelines(source: str) -> Iterator[list[tuple[str, ...]]]:
     """Yield the commands of every pipeline with visible output in a line of shell, without wrappers."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
-    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK}-r)")
+    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK_PLACEHOLDER}-r)")
     pipeline, words = list[tuple[str, ...]](), list[str]()
     for word in (*_split_words(source), ";"):
         if word not in {"|", "|&", "&&", ";", "||", "&"}:
-            words.append(word.replace(_BLANK, " "))
+            words.append(word.replace(_BLANK_PLACEHOLDER, " "))
             continue
         if plain := _strip_wrappers(words):
             pipeline.append(plain)
         is_silenced = words[-2:] == [">", "/dev/null"] and words[-3:-2] != ["2"]
         words = []
         if word not in {"|", "|&"}:
-            if pipeline and pipeline[0][0] not in _NO_OUTPUT and not is_silenced:
+            if pipeline and pipeline[0][0] not in _COMMANDS_WITHOUT_OUTPUT and not is_silenced:
                 yield pipeline
             pipeline = []
 
@@ -534,7 +567,7 @@ _SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 def _strip_wrappers(words: Sequence[str]) -> tuple[str, ...]:
     """Strip sudo, assignments and redirections from a command; append a file that it reads."""
     rest = list(words)
-    while len(rest) > 1 and (rest[0] in _BEFORE | _SHELL or re.match(r"[A-Za-z_]\w*=|-", rest[0])):
+    while len(rest) > 1 and (rest[0] in _WRAPPER_PROGRAMS | _SHELL_KEYWORDS or re.match(r"[A-Za-z_]\w*=|-", rest[0])):
         rest.pop(0)
     if "<" in rest[1:-1]:
         rest = [*rest[: rest.index("<")], rest[rest.index("<") + 1]]
@@ -580,48 +613,53 @@ def _parse_grep(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 def _sources_of_command(words: tuple[str, ...]) -> tuple[Source, ...]:
     """Return the source of a command, or of those it passes to another shell; none if unknown."""
-    line = " ".join((program_name(words), *(word.replace(" ", _BLANK) for word in words[1:])))[:_MAX_COMMAND]
-    if (runner := _RUNNERS.match(line)) and (found := _sources_of_nested(words, line[runner.end() :])):
-        is_inside = runner["container"] or (runner["debug"] is not None and not _ON_NODE.search(line))
+    line = " ".join((program_name(words), *(word.replace(" ", _BLANK_PLACEHOLDER) for word in words[1:])))[
+        :_MAX_COMMAND
+    ]
+    if (runner := _COMMAND_RUNNER.match(line)) and (found := _sources_of_nested_command(words, line[runner.end() :])):
+        is_inside = runner["container"] or (runner["debug"] is not None and not _RUNS_ON_NODE_ITSELF.search(line))
         return tuple(replace(one, where="container") for one in found) if is_inside else found
-    return _as_tuple(_source_of_known(words, line))
+    return _as_tuple(_source_of_plain_command(words, line))
 
 
 # What a command is stands near its beginning.
 _MAX_COMMAND: Final = 600
-_ON_NODE: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
+_RUNS_ON_NODE_ITSELF: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
 
 
-def _source_of_known(words: tuple[str, ...], line: str) -> Source | None:
+def _source_of_plain_command(words: tuple[str, ...], line: str) -> Source | None:
     """Return the source of a command that runs no other; ``line`` is its words joined by single blanks."""
     name = program_name(words)
     if len(words) == 1 and words[0].startswith("/") and "bin/" not in words[0]:
         return None
-    if name in _READERS or (name == "talosctl" and {"read", "cat"} & set(words)):
+    if name in _FILE_PRINTING_PROGRAMS or (name == "talosctl" and {"read", "cat"} & set(words)):
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file_source(path) if path else None
-    if name in _GREPS:
+    if name in _GREP_PROGRAMS:
         return _source_of_grep(words)
     lowered = line.lower()
-    for row in _ROWS:
+    for row in _KIND_ROWS:
         if row.command and row.command.may_match(lowered) and (match := row.command.match(line)):
             return replace(_make_source(row, match), words=words, only=_journal_grep_pattern(words))
-    return Source("application", words=words) if _OWN_PROGRAM.match(" ".join(words)) else None
+    return Source("application", words=words) if _USERS_OWN_PROGRAM.match(" ".join(words)) else None
 
 
-def _sources_of_nested(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
+def _sources_of_nested_command(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
     """Return the sources of a command line inside the words: a quoted one, or the last ones."""
     quoted = next((word for word in reversed(words[1:]) if " " in word), "")
     if quoted and (found := _sources_of_line(quoted)):
         return found
     tail = rest.split()
     tails = (tail[start:] for start in range(len(tail)))
-    known = (_source_of_known(tuple(word.replace(_BLANK, " ") for word in one), " ".join(one)) for one in tails)
+    known = (
+        _source_of_plain_command(tuple(word.replace(_BLANK_PLACEHOLDER, " ") for word in one), " ".join(one))
+        for one in tails
+    )
     return _as_tuple(next(filter(None, known), None))
 
 
 def _make_source(row: _KindRow, match: re.Match[str]) -> Source:
-    of = (match.groupdict().get("of") or row.subject).replace(_BLANK, " ")
+    of = (match.groupdict().get("of") or row.subject).replace(_BLANK_PLACEHOLDER, " ")
     if row.kind.startswith("unit-"):
         of = full_unit_name(of) if of else _find_unit(match[0])
     is_inside = row.kind == "kubernetes-log" or match[0].endswith((" logs", " exec"))
@@ -644,7 +682,7 @@ def _source_of_grep(words: tuple[str, ...]) -> Source | None:
     return replace(_file_source(files[0]), words=words, only=_grep_pattern(words))
 
 
-_UNITS: Final = (
+_UNIT_BY_KEYWORD: Final = (
     ("fabric", "nvidia-fabricmanager.service"),
     ("persistenced", "nvidia-persistenced.service"),
     ("gridd", "nvidia-gridd.service"),
@@ -661,7 +699,7 @@ _UNITS: Final = (
 
 def _find_unit(text: str) -> str:
     """Return the known unit that the text mentions; empty if none."""
-    return next((unit for word, unit in _UNITS if word in text.lower()), "")
+    return next((unit for word, unit in _UNIT_BY_KEYWORD if word in text.lower()), "")
 
 
 def full_unit_name(word: str) -> str:

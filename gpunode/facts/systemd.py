@@ -28,7 +28,7 @@ _NO_SYSTEMD_ERRORS = ("not been booted with systemd", "Failed to connect to bus:
 _ACTIVE_STATES = frozenset({"active", "reloading", "activating"})
 # A static unit cannot be enabled: something else starts it (udev starts Ubuntu's nvidia-persistenced).
 _ENABLED_STATES = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias", "static", "generated"})
-_STAMP = Pattern(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
+_SYSTEMD_TIMESTAMP = Pattern(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
 
 
 def reports_no_systemd(error: str) -> bool:
@@ -74,7 +74,7 @@ def find_start_time(text: str, name: str) -> str:
     for block in re.split(r"\n{2,}", text.strip("\n")):
         values = dict(line.partition("=")[::2] for line in block.split("\n"))
         if values.get("Id") == name and values.get("ActiveState") in _ACTIVE_STATES:
-            match = _STAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
+            match = _SYSTEMD_TIMESTAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
             return f"{match[1]}{match[2] or ''}Z".replace(" ", "T") if match else ""
     return ""
 
@@ -97,7 +97,7 @@ def _make_unit(values: Mapping[str, str]) -> Unit:
 def _parse_timestamp(stamp: str) -> float | None:
     if stamp in {"", "n/a", "0"}:
         return None
-    match = _STAMP.fullmatch(stamp)
+    match = _SYSTEMD_TIMESTAMP.fullmatch(stamp)
     if match is None:
         raise ValueError(f"not a time in UTC as systemd writes it: {stamp[:80]!r}")
     # Not strptime, whose first call loads the locale and the calendar: 4 ms.

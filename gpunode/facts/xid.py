@@ -13,30 +13,33 @@ from typing import Final
 from gpunode.facts.patterns import Pattern
 
 # (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
-_BUS: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
+_PCI_ADDRESS_IN_XID: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
 _XID: Final = Pattern(
-    rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_BUS})(?:\s+GPU-I:(?P<instance>\d{{1,18}}))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
+    rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_PCI_ADDRESS_IN_XID})(?:\s+GPU-I:(?P<instance>\d{{1,18}}))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
     r"\b[,:]?\s*(?P<rest>.*)",
     re.IGNORECASE,
 )
 _SXID: Final = Pattern(
-    rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_BUS})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)", re.IGNORECASE
+    rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_PCI_ADDRESS_IN_XID})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)",
+    re.IGNORECASE,
 )
-_PROCESS: Final = Pattern(
+_XID_PROCESS_FIELDS: Final = Pattern(
     r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
 )
 _CAUSED_BY: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
 _BUS_LOSS: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
-_ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE)
+_FULL_PCI_ADDRESS: Final = Pattern(
+    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE
+)
 _PCI_ID: Final = Pattern(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
 _FATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
 _LINK: Final = Pattern(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
-_UNIT: Final = Pattern(
+_NVLINK_UNIT_AND_STATUS: Final = Pattern(
     r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b"
     r"(?:[^(\[]{0,40}[(\[](?P<words>(?:\s*0x[0-9a-f]+)+))?",
     re.IGNORECASE,
 )
-FALLEN_OFF_THE_BUS: Final = 79
+FALLEN_OFF_THE_BUS_XID: Final = 79
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def parse_xid(text: str) -> XidMessage | SxidMessage | None:
 
 def _make_xid(match: re.Match[str]) -> XidMessage:
     rest, pid, name = match["rest"].strip(), "", ""
-    if process := _PROCESS.match(rest):
+    if process := _XID_PROCESS_FIELDS.match(rest):
         pid = (process["quoted"] or process["pid"] or "").strip("<>")
         name, rest = (process["name"] or "").strip("<> "), process["rest"].strip()
     caused = _CAUSED_BY.search(rest)
@@ -129,11 +132,11 @@ def _make_xid(match: re.Match[str]) -> XidMessage:
 
 def _parse_bus_loss(text: str) -> XidMessage | None:
     """Parse the loss of a GPU from a message without an Xid; return None if it names no device."""
-    bus, device = _ANY_BUS.search(text), _PCI_ID.search(text)
+    bus, device = _FULL_PCI_ADDRESS.search(text), _PCI_ID.search(text)
     if not bus and not device and "GPU" not in text:
         return None
     return XidMessage(
-        FALLEN_OFF_THE_BUS,
+        FALLEN_OFF_THE_BUS_XID,
         bus["bus"].lower() if bus else "",
         text.strip(),
         device=device["device"].lower() if device else "",
@@ -142,7 +145,7 @@ def _parse_bus_loss(text: str) -> XidMessage | None:
 
 def parse_link_error(text: str) -> LinkError | None:
     """Parse the body of an NVLink 5 error; return None if it has another form."""
-    match = _UNIT.search(text)
+    match = _NVLINK_UNIT_AND_STATUS.search(text)
     if match is None:
         return None
     link = _LINK.search(text)

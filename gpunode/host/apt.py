@@ -28,9 +28,15 @@ from gpunode.host.apt_failures import (
     explain_failure,
     find_build_log,
 )
-from gpunode.host.locks import ORIGIN_VARIABLE, busy_error, find_first_holder, wait_for, wait_until_free
+from gpunode.host.locks import (
+    STARTED_BY_GPUNODE_VARIABLE,
+    busy_error,
+    find_first_holder,
+    wait_until_free,
+    wait_until_reason_is_gone,
+)
 from gpunode.host.port import OnProgress, Progress
-from gpunode.host.process import SIGNALLED, FinishedCommand, Runner
+from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
 from gpunode.packages.deb.output import (
@@ -50,12 +56,12 @@ _REFRESH_LIMIT_S = 1800.0
 _TRANSACTION_LIMIT_S = 10800.0
 _FETCH_LIMIT_S = 300.0
 _OUTPUT_LIMIT = 16 << 20
-_LOG_LIMIT = 4 << 20
+_MAX_MAKE_LOG_BYTES = 4 << 20
 # Between the tries when a server or a repository fails; apt itself has tried each file three times more by then.
 _BACKOFF_S = (2.0, 8.0, 20.0)
-_TRANSIENT: frozenset[FailureKind] = frozenset({"network", "mid-sync"})
+_TRANSIENT_FAILURE_KINDS: frozenset[FailureKind] = frozenset({"network", "mid-sync"})
 
-UNATTENDED = {
+UNATTENDED_APT_ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
     "APT_LISTCHANGES_FRONTEND": "none",
     "APT_LISTBUGS_FRONTEND": "none",
@@ -63,27 +69,27 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
-    ORIGIN_VARIABLE[0]: ORIGIN_VARIABLE[1],
+    STARTED_BY_GPUNODE_VARIABLE[0]: STARTED_BY_GPUNODE_VARIABLE[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
 
-def _options(*settings: str) -> tuple[str, ...]:
+def _apt_options(*settings: str) -> tuple[str, ...]:
     return tuple(word for setting in settings for word in ("-o", setting))
 
 
 # Said even where they are apt's defaults: the host's own configuration may say otherwise.
-_SIGNED = _options(
+_SIGNED_ARCHIVES_OPTIONS = _apt_options(
     "Acquire::AllowInsecureRepositories=false",
     "Acquire::AllowWeakRepositories=false",
     "Acquire::AllowDowngradeToInsecureRepositories=false",
 )
-_INSTALL = (
+_INSTALL_OPTIONS = (
     "-q",
     "-y",
     "--no-install-recommends",
-    *_SIGNED,
-    *_options(
+    *_SIGNED_ARCHIVES_OPTIONS,
+    *_apt_options(
         "APT::Get::AutomaticRemove=false",
         "APT::Get::AllowUnauthenticated=false",
         "APT::Get::allow-remove-essential=false",
@@ -100,17 +106,17 @@ _INSTALL = (
         *(f"APT::Get::{name}=false" for name in ("Download-Only", "Print-URIs")),
     ),
 )
-SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install")
+SIMULATE_COMMAND = ("apt-get", "--simulate", *_apt_options("Debug::NoLocking=1"), *_INSTALL_OPTIONS, "install")
 """What asks apt for what it would do with the packages that follow; it changes nothing and locks nothing."""
-_FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
-_PERFORM = (
-    *_FETCH,
-    *_options("APT::Get::Simulate=false"),
-    *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
+_FETCH_OPTIONS = _apt_options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
+_TRANSACTION_OPTIONS = (
+    *_FETCH_OPTIONS,
+    *_apt_options("APT::Get::Simulate=false"),
+    *_apt_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
     # Of several dpkg takes the last; apt's own files come before.
-    *_options("Dpkg::Options::=--refuse-bad-verify"),
+    *_apt_options("Dpkg::Options::=--refuse-bad-verify"),
 )
-_UPDATE = ("-q", *_FETCH, *_SIGNED, *_options("APT::Update::Error-Mode=any"))
+_UPDATE_OPTIONS = ("-q", *_FETCH_OPTIONS, *_SIGNED_ARCHIVES_OPTIONS, *_apt_options("APT::Update::Error-Mode=any"))
 
 
 def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
@@ -121,11 +127,11 @@ def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
     hosts = {urlsplit(uri.rpartition("+")[2]).hostname or "" for uri in uris}
     scopes = ("", *(f"{host}::" for host in sorted(hosts) if host and ":" not in host))
     tls = [f"Acquire::https::{scope}{name}=true" for scope in scopes for name in ("Verify-Peer", "Verify-Host")]
-    return _options("Acquire::Check-Valid-Until=true", "Acquire::Check-Date=true", *tls)
+    return _apt_options("Acquire::Check-Valid-Until=true", "Acquire::Check-Date=true", *tls)
 
 
-_PREFIX = "gpunode-"
-_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; of earlier versions as tempfile makes them
+_TEMPORARY_FOLDER_PREFIX = "gpunode-"
+_TEMPORARY_FOLDER_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; of earlier versions as tempfile makes them
 _LISTS_PARENT = "/var/lib/apt"
 
 _FailureHandler = Callable[[FailureKind, FinishedCommand], bool]
@@ -178,7 +184,7 @@ class Apt:
         words = self._apt_arguments(changes)
         if not words:
             return Simulation(())
-        finished = self._run((*SIMULATE, *words), _QUERY_LIMIT_S)
+        finished = self._run((*SIMULATE_COMMAND, *words), _QUERY_LIMIT_S)
         if finished.missing:
             return None
         return parse_simulation(_decode_text(finished.stdout), _decode_text(finished.stderr), ok=finished.ok)
@@ -211,7 +217,7 @@ class Apt:
             ChangeFailed: if it failed; Busy: if another program held a lock past the timeout.
         """
         if words := self._apt_arguments(changes):
-            argv = ("apt-get", *_INSTALL, *_FETCH, "--download-only", "install", *words)
+            argv = ("apt-get", *_INSTALL_OPTIONS, *_FETCH_OPTIONS, "--download-only", "install", *words)
             self._retry_transient(
                 "download the packages",
                 lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
@@ -242,13 +248,13 @@ class Apt:
 
             def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
                 if kind == "mid-sync":
-                    uncached[:] = _options("Acquire::http::No-Cache=true")
+                    uncached[:] = _apt_options("Acquire::http::No-Cache=true")
                     for uri in failed_fetches(_join_output(finished)):
                         set_aside(index_file_prefix(uri))
                 return False
 
             def attempt() -> FinishedCommand:
-                argv = ("apt-get", *_UPDATE, *checked, *selection, *uncached, "update")
+                argv = ("apt-get", *_UPDATE_OPTIONS, *checked, *selection, *uncached, "update")
                 finished = self._run(argv, _REFRESH_LIMIT_S, status=True)
                 # An update that left out some index has failed, whatever it says.
                 is_incomplete = finished.ok and is_update_incomplete(_join_output(finished))
@@ -273,7 +279,7 @@ class Apt:
                     "prlimit",
                     f"--fsize={limit_bytes}",
                     "/usr/lib/apt/apt-helper",
-                    *_FETCH,
+                    *_FETCH_OPTIONS,
                     *_verification_options((url,)),
                 ),
                 *("download-file", source, target),
@@ -303,10 +309,10 @@ class Apt:
 
     def _apt_arguments(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
         return arguments(
-            changes, self._find_known_packages([change.id for change in changes if not change.is_there_after])
+            changes, self._find_in_dpkg_database([change.id for change in changes if not change.is_there_after])
         )
 
-    def _find_known_packages(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
+    def _find_in_dpkg_database(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
         """Return the packages known to dpkg, since an interrupted run may have removed some; all if it does not say."""
         if not packages:
             return frozenset()
@@ -323,16 +329,16 @@ class Apt:
 
         def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
             nonlocal refreshed, was_killed
-            was_killed = finished.timed_out or finished.exit_status > SIGNALLED
+            was_killed = finished.timed_out or finished.exit_status > SIGNAL_EXIT_STATUS_BASE
             if refreshed or kind not in ("stale-index", "mid-sync"):
                 return False
             refreshed = True
             self.refresh(())
-            self._refuse_deviation(changes)
+            self._require_planned_transaction(changes)
             return True
 
         timeout = f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"
-        argv = ("apt-get", *_INSTALL, *_PERFORM, *_options(timeout), "install", *words)
+        argv = ("apt-get", *_INSTALL_OPTIONS, *_TRANSACTION_OPTIONS, *_apt_options(timeout), "install", *words)
         try:
             self._retry_transient(
                 "change the packages",
@@ -358,7 +364,7 @@ class Apt:
     def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
         wait_until_free(locks, deadline, self._on_progress, root=self._root, clock=self._clock, sleep=self._sleep)
 
-    def _refuse_deviation(self, changes: Sequence[PackageChange]) -> None:
+    def _require_planned_transaction(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
         if simulation is not None and (differences := differences_from_plan(changes, simulation)):
             raise ChangeFailed(
@@ -371,7 +377,13 @@ class Apt:
         """Mark packages as automatic, manual or held; apt itself marked those we named as manual."""
         for verb, names in plan_marks(changes).items():
             if names:
-                argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
+                argv = (
+                    "apt-mark",
+                    "-q",
+                    *_apt_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"),
+                    verb,
+                    *names,
+                )
                 self._run_with_retries(f"mark packages ({verb})", argv)
 
     def _restore_marks(self, changes: Sequence[PackageChange]) -> None:
@@ -412,11 +424,11 @@ class Apt:
                 self._sleep(1.0)
                 continue
             if not on_failure(kind, finished):
-                pause = next(pauses, None) if kind in _TRANSIENT and not finished.timed_out else None
+                pause = next(pauses, None) if kind in _TRANSIENT_FAILURE_KINDS and not finished.timed_out else None
                 if pause is None:
                     raise self._error(action, kind, finished, locks)
                 again = f"{pause:.0f} s, then trying again to {redact(action)}: {FAILURE_TEXTS[kind]}"
-                wait_for(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
+                wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
     def _error(self, action: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[str]) -> GpunodeError:
@@ -434,7 +446,7 @@ class Apt:
 
     def _read_make_log(self, output: str) -> str:
         path = find_build_log(output)
-        return files.read_file(path, _LOG_LIMIT, root=self._root).text if path else ""
+        return files.read_file(path, _MAX_MAKE_LOG_BYTES, root=self._root).text if path else ""
 
     def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
         """Run dpkg so that it survives even gpunode's own end."""
@@ -446,14 +458,14 @@ class Apt:
         return self._runner.run(
             argv,
             timeout_s=timeout_s,
-            env=UNATTENDED,
+            env=UNATTENDED_APT_ENVIRONMENT,
             limit_bytes=_OUTPUT_LIMIT,
             status=self._report_progress if status else None,
             survives_gpunode=survives_gpunode,
         )
 
     def _report_progress(self, line: str) -> None:
-        if progress := parse_status(line):
+        if progress := parse_apt_progress(line):
             self._on_progress(progress)
 
     # -- places -------------------------------------------------------------------------------------------------
@@ -491,7 +503,7 @@ class Apt:
             for path in lists:
                 os.symlink(path, posixpath.basename(path), dir_fd=folder.folder)
             selected = f"Dir::Etc::sourceparts={folder.path}"
-            yield _options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
+            yield _apt_options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
 
     def _archive_uris(self, lists: Sequence[str]) -> Iterator[str]:
         """Yield the archives that the source lists name."""
@@ -518,7 +530,7 @@ def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]
     Raises:
         ChangeFailed: if it cannot be made or used.
     """
-    parent, name = posixpath.dirname(lists), f"{_PREFIX}{os.urandom(4).hex()}"
+    parent, name = posixpath.dirname(lists), f"{_TEMPORARY_FOLDER_PREFIX}{os.urandom(4).hex()}"
     try:
         with places.open_path(f"{parent}/{name}", root) as place:
             os.mkdir(name, 0o700, dir_fd=place.folder)
@@ -546,7 +558,7 @@ def _remove_folder(name: str, above: int) -> None:
 def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run of this module left."""
     with suppress(OSError), places.open_folder(_LISTS_PARENT, root=root) as folder:
-        for name in filter(_NAME.fullmatch, places.list_names(folder)):
+        for name in filter(_TEMPORARY_FOLDER_NAME.fullmatch, places.list_names(folder)):
             _remove_folder(name, folder)
 
 
@@ -627,18 +639,18 @@ def _find_user_id(passwd: str, name: str) -> int | None:
     return None
 
 
-_PHASES: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
+_PHASE_BY_STATUS_KIND: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
 
 
-def parse_status(line: str) -> Progress | None:
+def parse_apt_progress(line: str) -> Progress | None:
     """Parse a line of APT::Status-Fd; return None without progress. Source: apt's README.progress-reporting."""
     kind, _, rest = line.partition(":")
     fields = rest.split(":", 2)
-    if kind not in _PHASES or len(fields) != 3:
+    if kind not in _PHASE_BY_STATUS_KIND or len(fields) != 3:
         return None
     try:
         percent = float(fields[1])
     except ValueError:
         return None
     # NaN is no progress either.
-    return Progress(_PHASES[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None
+    return Progress(_PHASE_BY_STATUS_KIND[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
-from gpunode.host.process import SIGNALLED
+from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE
 from gpunode.packages.deb.output import failed_fetches, messages, refusal
 
 FailureKind: TypeAlias = Literal[
@@ -35,19 +35,21 @@ FailureKind: TypeAlias = Literal[
     "other",
 ]
 
-_DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
+_DISK_FULL = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
-_DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
+_DKMS_BUILD_FAILED = re.compile(
+    r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE
+)
 # The packages of kernels have DKMS build every module that there is.
-_KERNEL_PACKAGES = ("linux-headers-", "linux-image-")
-_OTHER_MODULE = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<version>\w[\w.+~-]*)/build/make\.log\Z")
+_KERNEL_PACKAGE_PREFIXES = ("linux-headers-", "linux-image-")
+_OTHER_MODULE_MAKE_LOG = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<version>\w[\w.+~-]*)/build/make\.log\Z")
 # dkms 3.2 (Debian 13); that of Debian 12 passes over it.
-_SOURCE_GONE = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
+_DKMS_SOURCE_BROKEN = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
 
 # The first that is found in apt's own messages wins: one failure makes apt print several, the cause before its effects.
 _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     ("interrupted", ("dpkg was interrupted",)),
-    ("disk", (_DISK.pattern,)),
+    ("disk", (_DISK_FULL.pattern,)),
     (
         "lock",
         ("Could not get lock", r"Unable to (acquire the dpkg frontend lock|lock (the administration )?directory)"),
@@ -110,15 +112,15 @@ def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> Failur
     if "unmet dependencies" in stdout:
         said += "\nunmet dependencies"
     found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
-    return next(found, "killed" if exit_status > SIGNALLED else "other")
+    return next(found, "killed" if exit_status > SIGNAL_EXIT_STATUS_BASE else "other")
 
 
 def _classify_dpkg(output: str) -> FailureKind:
-    if _DISK.search(output):
+    if _DISK_FULL.search(output):
         return "disk"
     if "dpkg: error: dpkg frontend lock" in output or "dpkg: error: dpkg database lock" in output:
         return "lock"
-    return "dkms" if _DKMS.search(output) else "script"
+    return "dkms" if _DKMS_BUILD_FAILED.search(output) else "script"
 
 
 def find_failed_packages(output: str) -> tuple[str, ...]:
@@ -141,8 +143,14 @@ def find_build_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
 
 
-_QUOTED_LINES = 12
-_PACKAGE_HEADERS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Purging configuration files ")
+_MAX_QUOTED_LINES = 12
+_DPKG_PACKAGE_LINE_STARTS = (
+    "Setting up ",
+    "Unpacking ",
+    "Preparing to unpack ",
+    "Removing ",
+    "Purging configuration files ",
+)
 
 
 def quote_failure(output: str) -> str:
@@ -150,9 +158,9 @@ def quote_failure(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:
-        return "\n".join(lines[-_QUOTED_LINES:])
-    begin = next((number for number in reversed(range(end)) if lines[number].startswith(_PACKAGE_HEADERS)), 0)
-    return "\n".join(lines[max(begin, end - _QUOTED_LINES) : end])
+        return "\n".join(lines[-_MAX_QUOTED_LINES:])
+    begin = next((number for number in reversed(range(end)) if lines[number].startswith(_DPKG_PACKAGE_LINE_STARTS)), 0)
+    return "\n".join(lines[max(begin, end - _MAX_QUOTED_LINES) : end])
 
 
 def explain_failure(
@@ -174,23 +182,25 @@ def explain_failure(
         case "script" | "dkms":
             return _package_error(action, everything, make_log)
         case "unmet" | "held":
-            return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT[kind])
+            return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT_BY_FAILURE_KIND[kind])
         case "lock":
-            return Busy(what, why=_quote_apt(everything), hint=_HINT[kind])
+            return Busy(what, why=_quote_apt(everything), hint=_HINT_BY_FAILURE_KIND[kind])
         case "mid-sync":
             named = ", ".join(failed_fetches(everything)[:3])
-            return ChangeFailed(f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT[kind])
-        case "killed" if exit_status > SIGNALLED:
-            why = f"signal {exit_status - SIGNALLED} ended apt; its last lines:\n{_quote_apt(everything)}"
-            return ChangeFailed(what, why=why, hint=_HINT[kind])
+            return ChangeFailed(
+                f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT_BY_FAILURE_KIND[kind]
+            )
+        case "killed" if exit_status > SIGNAL_EXIT_STATUS_BASE:
+            why = f"signal {exit_status - SIGNAL_EXIT_STATUS_BASE} ended apt; its last lines:\n{_quote_apt(everything)}"
+            return ChangeFailed(what, why=why, hint=_HINT_BY_FAILURE_KIND[kind])
         case _:
-            return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT[kind])
+            return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT_BY_FAILURE_KIND[kind])
 
 
 def _quote_apt(output: str) -> str:
     """Return apt's error messages, without the hashes listed below them."""
     said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
-    said += [line.strip() for line in output.splitlines() if line.startswith(" ") and _DISK.search(line)]
+    said += [line.strip() for line in output.splitlines() if line.startswith(" ") and _DISK_FULL.search(line)]
     lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
@@ -200,35 +210,36 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     named = f"package {package}" if package else "a package"
     if log := find_build_log(output):
         error = find_build_error(make_log)
-        if (other := _OTHER_MODULE.search(log)) and package.startswith(_KERNEL_PACKAGES):
+        if (other := _OTHER_MODULE_MAKE_LOG.search(log)) and package.startswith(_KERNEL_PACKAGE_PREFIXES):
             remove = command("dkms", "remove", "-m", other["module"], "-v", other["version"], "--all")
             return ChangeFailed(
                 f"could not {action}: {named} stays unfinished, because DKMS cannot build {other['module']} "
                 f"{other['version']}, another module of this node",
                 why=error or quote_failure(output),
                 hint=f"read the build log, then mend that module, or remove it or its package:\n  less {log}\n"
-                f"  {remove}\n{_REPAIR}",
+                f"  {remove}\n{_DPKG_REPAIR_ADVICE}",
             )
         return ChangeFailed(
             f"could not {action}: the kernel module of {named} does not build",
             why=error or quote_failure(output),
-            hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
+            hint="read the build log, then repair or choose another driver branch:\n  less "
+            f"{log}\n{_DPKG_REPAIR_ADVICE}",
         )
-    if broken := _SOURCE_GONE.search(output):
+    if broken := _DKMS_SOURCE_BROKEN.search(output):
         forget = command("rm", "-r", f"/var/lib/dkms/{broken[1]}")
         return ChangeFailed(
             f"could not {action}: DKMS does not let {named} go, because the source of its module has been deleted",
             why=quote_failure(output),
-            hint=f"remove what DKMS keeps of that module:\n  {forget}\n{_REPAIR}",
+            hint=f"remove what DKMS keeps of that module:\n  {forget}\n{_DPKG_REPAIR_ADVICE}",
         )
     return ChangeFailed(
         f"could not {action}: {named} could not be set up or removed",
         why=quote_failure(output),
-        hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_REPAIR}",
+        hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_DPKG_REPAIR_ADVICE}",
     )
 
 
-_REPAIR = "  dpkg --configure -a\nthen run the same command again"
+_DPKG_REPAIR_ADVICE = "  dpkg --configure -a\nthen run the same command again"
 
 FAILURE_TEXTS: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
@@ -255,7 +266,7 @@ FAILURE_TEXTS: dict[FailureKind, str] = {
     "other": "apt failed",
 }
 
-_UNREACHABLE = (
+_ARCHIVE_UNREACHABLE_HINT = (
     "check the network, the DNS and the proxy, which apt reads from its configuration or from the environment "
     "(http_proxy, https_proxy), then run the same command again:\n"
     "  apt-config dump | grep -i proxy\n  env | grep -i _proxy\n"
@@ -263,11 +274,11 @@ _UNREACHABLE = (
     "(docs/how-to/behind-a-mirror-or-proxy.md)"
 )
 
-_HINT: dict[FailureKind, str] = {
-    "interrupted": f"finish what it began:\n{_REPAIR}",
+_HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
+    "interrupted": f"finish what it began:\n{_DPKG_REPAIR_ADVICE}",
     "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  apt-get clean",
-    "dkms": _REPAIR,
-    "script": _REPAIR,
+    "dkms": _DPKG_REPAIR_ADVICE,
+    "script": _DPKG_REPAIR_ADVICE,
     "lock": "wait until it has finished, then run the same command again",
     "hook": (
         "mend or remove that command, then run the same command again, which goes on from here:\n"
@@ -301,8 +312,8 @@ _HINT: dict[FailureKind, str] = {
         "Acquire::https::Verify-Peer does not turn the check off for what gpunode adds:\n"
         "  apt-config dump | grep -i -e cainfo -e verify"
     ),
-    "refused": _UNREACHABLE,
-    "network": _UNREACHABLE,
+    "refused": _ARCHIVE_UNREACHABLE_HINT,
+    "network": _ARCHIVE_UNREACHABLE_HINT,
     "held": "release the hold if the package may be changed, then run the same command again:\n  apt-mark showhold",
     "unmet": (
         "nothing was changed; list the available versions and the holds:\n  apt-cache policy PACKAGE\n"

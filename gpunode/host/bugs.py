@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.host.ownership import explain_foreign
+from gpunode.host.ownership import explain_untrusted_folder
 
-FOLDER = Path("/var/log/gpunode")
+TRACEBACK_FOLDER = Path("/var/log/gpunode")
 
 
 def save_traceback(traceback: str, name: str) -> str:
@@ -19,9 +19,9 @@ def save_traceback(traceback: str, name: str) -> str:
         OSError: if it cannot be written anywhere.
     """
     text = f"{_describe_versions()}\n\n{traceback}"
-    if os.geteuid() == 0 and not explain_foreign(FOLDER):
-        FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = FOLDER / name
+    if os.geteuid() == 0 and not explain_untrusted_folder(TRACEBACK_FOLDER):
+        TRACEBACK_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = TRACEBACK_FOLDER / name
         try:
             return _write_report(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), str(path), text)
         except FileExistsError:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from gpunode.change import PackageChange
     from gpunode.packages.simulation import Simulation
 
-SCHEMA: Final = 2
-INDEX: Final = "capture.json"
-_ROWS: Final = "probes"
+CAPTURE_SCHEMA_VERSION: Final = 2
+CAPTURE_INDEX_FILE_NAME: Final = "capture.json"
+_PROBE_ROWS_FIELD: Final = "probes"
 # What schema 1 calls otherwise; it also has ``captures`` for ``probes``.
-_SCHEMA_1_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
-MAX_BYTES: Final = 96 << 20
+_SCHEMA_1_RENAMED_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
+MAX_UNPACKED_BYTES: Final = 96 << 20
 MAX_MEMBERS: Final = 4096
 # A real one is some hundred kilobytes; both bound the time that reading takes.
 MAX_PACKED: Final = 64 << 20
@@ -43,12 +43,12 @@ MAX_INDEX: Final = 8 << 20
 _LONGEST_EXTENDED: Final = 4096
 _MAX_EXTENDED: Final = 512 << 10
 _GZIP: Final = b"\x1f\x8b"
-_NAME_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
-_RETAKE: Final = "take the capture again with `gpunode capture FILE`"
+_NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
+_RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
 
 # Where a capture comes from, for what is said of it: a path, or the words for a stream.
-Place: TypeAlias = Path | str
+CapturePlace: TypeAlias = Path | str
 
 
 class ByteSource(Protocol):
@@ -114,7 +114,7 @@ def _explain_os_error(error: OSError, path: Path) -> str:
 def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a capture: the index, and one for every probe that returned data."""
     rows: dict[str, object] = {}
-    names: set[str] = {INDEX}
+    names: set[str] = {CAPTURE_INDEX_FILE_NAME}
     for key, capture in sorted(evidence.items()):
         row = _make_row(key, capture)
         if capture.data:
@@ -122,8 +122,8 @@ def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
             names.add(name)
             yield name, capture.data
         rows[key] = row
-    index = {"schema": SCHEMA, _ROWS: rows}
-    yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
+    index = {"schema": CAPTURE_SCHEMA_VERSION, _PROBE_ROWS_FIELD: rows}
+    yield CAPTURE_INDEX_FILE_NAME, (json.dumps(index, indent=1) + "\n").encode()
 
 
 def _make_row(key: str, capture: Capture) -> dict[str, object]:
@@ -202,7 +202,7 @@ def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
 
 
 @contextmanager
-def _explain_read_errors(place: Place) -> Iterator[None]:
+def _explain_read_errors(place: CapturePlace) -> Iterator[None]:
     """Turn errors about a capture into messages that name it."""
     from tarfile import TarError
 
@@ -210,11 +210,13 @@ def _explain_read_errors(place: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_NAME_READABLE) from error
+        raise UsageError(
+            f"{place} cannot be read", why=error.strerror or str(error), hint=_NAME_READABLE_CAPTURE_HINT
+        ) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *unpacking_errors) as error:
         # Of a name that is looked for in vain, Python says the name alone.
         why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
-        raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE}") from error
+        raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE_CAPTURE_HINT}") from error
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:
@@ -242,15 +244,17 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     elif start and unreadable_format(start) is None:
         kind = "it is pasted text, which lacks files that this command needs"
     else:
-        kind = f"it is neither a .tar.gz nor a folder with {INDEX}"
-    return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE}; `gpunode doctor` reads text")
+        kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX_FILE_NAME}"
+    return UsageError(
+        f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE_CAPTURE_HINT}; `gpunode doctor` reads text"
+    )
 
 
-def _harmful_error(path: Place, member: str, why: str) -> Refused:
+def _harmful_error(path: CapturePlace, member: str, why: str) -> Refused:
     return Refused(
         f"{path} was not read: it has an invalid member",
         why=f"{member}: {why}",
-        hint=f"do not unpack it by hand; {_RETAKE}",
+        hint=f"do not unpack it by hand; {_RETAKE_CAPTURE_HINT}",
     )
 
 
@@ -259,7 +263,7 @@ class _LimitedStream:
     """A stream with a size limit against decompression bombs and endless pipes."""
 
     stream: ByteSource
-    path: Place
+    path: CapturePlace
     left: int
     limit_message: str
 
@@ -271,7 +275,7 @@ class _LimitedStream:
         return data
 
 
-def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
+def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
     import tarfile  # loaded on use: most reports are texts
 
     left = _MAX_EXTENDED
@@ -290,7 +294,10 @@ def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
             return found
 
     # Headers, padding and the end of the archive come on top of what the members hold.
-    most, limit_message = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
+    most, limit_message = (
+        MAX_UNPACKED_BYTES + MAX_MEMBERS * 2048,
+        f"unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB",
+    )
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
     unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
     metered = _LimitedStream(unpacked, path, most, limit_message)
@@ -298,7 +305,7 @@ def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     seen: set[str] = set()
     with tarfile.open(fileobj=metered, mode="r|", tarinfo=Member) as archive:  # type: ignore[call-overload]
         for member in archive:
-            _check_member(member, path, seen)
+            _refuse_harmful_member(member, path, seen)
             seen.add(_normalize_member_name(member.name))
             if member.isreg():
                 content = archive.extractfile(member)
@@ -308,7 +315,7 @@ def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     return _without_top_folder(members)
 
 
-def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
+def _refuse_harmful_member(member: tarfile.TarInfo, path: CapturePlace, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful_error(path, name, "its name points outside of the capture")
@@ -316,8 +323,8 @@ def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
         raise _harmful_error(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _harmful_error(path, name, "is a link or a device, not a file")
-    if not 0 <= member.size <= MAX_BYTES:
-        raise _harmful_error(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
+    if not 0 <= member.size <= MAX_UNPACKED_BYTES:
+        raise _harmful_error(path, name, f"is larger than {MAX_UNPACKED_BYTES >> 20} MiB")
     if len(seen) >= MAX_MEMBERS:
         raise _harmful_error(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
 
@@ -330,17 +337,19 @@ def _normalize_member_name(name: str) -> str:
 def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Name the members relative to the capture's folder, which people pack as ``./`` or with its name."""
     plain = {_normalize_member_name(name): data for name, data in members.items()}
-    indexes = sorted((name for name in plain if f"/{name}".endswith(f"/{INDEX}")), key=lambda name: name.count("/"))
+    indexes = sorted(
+        (name for name in plain if f"/{name}".endswith(f"/{CAPTURE_INDEX_FILE_NAME}")), key=lambda name: name.count("/")
+    )
     if not indexes:
-        raise ValueError(f"no {INDEX} in it")
-    top = indexes[0].removesuffix(INDEX)
+        raise ValueError(f"no {CAPTURE_INDEX_FILE_NAME} in it")
+    top = indexes[0].removesuffix(CAPTURE_INDEX_FILE_NAME)
     return {name.removeprefix(top): data for name, data in plain.items() if name.startswith(top)}
 
 
 def _load_folder(path: Path) -> Evidence:
-    if not (path / INDEX).exists():
+    if not (path / CAPTURE_INDEX_FILE_NAME).exists():
         raise _unrecognised_error(path, b"")
-    left = MAX_BYTES
+    left = MAX_UNPACKED_BYTES
 
     def read(name: str) -> bytes:
         nonlocal left
@@ -366,31 +375,31 @@ def _read_regular_file(folder: Path, name: str, limit: int) -> bytes:
             raise _harmful_error(folder, name, "is not a plain file")
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise _harmful_error(folder, name, f"makes the capture larger than {MAX_BYTES >> 20} MiB")
+        raise _harmful_error(folder, name, f"makes the capture larger than {MAX_UNPACKED_BYTES >> 20} MiB")
     return data
 
 
-def _decode_evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
-    if len(packed := read(INDEX)) > MAX_INDEX:
-        raise _harmful_error(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
+def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Evidence:
+    if len(packed := read(CAPTURE_INDEX_FILE_NAME)) > MAX_INDEX:
+        raise _harmful_error(path, CAPTURE_INDEX_FILE_NAME, f"is larger than {MAX_INDEX >> 20} MiB")
     try:
         index = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{INDEX} is not JSON that gpunode wrote: {str(error)[:80]}") from error
+        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} is not JSON that gpunode wrote: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
-        raise ValueError(f"{INDEX} has no schema")
-    if schema > SCHEMA:
+        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} has no schema")
+    if schema > CAPTURE_SCHEMA_VERSION:
         raise Refused(
             f"{path} was captured by a newer gpunode",
-            why=f"its schema is {schema}; this gpunode reads 1 and {SCHEMA}",
+            why=f"its schema is {schema}; this gpunode reads 1 and {CAPTURE_SCHEMA_VERSION}",
             hint="upgrade gpunode (`pipx upgrade gpunode`), or capture the node again with this version",
         )
-    rows = index.get(_ROWS if schema == SCHEMA else "captures")
+    rows = index.get(_PROBE_ROWS_FIELD if schema == CAPTURE_SCHEMA_VERSION else "captures")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise ValueError(f"{INDEX} does not list probes by name")
+        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} does not list probes by name")
     if len(rows) > MAX_MEMBERS:
-        raise _harmful_error(path, INDEX, f"lists more than {MAX_MEMBERS} probes")
+        raise _harmful_error(path, CAPTURE_INDEX_FILE_NAME, f"lists more than {MAX_MEMBERS} probes")
     if schema == 1:
         rows = {key: _convert_schema_1(row) for key, row in rows.items()}
     return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}
@@ -398,10 +407,10 @@ def _decode_evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
 
 def _convert_schema_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row of a capture in schema 1 with the names of schema 2."""
-    return {_SCHEMA_1_KEYS.get(name, name): value for name, value in row.items()}
+    return {_SCHEMA_1_RENAMED_KEYS.get(name, name): value for name, value in row.items()}
 
 
-def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
+def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: CapturePlace) -> Capture:
     name, status = row.get("file"), row.get("exit_status")
     outcome: Any = row.get("outcome")
     if outcome not in get_args(ProbeOutcome):
@@ -447,8 +456,8 @@ class UnreadableFormat:
     how: str
 
 
-_IN_PICTURE: Final = "copy the text itself: gpunode cannot read pictures"
-_IN_DOCUMENT: Final = "copy the text out of it: gpunode reads plain text"
+_PICTURE_ADVICE: Final = "copy the text itself: gpunode cannot read pictures"
+_DOCUMENT_ADVICE: Final = "copy the text out of it: gpunode reads plain text"
 _KNOWN_FORMATS: Final = (
     (b"\x1f\x8b", UnreadableFormat("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
     (b"\xfd7zXZ\x00", UnreadableFormat("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
@@ -460,20 +469,20 @@ _KNOWN_FORMATS: Final = (
     (b"PK\x03\x04", UnreadableFormat("a zip archive", "unpack it: unzip FILE")),
     (b"7z\xbc\xaf\x27\x1c", UnreadableFormat("a 7-Zip archive", "unpack it: 7z x FILE")),
     (b"\x04\x22\x4d\x18", UnreadableFormat("packed with lz4", "unpack it: lz4 -d FILE")),
-    (b"\x89PNG", UnreadableFormat("a PNG picture", _IN_PICTURE)),
-    (b"\xff\xd8\xff", UnreadableFormat("a JPEG picture", _IN_PICTURE)),
-    (b"GIF8", UnreadableFormat("a GIF picture", _IN_PICTURE)),
-    (b"%PDF-", UnreadableFormat("a PDF document", _IN_DOCUMENT)),
+    (b"\x89PNG", UnreadableFormat("a PNG picture", _PICTURE_ADVICE)),
+    (b"\xff\xd8\xff", UnreadableFormat("a JPEG picture", _PICTURE_ADVICE)),
+    (b"GIF8", UnreadableFormat("a GIF picture", _PICTURE_ADVICE)),
+    (b"%PDF-", UnreadableFormat("a PDF document", _DOCUMENT_ADVICE)),
     (b"\x7fELF", UnreadableFormat("a program", "name the output of the program")),
     (b"LPKSHHRH", UnreadableFormat("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
     (b"\x00\x00\xfe\xff", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
     (b"\xff\xfe\x00\x00", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
 )
 _HEAD_BYTES: Final = 4096
-_TAR: Final = UnreadableFormat(
+_UNPACKED_TAR_FORMAT: Final = UnreadableFormat(
     "a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it"
 )
-_BINARY: Final = UnreadableFormat(
+_BINARY_FORMAT: Final = UnreadableFormat(
     "not text in a known encoding: it contains many zero bytes",
     "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text file, a capture or a bug report",
 )
@@ -486,8 +495,8 @@ def unreadable_format(data: bytes) -> UnreadableFormat | None:
         if data.startswith(start):
             return kind
     if data[257:262] == b"ustar":
-        return _TAR
+        return _UNPACKED_TAR_FORMAT
     head = data[:_HEAD_BYTES]
     controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
     # Text in UTF-16 with a mark before it is read.
-    return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY
+    return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY_FORMAT

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 # -I: neither the working folder nor PYTHON* variables decide what root runs. -S: nor .pth files, which take time, too.
-_ISOLATED = ("-I", "-S")
+_ISOLATED_PYTHON_OPTIONS = ("-I", "-S")
 
 
 def child_command(module: str, packages: Sequence[str] = ()) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def child_command(module: str, packages: Sequence[str] = ()) -> tuple[str, ...]:
     """
     places = dict.fromkeys(_find_path_entry(name) for name in ("gpunode", *packages))
     code = f"import sys; sys.path[:0] = sys.argv[1:]; from {module} import main; main()"
-    return (sys.executable, *_ISOLATED, "-c", code, *(place for place in places if place))
+    return (sys.executable, *_ISOLATED_PYTHON_OPTIONS, "-c", code, *(place for place in places if place))
 
 
 def _find_path_entry(name: str) -> str:

@@ -11,9 +11,9 @@ from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import files, places
 from gpunode.host.process import RootMountPoints, Runner, hold_signals
 
-_POLICY = "/usr/sbin/policy-rc.d"
-_RESOLVER = "/etc/resolv.conf"
-_PLACEHOLDER = b"# gpunode mounts another file over this one while it works here, and then removes it.\n"
+_POLICY_RC_FILE = "/usr/sbin/policy-rc.d"
+_RESOLV_CONF_FILE = "/etc/resolv.conf"
+_MOUNT_POINT_PLACEHOLDER = b"# gpunode mounts another file over this one while it works here, and then removes it.\n"
 
 
 @contextmanager
@@ -34,8 +34,9 @@ def prepare_root(runner: Runner) -> Iterator[None]:
     _refuse_without_system(runner.root)
     with ExitStack() as stack:
         try:
-            policy = _make_mount_point(_POLICY, runner.root, stack)
-            resolver = _make_mount_point(_RESOLVER, runner.root, stack) if os.path.exists(_RESOLVER) else ""  # noqa: PTH110
+            policy = _make_mount_point(_POLICY_RC_FILE, runner.root, stack)
+            has_resolver = os.path.exists(_RESOLV_CONF_FILE)  # noqa: PTH110
+            resolver = _make_mount_point(_RESOLV_CONF_FILE, runner.root, stack) if has_resolver else ""
             stack.callback(setattr, runner, "places", runner.places)
             is_own = bool(policy) and not _is_mount_point_file(policy, runner.root)
             runner.places = RootMountPoints("" if is_own else policy, resolver)
@@ -67,7 +68,7 @@ def _make_mount_point(path: str, root: str, stack: ExitStack) -> str:
     leads, made = files.make_parents(path, root=root)
     stack.callback(places.remove_folders, made, root=root)
     if files.read_file(leads, root=root).outcome == "absent":
-        files.replace_file(leads, FileState(_PLACEHOLDER), root=root)
+        files.replace_file(leads, FileState(_MOUNT_POINT_PLACEHOLDER), root=root)
     if _is_mount_point_file(leads, root):
         stack.callback(_remove_mount_point, leads, root)
     return leads
@@ -80,11 +81,11 @@ def _remove_mount_point(path: str, root: str) -> None:
 
 def _is_mount_point_file(path: str, root: str) -> bool:
     """Return True for a placeholder file, which a killed run leaves."""
-    return files.read_file(path, len(_PLACEHOLDER) + 1, root=root).data == _PLACEHOLDER
+    return files.read_file(path, len(_MOUNT_POINT_PLACEHOLDER) + 1, root=root).data == _MOUNT_POINT_PLACEHOLDER
 
 
 def remove_mount_points(root: str) -> None:
     """Remove the placeholder files that a killed run left as mount points."""
-    for path in (_POLICY, _RESOLVER):
+    for path in (_POLICY_RC_FILE, _RESOLV_CONF_FILE):
         if _is_mount_point_file(path, root):
             _remove_mount_point(path, root)

@@ -11,8 +11,8 @@ from gpunode.host.locks import LockHolder, make_holder, script_pids, wait_while
 from gpunode.host.port import OnProgress
 from gpunode.host.process import Runner
 
-NAME = "cloud-init"
-_UNITS = ("cloud-init", "cloud-config.", "cloud-final.")
+CLOUD_INIT_PROGRAM = "cloud-init"
+_CLOUD_INIT_UNIT_PREFIXES = ("cloud-init", "cloud-config.", "cloud-final.")
 # The stages that come after a login is possible. Source: cloud-init@22.4.2:systemd/, names unchanged in 25.1.
 _LATE_UNITS = ("cloud-config.service", "cloud-final.service")
 # `cloud-init status --wait` and its like run for a user and wait themselves.
@@ -73,13 +73,20 @@ def is_unfinished(folder: Path) -> bool:
 def find_stage_process(proc: Path) -> LockHolder | None:
     """Return the process that runs a stage of cloud-init, if any."""
     return next(
-        (make_holder(NAME, pid, proc=proc) for pid in script_pids(NAME, proc=proc) if _is_stage(pid, proc)), None
+        (
+            make_holder(CLOUD_INIT_PROGRAM, pid, proc=proc)
+            for pid in script_pids(CLOUD_INIT_PROGRAM, proc=proc)
+            if _is_stage_process(pid, proc)
+        ),
+        None,
     )
 
 
 def is_waiting_for_us(proc: Path) -> bool:
     """Return True if a stage of cloud-init waits for this process: as its ancestor or in its unit."""
-    return find_own_unit(proc).startswith(_UNITS) or any(_is_stage(pid, proc) for pid in ancestors(proc))
+    return find_own_unit(proc).startswith(_CLOUD_INIT_UNIT_PREFIXES) or any(
+        _is_stage_process(pid, proc) for pid in ancestors(proc)
+    )
 
 
 def find_own_unit(proc: Path) -> str:
@@ -108,12 +115,12 @@ def _parent_pid(folder: Path) -> int:
         return 0
 
 
-def _is_stage(pid: int, proc: Path) -> bool:
+def _is_stage_process(pid: int, proc: Path) -> bool:
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    is_cloud_init = any(word.rpartition(b"/")[2] == NAME.encode() for word in words[:2])
+    is_cloud_init = any(word.rpartition(b"/")[2] == CLOUD_INIT_PROGRAM.encode() for word in words[:2])
     return is_cloud_init and any(word in _STAGE_ARGUMENTS for word in words)
 
 

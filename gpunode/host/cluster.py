@@ -19,11 +19,11 @@ from gpunode.host.kubectl import (
     caller_environment,
     describe_install_location,
     explain_failure,
-    failed_groups,
+    find_failed_api_groups,
     find_program,
     is_object_rejection,
     parse_version,
-    refuse_old,
+    refuse_old_kubectl,
     split_errors,
     version_skew_warning,
 )
@@ -46,7 +46,7 @@ _KUBECTL_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClusterIdentity:
     """The cluster that kubectl talks to, and the user it logs in as.
 
     Attributes:
@@ -122,7 +122,7 @@ class Cluster:
         )
         return command("helm", *options, *words)
 
-    def identify(self) -> Identity:
+    def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster.
 
         Raises:
@@ -140,7 +140,7 @@ class Cluster:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
         client, version = (_git_version(versions, one) for one in ("clientVersion", "serverVersion"))
-        return Identity(str(context.get("name", "")), server, user, version, uid, client)
+        return ClusterIdentity(str(context.get("name", "")), server, user, version, uid, client)
 
     @cached_property
     def _versions(self) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ class Cluster:
         done = self._run(("version", "-o", "json", _REQUEST_TIMEOUT), b"", only_reads=True)
         # kubectl prints its own version even if the server does not answer.
         found: Mapping[str, Any] = _first_document(done.stdout) if done.stdout.startswith(b"{") else {}
-        refuse_old(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
+        refuse_old_kubectl(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
         if not done.ok:
             raise self._error_from(done)
         return found
@@ -179,10 +179,15 @@ class Cluster:
         Raises:
             GpunodeError: as ``identify``; Forbidden.
         """
-        refs = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _object_ref(one)} for one in objects]
+        refs = [
+            {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _name_and_namespace(one)}
+            for one in objects
+        ]
         words = ("get", "-f", "-", "--ignore-not-found", "--show-managed-fields", _REQUEST_TIMEOUT)
         return tuple(
-            one for few in _batches(refs) for one in _flatten_documents(self._read_output(*words, stdin=_as_list(few)))
+            one
+            for few in _batches(refs)
+            for one in _flatten_documents(self._read_output(*words, stdin=_encode_object_list(few)))
         )
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
@@ -236,7 +241,7 @@ class Cluster:
     def _list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
         """List the kinds; those of ``group`` are complete as long as only other groups fail."""
         done = self._run(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), b"", only_reads=True)
-        failed = failed_groups(done)
+        failed = find_failed_api_groups(done)
         if not done.ok and not (group and failed and group not in failed):
             raise self._error_from(done)
         return tuple(done.stdout.decode().split())
@@ -249,7 +254,8 @@ class Cluster:
         """
         words = ("apply", *_APPLY_OPTIONS, manager, "--dry-run=server", *_JSON_OUTPUT)
         results = [
-            self._parse_result(self._run(words, _as_list(batch), only_reads=True)) for batch in _batches(objects)
+            self._parse_result(self._run(words, _encode_object_list(batch), only_reads=True))
+            for batch in _batches(objects)
         ]
         return DryRunResult(
             tuple(body for one in results for body in one.objects), tuple(e for one in results for e in one.errors)
@@ -298,8 +304,11 @@ class Cluster:
         """
         options = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
         words = ("delete", _NO_DRY_RUN, *self._no_prompt_options, *options)
-        refs = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _object_ref(one)} for one in bodies]
-        done = self._run((*words, "--timeout=120s"), _as_list(refs), only_reads=False, timeout_s=150.0)
+        refs = [
+            {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _name_and_namespace(one)}
+            for one in bodies
+        ]
+        done = self._run((*words, "--timeout=120s"), _encode_object_list(refs), only_reads=False, timeout_s=150.0)
         if not done.ok:
             raise self._error_from(done)
 
@@ -336,7 +345,9 @@ class Cluster:
         Raises:
             GpunodeError: as ``identify``.
         """
-        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _as_list(bodies), only_reads=False)
+        done = self._run(
+            ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_object_list(bodies), only_reads=False
+        )
         return self._parse_result(done)
 
     def _parse_result(self, done: FinishedCommand) -> DryRunResult:
@@ -381,7 +392,9 @@ class Cluster:
         ]
         if not reviews:
             return ()
-        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _as_list(reviews), only_reads=True)
+        done = self._run(
+            ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_object_list(reviews), only_reads=True
+        )
         if not done.ok:
             raise self._error_from(done)
         return tuple(bool(one.get("status", {}).get("allowed")) for one in _flatten_documents(done.stdout))
@@ -471,12 +484,12 @@ def _batches(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
     return (objects[at : at + _BATCH_SIZE] for at in range(0, len(objects), _BATCH_SIZE))
 
 
-def _object_ref(body: Body) -> Mapping[str, str]:
+def _name_and_namespace(body: Body) -> Mapping[str, str]:
     metadata = body["metadata"]
     return {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
 
 
-def _as_list(objects: Sequence[Body]) -> bytes:
+def _encode_object_list(objects: Sequence[Body]) -> bytes:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}).encode()
 
 

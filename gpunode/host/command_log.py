@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
-from gpunode.host.ownership import explain_foreign
+from gpunode.host.ownership import explain_untrusted_folder
 from gpunode.host.process import FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
@@ -45,7 +45,7 @@ class CommandLog:
 
     def _write(self, entry: bytes) -> None:
         folder = Path(self._root + files.make_parents(_FOLDER, root=self._root or "/")[0])
-        if why := explain_foreign(folder):
+        if why := explain_untrusted_folder(folder):
             raise OSError(errno.EPERM, f"{folder} may belong to another user: {why}")
         folder.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

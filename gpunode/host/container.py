@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from gpunode.host.process import FinishedCommand, Runner
 
 # What libnvidia-ml.so.1 of every branch is linked with beside libc, in whose folder they are.
-_GLIBC = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+_GLIBC_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 _DRIVER_LIBRARIES = ("libnvidia", "libcuda")
-_ETC = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
-_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
+_IMAGE_ETC_FILES = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
+_IMAGE_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
 # What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
 _ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
-_MEDIA_TYPE = "application/vnd.oci.image."
+_OCI_MEDIA_TYPE_PREFIX = "application/vnd.oci.image."
 
 
 def find_image_libraries(listing: str) -> frozenset[str]:
@@ -53,7 +53,7 @@ def find_image_libraries(listing: str) -> frozenset[str]:
     if "libc.so.6" not in found:
         raise ValueError("nvidia-smi needs glibc, and ldd finds no libc.so.6 on this host (musl is not supported)")
     folder = PurePosixPath(found["libc.so.6"]).parent
-    return frozenset(found.values()) | {str(folder / name) for name in _GLIBC}
+    return frozenset(found.values()) | {str(folder / name) for name in _GLIBC_LIBRARIES}
 
 
 def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
@@ -74,7 +74,7 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
     if machine not in _ARCHITECTURES:
         raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES)}")
     architecture = _ARCHITECTURES[machine][1]
-    layer = _make_tar({**libraries, **_ETC}, _FOLDERS)
+    layer = _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS)
     config = _image_config(architecture, layer, command)
     manifest = _image_manifest(config, layer)
     files = {
@@ -108,9 +108,9 @@ def _image_manifest(config: bytes, layer: bytes) -> bytes:
     return _encode_json(
         {
             "schemaVersion": 2,
-            "mediaType": f"{_MEDIA_TYPE}manifest.v1+json",
-            "config": _descriptor(f"{_MEDIA_TYPE}config.v1+json", config),
-            "layers": [_descriptor(f"{_MEDIA_TYPE}layer.v1.tar", layer)],
+            "mediaType": f"{_OCI_MEDIA_TYPE_PREFIX}manifest.v1+json",
+            "config": _make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}config.v1+json", config),
+            "layers": [_make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}layer.v1.tar", layer)],
         }
     )
 
@@ -118,7 +118,7 @@ def _image_manifest(config: bytes, layer: bytes) -> bytes:
 def _image_index(architecture: str, manifest: bytes, reference: str) -> bytes:
     # The first is containerd's name for an image, the second the OCI layout's.
     names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
-    entry = _descriptor(f"{_MEDIA_TYPE}manifest.v1+json", manifest)
+    entry = _make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}manifest.v1+json", manifest)
     platform = {"architecture": architecture, "os": "linux"}
     return _encode_json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
 
@@ -130,7 +130,7 @@ def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted({*files, *folders, *above} - {"/", "."}):
             member = tarfile.TarInfo(path.lstrip("/"))
-            member.mode = 0o644 if path in _ETC else 0o755
+            member.mode = 0o644 if path in _IMAGE_ETC_FILES else 0o755
             member.type = tarfile.REGTYPE if path in files else tarfile.DIRTYPE
             member.size = len(files.get(path, b""))
             archive.addfile(member, io.BytesIO(files.get(path, b"")))
@@ -149,14 +149,14 @@ def _blob_path(data: bytes) -> str:
     return f"blobs/sha256/{hashlib.sha256(data).hexdigest()}"
 
 
-def _descriptor(media_type: str, data: bytes) -> dict[str, object]:
+def _make_oci_descriptor(media_type: str, data: bytes) -> dict[str, object]:
     return {"mediaType": media_type, "digest": _digest_of(data), "size": len(data)}
 
 
 UUID_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 # `utility` is what brings nvidia-smi and NVML into a container (NVIDIA container toolkit, driver capabilities).
-_ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
-_PROGRAMS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
+_CONTAINER_ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+_NVIDIA_SMI_PATHS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
 _LDD_TIMEOUT_S = 10.0
 _LOAD_TIMEOUT_S = 120.0
 _REMOVE_TIMEOUT_S = 60.0
@@ -194,7 +194,7 @@ def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
     ctr = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", name)
-    environment = tuple(word for one in _ENVIRONMENT for word in ("--env", one))
+    environment = tuple(word for one in _CONTAINER_ENVIRONMENT for word in ("--env", one))
     return ContainerCommands(
         runtime="containerd",
         reference=reference,
@@ -214,7 +214,7 @@ def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-
 
 def docker_commands(token: str) -> ContainerCommands:
     """Return the commands for docker, through the runtime that daemon.json calls ``nvidia``."""
-    environment = (word for one in _ENVIRONMENT for word in ("--env", one))
+    environment = (word for one in _CONTAINER_ENVIRONMENT for word in ("--env", one))
     return _engine_commands("docker", token, "--runtime", "nvidia", *environment)
 
 
@@ -289,7 +289,7 @@ def check_container(
 ) -> ContainerCheck:
     """Run a container, compare its GPUs with ``expected``, and remove everything."""
     expected = frozenset(expected)
-    program = next((path for path in _PROGRAMS if Path(path).exists()), None)
+    program = next((path for path in _NVIDIA_SMI_PATHS if Path(path).exists()), None)
     if program is None:
         return _failed_check(commands, expected, "nvidia-smi is not installed on the host, so no runtime can mount it")
     try:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Without persistence each GPU is woken first, which takes seconds; sixteen of them fit.
 TIMEOUT_S = 180.0
-ELEMENTS = 1 << 20
-_BLOCK = 256
-_NAN = 0x7FC00000
+VECTOR_LENGTH = 1 << 20
+_THREADS_PER_BLOCK = 256
+_NAN_BITS = 0x7FC00000
 
 # sm_30 is Kepler. "PTX code generated for a given target can be run on later targets" (PTX ISA, .target), so this one
 # text serves every GPU of driver 384 (CUDA 9.0, whose PTX is 6.0) and later. Assembled by the real ptxas for sm_35 to
 # sm_90 (11.8), sm_50 to sm_120 (12.9) and sm_75 to sm_120 (13.5): tests/conformance/nvml/test_ptx.py.
-PTX = b"""\
+VECTOR_ADD_PTX = b"""\
 .version 6.0
 .target sm_30
 .address_size 64
@@ -152,8 +152,8 @@ class _Driver:
 
 def _make_vectors() -> tuple[array[float], array[float], array[float]]:
     """Return two addends and their sums, which fill the mantissa to detect a GPU that drops bits."""
-    a = array("f", (i * 7919 % 65521 / 64 for i in range(ELEMENTS)))
-    b = array("f", (i * 3571 % 65519 / 128 - 256 for i in range(ELEMENTS)))
+    a = array("f", (i * 7919 % 65521 / 64 for i in range(VECTOR_LENGTH)))
+    b = array("f", (i * 3571 % 65519 / 128 - 256 for i in range(VECTOR_LENGTH)))
     # Rounded once to double and once to float, which for one addition is the same as rounded once to float.
     return a, b, array("f", map(float.__add__, a, b))
 
@@ -209,7 +209,7 @@ def _add_vectors(driver: _Driver, device: ctypes.c_int, a: array[float], b: arra
         for pointer, values in ((pa, a), (pb, b)):
             driver("cuMemcpyHtoD_v2", pointer, _address_of(values), ctypes.c_size_t(size))
         # What the kernel does not write must not pass for what it wrote in an earlier run.
-        driver("cuMemsetD32_v2", psum, ctypes.c_uint(_NAN), ctypes.c_size_t(len(a)))
+        driver("cuMemsetD32_v2", psum, ctypes.c_uint(_NAN_BITS), ctypes.c_size_t(len(a)))
         _launch_kernel(driver, function, (pa, pb, psum, ctypes.c_uint(len(a))))
         driver("cuCtxSynchronize")
         sums = array("f", bytes(size))
@@ -223,7 +223,15 @@ def _compile_kernel(driver: _Driver, cleanup: ExitStack) -> ctypes.c_void_p:
     options = (ctypes.c_int * 2)(5, 6)
     values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    driver("cuModuleLoadDataEx", ctypes.byref(module), ctypes.c_char_p(PTX), ctypes.c_uint(2), options, values, log=log)
+    driver(
+        "cuModuleLoadDataEx",
+        ctypes.byref(module),
+        ctypes.c_char_p(VECTOR_ADD_PTX),
+        ctypes.c_uint(2),
+        options,
+        values,
+        log=log,
+    )
     cleanup.callback(driver, "cuModuleUnload", module)
     driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"vector_add"))
     return function
@@ -243,8 +251,8 @@ def _address_of(values: array[float]) -> ctypes.c_void_p:
 def _launch_kernel(driver: _Driver, function: ctypes.c_void_p, arguments: tuple[Any, ...]) -> None:
     """Launch the kernel with one thread per element; ``arguments`` must outlive it."""
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
-    blocks = -(-ELEMENTS // _BLOCK)
-    shape = [ctypes.c_uint(n) for n in (blocks, 1, 1, _BLOCK, 1, 1, 0)]
+    blocks = -(-VECTOR_LENGTH // _THREADS_PER_BLOCK)
+    shape = [ctypes.c_uint(n) for n in (blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0)]
     driver("cuLaunchKernel", function, *shape, None, pointers, None)
 
 

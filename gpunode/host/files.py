@@ -23,7 +23,7 @@ from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import Capture, Ownership
 from gpunode.host.places import (
-    ABSENT,
+    ABSENT_ERRNOS,
     ForeignLinkError,
     OpenedPath,
     list_names,
@@ -33,17 +33,17 @@ from gpunode.host.places import (
     sync_folder,
 )
 
-_TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}")
+_TEMPORARY_FILE_NAME = re.compile(r"\.gpunode-[0-9a-f]{8}")
 _MAX_FILE_BYTES = 64 << 20
-_KINDS = {
+_FILE_KIND_WORDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
-_DENIED = frozenset({errno.EACCES, errno.EPERM})
-_IN_USE = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, *ABSENT})
+_ACCESS_DENIED_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
+_TOLERATED_RMDIR_ERRNOS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, *ABSENT_ERRNOS})
 
 
 def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Capture:
@@ -64,9 +64,11 @@ def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Ca
 def capture_error(source: str, error: OSError) -> Capture:
     """Return the capture of something that could not be read."""
     why = error.strerror or str(error)
-    if error.errno in ABSENT:
+    if error.errno in ABSENT_ERRNOS:
         return Capture(source, "absent", error=why)
-    is_denied = error.errno in _DENIED and not isinstance(error, ForeignLinkError)  # which root is told, too
+    is_denied = error.errno in _ACCESS_DENIED_ERRNOS and not isinstance(
+        error, ForeignLinkError
+    )  # which root is told, too
     return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
@@ -94,7 +96,7 @@ def _read_up_to(fd: int, count: int) -> bytes:
 
 
 def _describe_kind(status: os.stat_result) -> str:
-    return _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+    return _FILE_KIND_WORDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
 
 
 def make_ownership(status: os.stat_result, exposed: str = "") -> Ownership:
@@ -179,7 +181,9 @@ def _sync_parent(place: OpenedPath, otherwise: str, *, new: bool = False) -> Non
             sync_folder(folder)
     except OSError as error:
         why = f"its folder could not be synced: {error.strerror}"
-        raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
+        raise ChangeFailed(
+            otherwise, why=why, hint=f"{_HINT_BY_ERRNO[errno.EIO]}, then run the command again"
+        ) from error
 
 
 def _read_opened_state(place: OpenedPath, path: str) -> FileState | None:
@@ -228,7 +232,7 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
         )
 
 
-def remove_leftovers(path: str, *, root: str = "/") -> None:
+def remove_leftover_temporary_files(path: str, *, root: str = "/") -> None:
     """Remove temporary files of a killed run beside ``path``, and sync what it wrote."""
     with suppress(OSError), open_path(path, root) as place:
         _remove_temporary_files(place.folder)
@@ -238,7 +242,7 @@ def remove_leftovers(path: str, *, root: str = "/") -> None:
 
 def _remove_temporary_files(folder: int) -> None:
     """Remove temporary files of a killed run; there is only one run at a time."""
-    for name in filter(_TEMPORARY.fullmatch, list_names(folder)):
+    for name in filter(_TEMPORARY_FILE_NAME.fullmatch, list_names(folder)):
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
@@ -312,7 +316,7 @@ def _remove_if_empty(path: str, root: str) -> None:
             os.rmdir(place.name, dir_fd=place.folder)
             sync_folder(place.folder)
     except OSError as error:
-        if error.errno not in _IN_USE:
+        if error.errno not in _TOLERATED_RMDIR_ERRNOS:
             raise _write_error(path, "removed", error, "; the folder is empty") from error
 
 
@@ -335,7 +339,7 @@ def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = _acce
                 os.unlink(place.name, dir_fd=place.folder)
                 _sync_parent(place, f"{path} was removed, but a power cut may bring it back")
     except OSError as error:
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             raise _write_error(path, "removed", error) from error
 
 
@@ -360,7 +364,7 @@ def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[st
         raise _write_error(path, "written beside", error) from error
 
 
-_HINTS = {
+_HINT_BY_ERRNO = {
     errno.ENOSPC: "free space there (`df -h {folder}`, `df -i {folder}`), then run the command again",
     errno.EDQUOT: "raise the quota there, then run the command again",
     errno.EROFS: "mount it writable (`findmnt -T {folder}`), then run the command again",
@@ -377,7 +381,7 @@ def _write_error(path: str, verb: str, error: OSError, then: str = "; the file i
     if isinstance(error, ForeignLinkError):
         hint = f"name the file itself, or give the link to root: {command('chown', '-h', 'root', str(error.filename))}"
         return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
-    hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
+    hint = _HINT_BY_ERRNO.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"
     return ChangeFailed(
         f"{path} could not be {verb}",
@@ -387,18 +391,18 @@ def _write_error(path: str, verb: str, error: OSError, then: str = "; the file i
 
 
 # They hold a digest of the old content and belong to it alone.
-_CONTENT_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
+_CONTENT_BOUND_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
 # What a folder's default ACL gives to every new file in it.
-_DEFAULT_ACL = "system.posix_acl_access"
+_ACL_ATTRIBUTE = "system.posix_acl_access"
 # The file system has no room or no life: nothing that the attribute is to blame for.
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of linux/fs.h: declared with a long, though an int is passed.
 _GET_FLAGS, _SET_FLAGS = (
     way << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | number for way, number in ((2, 1), (1, 2))
 )
 _IMMUTABLE, _APPEND_ONLY, _VERITY = 0x10, 0x20, 0x100000
 # chattr's s, u, c, S, d, A, m, j, t and C: what a user may set and a new file can have.
-_KEPT_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x800000
+_COPIED_CHATTR_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x800000
 _LEFT_UNCHANGED = "it was left as it is"
 
 
@@ -406,7 +410,7 @@ def _read_attributes(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
     """Return the extended attributes not bound to the current content. Raises OSError."""
     # By way of /proc, since the calls on a name cannot start at an open folder.
     path = f"/proc/self/fd/{folder}/{name}"
-    names = sorted(set(_list_attributes(path)) - _CONTENT_ATTRIBUTES)
+    names = sorted(set(_list_attributes(path)) - _CONTENT_BOUND_ATTRIBUTES)
     return tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in names)
 
 
@@ -430,8 +434,8 @@ def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int)
     for name, value in wanted:
         if present.get(name) != value:
             _set_attribute(path, name, value, fd)
-    if _DEFAULT_ACL in present and _DEFAULT_ACL not in dict(wanted):
-        os.removexattr(fd, _DEFAULT_ACL)
+    if _ACL_ATTRIBUTE in present and _ACL_ATTRIBUTE not in dict(wanted):
+        os.removexattr(fd, _ACL_ATTRIBUTE)
 
 
 def _current_attributes(fd: int) -> Iterator[tuple[str, bytes]]:
@@ -443,7 +447,7 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
     try:
         os.setxattr(fd, name, value)
     except OSError as error:
-        if error.errno in _DISK:
+        if error.errno in _DISK_ERRNOS:
             raise
         raise ChangeFailed(
             f"{path} could not be written",
@@ -456,10 +460,10 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
 def _copy_flags(folder: int, name: str, fd: int) -> None:
     """Copy the flags (chattr(1)) of the file ``name``; refuse those that no new file can have."""
     with _open_for_flags(folder, name) as old:
-        wanted = _read_flags(old) & _KEPT_FLAGS
+        wanted = _read_flags(old) & _COPIED_CHATTR_FLAGS
     present = _read_flags(fd)
-    if present & _KEPT_FLAGS != wanted:
-        fcntl.ioctl(fd, _SET_FLAGS, struct.pack("I", present & ~_KEPT_FLAGS | wanted))
+    if present & _COPIED_CHATTR_FLAGS != wanted:
+        fcntl.ioctl(fd, _SET_FLAGS, struct.pack("I", present & ~_COPIED_CHATTR_FLAGS | wanted))
 
 
 @contextmanager
@@ -506,7 +510,8 @@ def _refuse_immutable_flags(path: str, folder: int, name: str) -> None:
         raise Refused(
             f"{path} is sealed by fs-verity",
             why=f"the new file would not be sealed, and programs that rely on it would not notice; {_LEFT_UNCHANGED}",
-            hint=f"if it may change, make it an ordinary file, then run the command again:\n{_split_off_command(path)}",
+            hint="if it may change, make it an ordinary file, then run the command "
+            f"again:\n{_separate_hard_link_command(path)}",
         )
 
 
@@ -521,11 +526,11 @@ def _refuse_hard_links(path: str, status: os.stat_result) -> None:
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
             why=f"only this name would get the new content, the others would keep the old; {_LEFT_UNCHANGED}",
             hint=f"list the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
-            f"and to make this one a separate file:\n  {_split_off_command(path)}\nthen run the command again",
+            f"and to make this one a separate file:\n  {_separate_hard_link_command(path)}\nthen run the command again",
         )
 
 
-def _split_off_command(path: str) -> str:
+def _separate_hard_link_command(path: str) -> str:
     own = f"{path}.own"
     return f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
 

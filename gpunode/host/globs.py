@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.host.files import capture_error, make_ownership, read_file
-from gpunode.host.places import ABSENT, list_names, open_folder, read_link_target, split_path
+from gpunode.host.places import ABSENT_ERRNOS, list_names, open_folder, read_link_target, split_path_reversed
 
 
 def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
@@ -26,7 +26,9 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
         root: the node's root.
     """
     problems: list[OSError] = []
-    found = encode_matches(iter(_walk_pattern("", split_path(pattern), limit if contents else None, root, problems)))
+    found = encode_matches(
+        iter(_walk_pattern("", split_path_reversed(pattern), limit if contents else None, root, problems))
+    )
     if problems:
         worst = capture_error(pattern, problems[0])
         return Capture(pattern, worst.outcome, found, f"{problems[0].filename}: {worst.error}")
@@ -47,7 +49,7 @@ def _walk_pattern(
                     names = [name for name in names if not _is_folder(name, fd)]
                 return [_make_match(f"{above}/{name}", name, fd, limit, root) for name in names]
     except OSError as error:
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             error.filename = above or "/"
             problems.append(error)
         return ()

@@ -15,17 +15,17 @@ from typing import Final
 from gpunode.change import PackageChange
 from gpunode.facts.evidence import decode_matches
 from gpunode.host import files, globs
-from gpunode.host.apt import SIMULATE, UNATTENDED
+from gpunode.host.apt import SIMULATE_COMMAND, UNATTENDED_APT_ENVIRONMENT
 from gpunode.host.process import Runner
 from gpunode.packages.deb import status
 from gpunode.packages.deb.output import parse_simulation
 from gpunode.packages.deb.requests import arguments
-from gpunode.packages.simulation import NOT_SIMULATED, Simulation
+from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation
 
-_STATUS: Final = "/var/lib/dpkg/status"
-_ARCHITECTURES: Final = "/var/lib/dpkg/arch"
-_COPIED_FILES: Final = (
-    _STATUS,
+_DPKG_STATUS_FILE: Final = "/var/lib/dpkg/status"
+_DPKG_ARCHITECTURES_FILE: Final = "/var/lib/dpkg/arch"
+_COPIED_FILE_GLOBS: Final = (
+    _DPKG_STATUS_FILE,
     "/var/lib/apt/extended_states",
     "/var/lib/apt/lists/*",
     "/etc/apt/sources.list",
@@ -34,25 +34,25 @@ _COPIED_FILES: Final = (
     "/etc/apt/preferences.d/*",
 )
 # Of all files together: an image may hold any number of sparse ones. Universe of Ubuntu 24.04 is 70 MB unpacked.
-_MAX_FILE_BYTES: Final = 512 << 20
-_NOBODY: Final = "65534"  # Debian Policy 9.2.2: of nobody and of nogroup
-_UNPRIVILEGED: Final = (
+_MAX_COPIED_BYTES: Final = 512 << 20
+_NOBODY_ID: Final = "65534"  # Debian Policy 9.2.2: of nobody and of nogroup
+_UNPRIVILEGED_COMMAND_PREFIX: Final = (
     "setpriv",
-    f"--reuid={_NOBODY}",
-    f"--regid={_NOBODY}",
+    f"--reuid={_NOBODY_ID}",
+    f"--regid={_NOBODY_ID}",
     "--clear-groups",
     "--no-new-privs",
     "--bounding-set=-all",
 )
-_PROGRAM_MISSING: Final = b"setpriv: failed to execute"
-_LIMIT_S: Final = 120.0
+_SETPRIV_PROGRAM_MISSING: Final = b"setpriv: failed to execute"
+_SIMULATION_TIMEOUT_S: Final = 120.0
 _OUTPUT_LIMIT: Final = 16 << 20
 
 
 def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
     """Simulate one transaction of ``changes`` in ``root``; ``problem`` says why if it could not be."""
     try:
-        found = status.entries(files.read_file(_STATUS, root=root).text)
+        found = status.entries(files.read_file(_DPKG_STATUS_FILE, root=root).text)
         native = status.native_architecture(found)
         known = status.packages(found)
     except ValueError as error:
@@ -63,42 +63,42 @@ def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
     try:
         # Not where TMPDIR says: nobody may not enter every folder of root's.
         with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/var/tmp") as folder:
-            _copy_state(root, Path(folder), native)
-            argv = (*(_UNPRIVILEGED if os.geteuid() == 0 else ()), *SIMULATE, *words)
-            env = {**UNATTENDED, "APT_CONFIG": f"{folder}/apt.conf"}
-            done = Runner().run(argv, timeout_s=_LIMIT_S, limit_bytes=_OUTPUT_LIMIT, env=env)
+            _copy_apt_state(root, Path(folder), native)
+            argv = (*(_UNPRIVILEGED_COMMAND_PREFIX if os.geteuid() == 0 else ()), *SIMULATE_COMMAND, *words)
+            env = {**UNATTENDED_APT_ENVIRONMENT, "APT_CONFIG": f"{folder}/apt.conf"}
+            done = Runner().run(argv, timeout_s=_SIMULATION_TIMEOUT_S, limit_bytes=_OUTPUT_LIMIT, env=env)
     except (OSError, ValueError) as error:
         return _failed_simulation(f"the state of the image's apt cannot be copied: {error}")
-    if done.missing or _PROGRAM_MISSING in done.stderr:
+    if done.missing or _SETPRIV_PROGRAM_MISSING in done.stderr:
         return _failed_simulation("this machine has no apt-get, and plan runs no program of the image")
     return parse_simulation(done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"), ok=done.ok)
 
 
 def _failed_simulation(why: str) -> Simulation:
-    return Simulation((), f"{NOT_SIMULATED}{why}", "apt")
+    return Simulation((), f"{NOT_SIMULATED_PREFIX}{why}", "apt")
 
 
-def _copy_state(root: str, folder: Path, native: str) -> None:
+def _copy_apt_state(root: str, folder: Path, native: str) -> None:
     """Copy what apt needs of ``root`` to ``folder``, with an apt.conf by which it reads nothing else."""
     folder.chmod(0o750)
     if os.geteuid() == 0:
-        os.chown(folder, 0, int(_NOBODY))
+        os.chown(folder, 0, int(_NOBODY_ID))
     (folder / "var/lib/apt/lists/partial").mkdir(parents=True)
-    left = _MAX_FILE_BYTES
-    for pattern in _COPIED_FILES:
+    left = _MAX_COPIED_BYTES
+    for pattern in _COPIED_FILE_GLOBS:
         for path in (
             one.path
-            for one in decode_matches(globs.find_matches(pattern, _MAX_FILE_BYTES, contents=False, root=root).data)
+            for one in decode_matches(globs.find_matches(pattern, _MAX_COPIED_BYTES, contents=False, root=root).data)
         ):
             capture = files.read_file(path, left, root=root)
             left -= len(capture.data)
             if left <= 0:
-                raise ValueError(f"it is larger than {_MAX_FILE_BYTES >> 20} MiB")
+                raise ValueError(f"it is larger than {_MAX_COPIED_BYTES >> 20} MiB")
             if capture.outcome == "ok":
                 target = folder / path.lstrip("/")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(capture.data)
-    foreign = files.read_file(_ARCHITECTURES, root=root).text.split()
+    foreign = files.read_file(_DPKG_ARCHITECTURES_FILE, root=root).text.split()
     (folder / "apt.conf").write_text(_make_configuration(folder, dict.fromkeys((native, *foreign))))
 
 
@@ -107,7 +107,7 @@ def _make_configuration(folder: Path, architectures: Iterable[str]) -> str:
     native, *_ = names = [name for name in architectures if name.isalnum()]  # into quotes goes no quote
     settings = {
         "Dir": f"{folder}/",
-        "Dir::State::status": f"{folder}{_STATUS}",
+        "Dir::State::status": f"{folder}{_DPKG_STATUS_FILE}",
         "Dir::Etc::main": "/dev/null",
         "Dir::Etc::parts": "/dev/null",
         "Dir::Bin::dpkg": "/bin/false",

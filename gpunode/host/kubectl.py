@@ -24,7 +24,7 @@ _SUPPORTED_SKEW: Final = 1
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
 # Log entries, which repeat the error for each retry; continuation lines are indented.
 _LOG_ENTRY: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
-_MAX_LINES: Final = 12
+_MAX_ERROR_LINES: Final = 12
 # Start of an error of kubectl's own, after those of a login plugin.
 _KUBECTL_ERROR: Final = re.compile(r"(?:error: |Error from server|Unable to connect|The connection to|The [A-Z]\w+ \")")
 # kubectl's error messages, as 1.20 and 1.36 print them.
@@ -32,8 +32,8 @@ _PLUGIN_MISSING: Final = re.compile(
     r"exec: executable (\S+) not found|exec: fork/exec (\S+): (?:no such file or directory|permission denied)"
 )
 _PLUGIN_FAILED: Final = re.compile(r"getting credentials, (?:exec: executable (\S+) failed)?")
-_INSTALL_HINT: Final = re.compile(r"#client-go-credential-plugins\s+(.+)", re.DOTALL)
-_CERTIFICATE: Final = re.compile(r"x509: |failed to verify certificate|certificate signed by")
+_INSTALL_HINT_IN_OUTPUT: Final = re.compile(r"#client-go-credential-plugins\s+(.+)", re.DOTALL)
+_CERTIFICATE_REJECTED: Final = re.compile(r"x509: |failed to verify certificate|certificate signed by")
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused - did you|no such host|i/o timeout|Unable to connect|context deadline exceeded"
     r"|TLS handshake timeout|no route to host|network is unreachable|connection reset by peer"
@@ -43,28 +43,28 @@ _UNREACHABLE: Final = re.compile(
 _LOGIN_REJECTED: Final = re.compile(
     r"Unauthorized|must be logged in|asked for the client to provide credentials|token.* expired"
 )
-_NO_CONTEXT: Final = re.compile(
+_CONTEXT_NOT_FOUND: Final = re.compile(
     r"context \"?([^\"\n]*)\"? does not exist|cannot locate context (\S+)"
     r"|no context exists with the name: \"?([^\"\n]*)"
 )
-_NO_CLUSTER: Final = re.compile(
+_NO_CLUSTER_CONFIGURED: Final = re.compile(
     r"localhost:8080|127\.0\.0\.1:8080|\[::1\]:8080|current-context (?:is not set|must exist)|no configuration"
 )
-_UNREADABLE: Final = re.compile(
+_KUBECONFIG_FILE_UNREADABLE: Final = re.compile(
     r"error loading config file \"([^\"\n]+)\"|unable to read (?:certificate|client)-\S+ (\S+)"
 )
 # The API server answered, and an aggregated API behind it did not: each group with its version and why, after commas.
 # Source: client-go discovery, ErrGroupDiscoveryFailed.
-_INCOMPLETE_LIST: Final = "unable to retrieve the complete list of server APIs: "
+_INCOMPLETE_API_LIST_ERROR: Final = "unable to retrieve the complete list of server APIs: "
 _FAILED_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
 # The API server answered, and quotes why it could not reach somebody else.
-_WEBHOOK: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
+_WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
 _FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
-_NO_KIND: Final = re.compile(
+_KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
 _DELETE_TIMED_OUT: Final = re.compile(r"timed out waiting for the condition on (\S+)")
-_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+_FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 # Login plugins in the kubeconfigs of cloud providers, and how to install them, from the providers' documentation.
 _PLUGIN_INSTALL_HINTS: Final = {
     "aws": "install the AWS CLI, version 2",
@@ -76,7 +76,7 @@ _PLUGIN_INSTALL_HINTS: Final = {
 
 
 # kubectl's advice on a conflict: force it.
-_ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
+_FIELD_CONFLICT_ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
 
 
 class Forbidden(Refused):
@@ -86,14 +86,14 @@ class Forbidden(Refused):
 
 
 def clean_output(done: FinishedCommand) -> str:
-    """Return the errors that kubectl printed, without its log, at most ``_MAX_LINES`` lines; secrets redacted."""
-    output = _ADVICE.sub(
+    """Return the errors that kubectl printed, without its log, at most ``_MAX_ERROR_LINES`` lines; secrets redacted."""
+    output = _FIELD_CONFLICT_ADVICE.sub(
         "", _LOG_ENTRY.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace"))
     )
     # The reason follows, which is no secret. A plugin that is retried prints the same again.
     output = output.replace("getting credentials: ", "getting credentials, ")
     lines = dict.fromkeys(line for line in redact(output).splitlines() if line.strip())
-    return "\n".join([*lines][:_MAX_LINES])
+    return "\n".join([*lines][:_MAX_ERROR_LINES])
 
 
 def main_error_line(output: str) -> str:
@@ -122,15 +122,15 @@ def explain_failure(
     )
 
 
-def failed_groups(done: FinishedCommand) -> frozenset[str]:
+def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
     """Return the API groups that are missing from a list of kinds; empty if the list failed for another reason."""
-    _, incomplete, groups = clean_output(done).partition(_INCOMPLETE_LIST)
+    _, incomplete, groups = clean_output(done).partition(_INCOMPLETE_API_LIST_ERROR)
     return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
 
 
 def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> ChangeFailed | None:
     """Return an error if an aggregated API keeps the kinds from being listed, else None."""
-    if _INCOMPLETE_LIST not in output:
+    if _INCOMPLETE_API_LIST_ERROR not in output:
         return None
     return ChangeFailed(
         "the cluster does not list all of its kinds of objects",
@@ -142,20 +142,20 @@ def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> Chan
 
 def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageError | None:
     """Return an error if the kubeconfig is wrong, else None."""
-    if match := _NO_CONTEXT.search(output):
+    if match := _CONTEXT_NOT_FOUND.search(output):
         hint = f"list them:\n{build_command('config', 'get-contexts')}"
         return UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
             hint=hint,
         )
-    if match := _UNREADABLE.search(output):
+    if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
         return UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
             why=main_error_line(output),
             hint="correct the file or its permissions, or name another kubeconfig: --kubeconfig FILE",
         )
-    if _NO_CLUSTER.search(output):
+    if _NO_CLUSTER_CONFIGURED.search(output):
         return UsageError(
             "kubectl has no cluster configured",
             why=main_error_line(output),
@@ -171,7 +171,7 @@ def _explain_login(
     check = f"then check: {build_command('auth', 'whoami')}"
     if match := _PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
-        advice = _INSTALL_HINT.search(output)
+        advice = _INSTALL_HINT_IN_OUTPUT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
         location = "" if "/" in program else f"\nit must be in {install_location(program)}"
         return Refused(
@@ -196,9 +196,9 @@ def _explain_login(
 
 def _explain_connection(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError | None:
     """Return an error if the API server cannot be reached, else None."""
-    if _WEBHOOK.search(output):
+    if _WEBHOOK_FAILED.search(output):
         return None
-    if _CERTIFICATE.search(output):
+    if _CERTIFICATE_REJECTED.search(output):
         return Undetermined(
             "the certificate of the API server is not one that your kubeconfig trusts",
             why=main_error_line(output),
@@ -228,14 +228,14 @@ def _certificate_hint(output: str) -> str:
 
 def _explain_request(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError:
     """Return the error for a request that the API server, or kubectl itself, rejects."""
-    if match := _WEBHOOK.search(output):
+    if match := _WEBHOOK_FAILED.search(output):
         kinds = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
         return Refused(
             f"the admission webhook {match[1]} of this cluster does not answer",
             why=main_error_line(output),
             hint=f"have its owner fix it; this shows whose it is: {build_command('get', kinds)}",
         )
-    if match := _NO_KIND.search(output):
+    if match := _KIND_NOT_FOUND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
         return Refused(
             f"this cluster does not know {kind}",
@@ -250,7 +250,7 @@ def _explain_request(done: FinishedCommand, output: str, build_command: CommandB
             why=main_error_line(output) + (f"; and {more} more like this" if more else ""),
             hint=f"see what they may do:\n{build_command('auth', 'can-i', '--list')}",
         )
-    if match := _CONFLICT.search(output):
+    if match := _FIELD_CONFLICT.search(output):
         return Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
@@ -281,7 +281,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def refuse_old(version_text: str, program: str, install: str) -> None:
+def refuse_old_kubectl(version_text: str, program: str, install: str) -> None:
     """Refuse a kubectl that lacks an option that gpunode needs.
 
     Args:
@@ -314,22 +314,24 @@ def version_skew_warning(client: str, server: str) -> str:
 def is_object_rejection(done: FinishedCommand) -> bool:
     """Return whether the API server answered, and rejected some of the objects."""
     output = clean_output(done)
-    signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER, _CERTIFICATE)
-    return not done.timed_out and (bool(_WEBHOOK.search(output)) or not any(sign.search(output) for sign in signs))
+    signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER_CONFIGURED, _CERTIFICATE_REJECTED)
+    return not done.timed_out and (
+        bool(_WEBHOOK_FAILED.search(output)) or not any(sign.search(output) for sign in signs)
+    )
 
 
 def split_errors(output: str) -> list[str]:
     """Return the separate errors in kubectl's output; a conflict with its fields, which are on lines of their own."""
-    output = _ADVICE.sub("", _LOG_ENTRY.sub("", output)).strip()
+    output = _FIELD_CONFLICT_ADVICE.sub("", _LOG_ENTRY.sub("", output)).strip()
     parts = re.split(r"\n(?=error: |Error from server|Apply failed with |The [A-Z]\w+ )", output)
     return [part.strip() for part in parts if part.strip()]
 
 
 SEARCH_PATH: Final = f"{PATH}:/snap/bin"
 # Their messages are parsed, so they are English; a terminal's codes are of no use.
-_DROPPED_NAMES: Final = frozenset({"LANG", "LANGUAGE", "TERM"})
+_DROPPED_VARIABLE_NAMES: Final = frozenset({"LANG", "LANGUAGE", "TERM"})
 # HELM_KUBECONTEXT, HELM_KUBETOKEN and others point Helm at another cluster than kubectl.
-_DROPPED_PREFIXES: Final = ("LC_", "HELM_KUBE")
+_DROPPED_VARIABLE_PREFIXES: Final = ("LC_", "HELM_KUBE")
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -372,8 +374,8 @@ def caller_environment() -> dict[str, str]:
     It is the caller's, without variables that change their language or point Helm at another cluster. Root's PATH, in
     which the plugins are found, keeps only those of the caller's folders that nobody else can write to.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
-    kept = {name: value for name, value in kept.items() if name not in _DROPPED_NAMES}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_VARIABLE_PREFIXES)}
+    kept = {name: value for name, value in kept.items() if name not in _DROPPED_VARIABLE_NAMES}
     if os.geteuid() == 0:
         theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _only_root_writes(folder)]
         kept["PATH"] = ":".join(dict.fromkeys((*SEARCH_PATH.split(":"), *theirs)))

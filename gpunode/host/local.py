@@ -32,9 +32,9 @@ from gpunode.facts.evidence import Capture, Probe, ProbeOutcome
 from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
-from gpunode.host.locks import wait_until_ended, wait_until_free
+from gpunode.host.locks import wait_until_free, wait_until_script_ended
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
-from gpunode.host.process import SIGNALLED, Consent, FinishedCommand, Runner
+from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, Consent, FinishedCommand, Runner
 from gpunode.host.services import Services
 from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gpunode.host.port import PackageManager
 
 
-_KEY_LIMIT_BYTES = 1 << 20
+_MAX_SIGNING_KEY_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
@@ -134,7 +134,7 @@ class LocalHost:
         from gpunode.host import chroot, package_manager
 
         for path in paths:
-            files.remove_leftovers(path, root=self.root)
+            files.remove_leftover_temporary_files(path, root=self.root)
         package_manager.remove_temporary_folders(self.root)
         if self.root != "/":
             chroot.remove_mount_points(self.root)
@@ -166,7 +166,7 @@ class LocalHost:
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
         """Check the written files with the runtime's own parser; see ``runtime.check_written``."""
-        runtime.check_written(self.runner, expectation)
+        runtime.check_written_config(self.runner, expectation)
 
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Check that the running daemon has the configuration; see ``runtime.find_contradiction``."""
@@ -183,7 +183,7 @@ class LocalHost:
 
     def read_effective_config(self, name: str) -> ObservedConfig | None:
         """Return the container runtime's configuration; see ``runtime.read_effective``."""
-        return runtime.read_effective(self.runner, name)
+        return runtime.read_effective_settings(self.runner, name)
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""
@@ -213,8 +213,8 @@ class LocalHost:
             return change
         if isinstance(key := change.after, SigningKey):
             with self._prepared_root():
-                data = self.packages.fetch(key.url, _KEY_LIMIT_BYTES)
-            change = replace(change, after=FileState(openpgp.keyring(data, key), key.mode))
+                data = self.packages.fetch(key.url, _MAX_SIGNING_KEY_BYTES)
+            change = replace(change, after=FileState(openpgp.checked_keyring(data, key), key.mode))
         try:
             if change.before is None:
                 made = places.missing_folders(change.path, root=self.root)
@@ -303,7 +303,7 @@ class LocalHost:
     def _apply_command(self, change: CommandChange) -> None:
         from gpunode.host import mok
 
-        if mok.is_import(change):
+        if mok.is_mok_import(change):
             chosen = self._mok_password or mok.ChosenPassword()
             mok.queue_enrolment(self.runner, change, password=chosen.text)
             chosen.remove_file()
@@ -312,13 +312,17 @@ class LocalHost:
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 
-        from gpunode.host.package_manager import UNATTENDED
+        from gpunode.host.package_manager import UNATTENDED_ENVIRONMENT
 
         # A repair of packages, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
         self.wait_for_package_managers()
         with self._prepared_root():
             done = self.runner.run(
-                change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, survives_gpunode=True
+                change.argv,
+                timeout_s=_COMMAND_TIMEOUT_S,
+                env=UNATTENDED_ENVIRONMENT,
+                on_line=hear,
+                survives_gpunode=True,
             )
         if not done.ok:
             raise _command_error(done, f"{change.subject} failed ({change.purpose})")
@@ -334,7 +338,7 @@ class LocalHost:
                 case "initramfs":
                     settled += self._rebuild_initramfs(same)
                 case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
-                    settled += self.services.settle(same)
+                    settled += self.services.run_or_skip_triggers(same)
                 case _:
                     assert_never(kind)
         return tuple(settled)
@@ -358,7 +362,7 @@ class LocalHost:
         self.wait_for_package_managers()
         argv = SYSTEMS[0].rebuild_initramfs("all")
         if self.root == "/":
-            wait_until_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
+            wait_until_script_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._prepared_root():
             done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, survives_gpunode=True)
         if not done.ok and not done.missing:
@@ -419,8 +423,8 @@ def _modprobe_cause(done: FinishedCommand) -> str:
 
 def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
     ended = f"exit status {done.exit_status}"
-    if done.exit_status > SIGNALLED:
-        ended = f"ended by signal {done.exit_status - SIGNALLED}"
+    if done.exit_status > SIGNAL_EXIT_STATUS_BASE:
+        ended = f"ended by signal {done.exit_status - SIGNAL_EXIT_STATUS_BASE}"
     if done.timed_out:
         ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
     said = done.last_lines()
@@ -431,7 +435,7 @@ def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
     )
 
 
-_LIMIT_BYTES = 1 << 16
+_MAX_OS_RELEASE_BYTES = 1 << 16
 
 
 def read_live_distribution(root: str = "/") -> Distro | None:
@@ -443,10 +447,10 @@ def read_live_distribution(root: str = "/") -> Distro | None:
     """
     import distro
 
-    for path in machine.PATHS:
+    for path in machine.OS_RELEASE_FILES:
         try:
             with places.open_path(path, root) as place:
-                if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
+                if (status := place.status()) is None or status.st_size > _MAX_OS_RELEASE_BYTES:
                     continue
                 file = f"/proc/self/fd/{place.folder}/{place.name}"
                 found = distro.LinuxDistribution(

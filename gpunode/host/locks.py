@@ -18,12 +18,12 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.redaction.secrets import redact_text as redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
-_FLOCK = "hhqqi0q"
+_FLOCK_STRUCT_FORMAT = "hhqqi0q"
 # No longer: between two looks a signal is not heeded.
 _POLL_S = 0.2
-_MAX_COMMAND = 160
+_MAX_COMMAND_LENGTH = 160
 # In the environment of every package manager that gpunode starts, and so in that of all that they start.
-ORIGIN_VARIABLE = ("GPUNODE_STARTED", "1")
+STARTED_BY_GPUNODE_VARIABLE = ("GPUNODE_STARTED", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
             # Asked before it is opened: opening a device can start it.
             if status is None or not stat.S_ISREG(status.st_mode):
                 return None
-            pid = _query_kernel(place)
+            pid = _query_lock_pid(place)
     except OSError:
         return None
     if pid is None:
@@ -70,11 +70,11 @@ def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolde
         path,
         pid,
         _read_command_line(pid, proc),
-        "=".join(ORIGIN_VARIABLE).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
+        "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
     )
 
 
-def _query_kernel(place: places.OpenedPath) -> int | None:
+def _query_lock_pid(place: places.OpenedPath) -> int | None:
     """Return the holder's PID by F_GETLK, which needs the file open for reading and takes no lock."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -82,8 +82,8 @@ def _query_kernel(place: places.OpenedPath) -> int | None:
     except OSError:
         return None
     try:
-        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, request))
+        request = struct.pack(_FLOCK_STRUCT_FORMAT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK_STRUCT_FORMAT, fcntl.fcntl(fd, fcntl.F_GETLK, request))
     finally:
         os.close(fd)
     return None if kind == fcntl.F_UNLCK else int(pid)
@@ -112,7 +112,7 @@ def find_lock_pid(table: str, major: int, minor: int, inode: int) -> int | None:
 def _read_command_line(pid: int, proc: Path) -> str:
     words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
     line = redact(" ".join(words))
-    return line if len(line) <= _MAX_COMMAND else f"{line[:_MAX_COMMAND].rpartition(' ')[0]} …"
+    return line if len(line) <= _MAX_COMMAND_LENGTH else f"{line[:_MAX_COMMAND_LENGTH].rpartition(' ')[0]} …"
 
 
 def _read_process_file(pid: int, what: str, proc: Path) -> bytes:
@@ -198,7 +198,7 @@ def script_pids(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
             yield int(folder.name)
 
 
-def wait_until_ended(
+def wait_until_script_ended(
     script: str,
     limit_s: float,
     on_progress: OnProgress,
@@ -212,10 +212,10 @@ def wait_until_ended(
         found = find_script_process(script, proc=proc)
         return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
 
-    wait_for(limit_s, say, on_progress, sleep=sleep)
+    wait_until_reason_is_gone(limit_s, say, on_progress, sleep=sleep)
 
 
-def wait_for(
+def wait_until_reason_is_gone(
     seconds: float,
     describe: Callable[[], str],
     on_progress: OnProgress,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # nvidia-smi gives a GPU's reset no limit; NVIDIA's own mig-manager unit gives all of them 480 s.
 TIMEOUT_S = 240.0
-_NO_SUCH_PROFILE = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parted passes over both, too
+_NO_SUCH_PROFILE_ERROR_CODES = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parted passes over both, too
 
 
 def child_argv() -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def _get_profile(nvml: Any, call: Any) -> Iterator[Any]:
     try:
         yield call()
     except nvml.NVMLError as error:
-        if error.value not in _NO_SUCH_PROFILE:
+        if error.value not in _NO_SUCH_PROFILE_ERROR_CODES:
             raise
 
 

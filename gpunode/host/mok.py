@@ -21,12 +21,12 @@ from gpunode.host.process import Runner
 
 TERMINAL: Final = "/dev/tty"
 # The same keys on US, German and French keyboards.
-_LETTERS: Final = "bcdefghijklnoprstuvx"
-_DIGITS: Final = "23456789"
-_LENGTH: Final = 10
+_KEYBOARD_SAFE_LETTERS: Final = "bcdefghijklnoprstuvx"
+_KEYBOARD_SAFE_DIGITS: Final = "23456789"
+_PASSWORD_LENGTH: Final = 10
 _TIMEOUT_S: Final = 60.0
-_LIMIT_BYTES: Final = 256
-_TYPEABLE: Final = re.compile(r"[A-Za-z0-9]{8,16}")
+_MAX_PASSWORD_BYTES: Final = 256
+_TYPEABLE_PASSWORD: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ChosenPassword:
                 os.close(folder)
 
 
-def is_import(change: Change) -> bool:
+def is_mok_import(change: Change) -> bool:
     """Return whether a change queues an enrolment."""
     return change.runs_command("mokutil", "--import")
 
@@ -69,7 +69,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
     Raises:
         Refused: if nobody would see a new password, or the file has none that may be used.
     """
-    if not any(map(is_import, changes)):
+    if not any(map(is_mok_import, changes)):
         return ChosenPassword()
     if file:
         return _read_password(file)
@@ -100,7 +100,7 @@ def _read_password(path: str) -> ChosenPassword:
         raise Refused(
             f"--mok-password-file {path} cannot be read: {error.strerror}; nothing was changed",
             why="it is to hold the one-time password of the key's enrolment",
-            hint=_HINT_FILE,
+            hint=_FILE_MODE_HINT,
         ) from None
     status = os.fstat(descriptor)
     is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
@@ -109,13 +109,13 @@ def _read_password(path: str) -> ChosenPassword:
         raise Refused(
             f"--mok-password-file {path} is no pipe, nor a file that root alone may read; nothing was changed",
             why="whoever reads the password can enrol another key at the console",
-            hint=_HINT_FILE,
+            hint=_FILE_MODE_HINT,
         )
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "rb") as file:
-        password = file.read(_LIMIT_BYTES).decode("ascii", "replace").strip()
+        password = file.read(_MAX_PASSWORD_BYTES).decode("ascii", "replace").strip()
         opened = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-    if _TYPEABLE.fullmatch(password):
+    if _TYPEABLE_PASSWORD.fullmatch(password):
         is_stream = stat.S_ISFIFO(status.st_mode) or path.startswith(("/dev/", "/proc/"))
         return ChosenPassword(password, "" if is_stream else opened, (status.st_dev, status.st_ino))
     raise Refused(
@@ -125,7 +125,7 @@ def _read_password(path: str) -> ChosenPassword:
     )
 
 
-_HINT_FILE: Final = (
+_FILE_MODE_HINT: Final = (
     "write it with the mode 0600 as root; setup removes the file once the password is used. Or pass it by a pipe: "
     "--mok-password-file /dev/stdin"
 )
@@ -133,7 +133,7 @@ _HINT_FILE: Final = (
 
 def make_password() -> str:
     """Return a password that can be typed on any keyboard layout that MokManager may meet."""
-    return "".join(secrets.choice(_LETTERS + _DIGITS) for _ in range(_LENGTH))
+    return "".join(secrets.choice(_KEYBOARD_SAFE_LETTERS + _KEYBOARD_SAFE_DIGITS) for _ in range(_PASSWORD_LENGTH))
 
 
 def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMINAL, *, password: str = "") -> None:
@@ -161,7 +161,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             file.write(hashed.stdout)
         # Shown first: a request whose password nobody has seen cannot be confirmed.
         if not chosen:
-            _show(password, terminal)
+            _show_password(password, terminal)
         done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
     except OSError as error:
         raise ChangeFailed(
@@ -178,7 +178,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
         )
 
 
-def _show(password: str, terminal: str) -> None:
+def _show_password(password: str, terminal: str) -> None:
     with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
         screen.write(
             f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"

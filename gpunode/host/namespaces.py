@@ -23,11 +23,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 EXIT_NOT_ISOLATED: Final = 125
-"""The exit status when the command could not be isolated; standard error then begins with ``ERROR_PREFIX``."""
-ERROR_PREFIX: Final = "gpunode cannot isolate the command: "
+"""The exit status when the command could not be isolated; standard error then begins with "
+"``NOT_ISOLATED_ERROR_PREFIX``."""
+NOT_ISOLATED_ERROR_PREFIX: Final = "gpunode cannot isolate the command: "
 
 # <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>, <linux/capability.h>
-_NAMESPACES: Final = 0x20000 | 0x20000000 | 0x8000000 | 0x4000000  # CLONE_NEWNS, NEWPID, NEWIPC, NEWUTS
+_NEW_NAMESPACE_FLAGS: Final = 0x20000 | 0x20000000 | 0x8000000 | 0x4000000  # CLONE_NEWNS, NEWPID, NEWIPC, NEWUTS
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _REC, _PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 _MOUNT_FLAGS: Final = {
@@ -39,7 +40,7 @@ _MOUNT_FLAGS: Final = {
     "nodiratime": 0x800,
     "relatime": 0x200000,
 }
-_DETACH: Final = 2
+_UMOUNT_DETACH_FLAG: Final = 2
 _SET_DUMPABLE, _CAPBSET_DROP, _CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL = 4, 24, 47, 4
 _CAPABILITY_VERSION_3: Final = 0x20080522
 # Docker's default set, without what can leave the root or make devices (SYS_CHROOT, MKNOD) and without the network's.
@@ -47,15 +48,21 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 # DAC_READ_SEARCH is none of them: open_by_handle_at(2) opens any file of the disk with it.
 _KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+_DEVICE_NODE_NAMES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_FOLDER_LINKS: Final = {
+    "fd": "/proc/self/fd",
+    "stdin": "fd/0",
+    "stdout": "fd/1",
+    "stderr": "fd/2",
+    "ptmx": "pts/ptmx",
+}
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
 _READ_ONLY_PROC: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN_PROC: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
 # Keys belong to a user id, and no namespace here separates those: root's, such as Kerberos tickets and those of
 # encrypted folders, would be the command's. In a user namespace of its own it would have every capability again.
 # Sources: <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
-_SYSTEM_CALLS: Final = (
+_FILTERED_SYSTEM_CALLS: Final = (
     (0xC000003E, (248, 249, 250), (56, 272)),  # x86_64
     (0x40000003, (286, 287, 288), (120, 310)),  # i386
     (0xC00000B7, (217, 218, 219), (220, 97)),  # aarch64
@@ -69,7 +76,7 @@ _CREATE_RULESET, _RESTRICT_SELF, _SCOPE_ABSTRACT_SOCKETS = 444, 446, 1
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 # invoke-rc.d(8): 101 forbids the action; maintainer scripts go on as if the service were none of their business.
-_POLICY: Final = "#!/bin/sh\nexit 101\n"
+_POLICY_RC_SCRIPT: Final = "#!/bin/sh\nexit 101\n"
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -93,7 +100,7 @@ def main(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        _check_result(_libc.unshare(_NAMESPACES), "unshare")
+        _require_call_success(_libc.unshare(_NEW_NAMESPACE_FLAGS), "unshare")
         first = os.fork()  # alone in the new pid namespace
         if not first:
             _run_init(root, policy, resolver, argv)
@@ -107,7 +114,7 @@ def _run_init(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoR
     """Run as process 1 of the namespace: start the command, reap, and end everything by exiting."""
     try:
         # Its /proc/1/exe is this machine's Python, which the image's root could open to write without this.
-        _check_result(_libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        _require_call_success(_libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
         sys.meta_path.clear()
         _mount_root(root, policy, resolver)
         _enter_root()
@@ -130,11 +137,11 @@ def _shell_status(waited: int) -> int:
 
 def _report_error(error: Exception) -> int:
     what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-    os.write(2, f"{ERROR_PREFIX}{what}\n".encode("utf-8", "surrogateescape"))
+    os.write(2, f"{NOT_ISOLATED_ERROR_PREFIX}{what}\n".encode("utf-8", "surrogateescape"))
     return EXIT_NOT_ISOLATED
 
 
-def _check_result(result: int, what: str) -> None:
+def _require_call_success(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -142,7 +149,7 @@ def _check_result(result: int, what: str) -> None:
 
 def _mount_filesystem(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     words = [os.fsencode(word) for word in (source, target, kind, data)]
-    _check_result(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
+    _require_call_success(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
 
 
 def _bind_mount(source: str, target: str, flags: int = 0) -> None:
@@ -221,12 +228,12 @@ def _restrict_proc() -> None:
 
 def _make_devices() -> None:
     _mount_filesystem("tmpfs", "dev", "tmpfs", _NOSUID | _NODEV, "mode=0755")
-    for name in _DEVICES:
+    for name in _DEVICE_NODE_NAMES:
         if os.path.exists(f"/dev/{name}"):
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             # Read-only: not the device, but the mode and the owner of this machine's own node.
             _bind_mount(f"/dev/{name}", f"dev/{name}", _RDONLY | _NOSUID | _NOEXEC)
-    for name, target in _LINKS.items():
+    for name, target in _DEVICE_FOLDER_LINKS.items():
         os.symlink(target, f"dev/{name}")
     os.mkdir("dev/pts", 0o755)
     _mount_filesystem("devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
@@ -237,7 +244,7 @@ def _make_devices() -> None:
 def _forbid_services(place: str) -> None:
     """Mount the policy from a file in our executable /dev, and unlink its name there at once."""
     fd = os.open("dev/policy-rc.d", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755)
-    os.write(fd, _POLICY.encode())
+    os.write(fd, _POLICY_RC_SCRIPT.encode())
     os.fchmod(fd, 0o755)
     os.close(fd)
     _bind_mount("dev/policy-rc.d", place)
@@ -246,15 +253,15 @@ def _forbid_services(place: str) -> None:
 
 def _enter_root() -> None:
     """Make the working directory the root, and detach the old one."""
-    _check_result(_libc.pivot_root(b".", b"."), "pivot_root")
-    _check_result(_libc.umount2(b".", _DETACH), "umount")
+    _require_call_success(_libc.pivot_root(b".", b"."), "pivot_root")
+    _require_call_success(_libc.umount2(b".", _UMOUNT_DETACH_FLAG), "umount")
     os.chdir("/")
 
 
 def _exec_command(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command, with few capabilities."""
     _scope_abstract_sockets()
-    _install_filter()  # afterwards it may not
+    _install_system_call_filter()  # afterwards it may not
     _drop_capabilities()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -280,21 +287,21 @@ def _scope_abstract_sockets() -> None:
     attributes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)  # file system, network, scopes
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset >= 0:
-        _check_result(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+        _require_call_success(_libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
         os.close(ruleset)
 
 
-def _install_filter() -> None:
+def _install_system_call_filter() -> None:
     """Install the system call filter, unless the processor is unknown."""
     rows = list(_filter_instructions())
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
     whole = struct.pack("@HP", len(rows), ctypes.addressof(program))
-    _check_result(_libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0), "seccomp")
+    _require_call_success(_libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0), "seccomp")
 
 
 def _filter_instructions() -> Iterator[tuple[int, int, int, int]]:
     """Yield the filter's instructions, each with its jumps if true and if false."""
-    for architecture, keys, makers in _SYSTEM_CALLS:
+    for architecture, keys, makers in _FILTERED_SYSTEM_CALLS:
         block = [
             (_LOAD, 0, 0, 0),
             (_AT_LEAST, 0, 1, _X32),
@@ -321,13 +328,13 @@ def _drop_capabilities() -> None:
     while number in _KEPT_CAPABILITIES or _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
     if number <= max(_KEPT_CAPABILITIES):  # the first that the kernel does not know comes after all of these
-        _check_result(-1, "prctl")
+        _require_call_success(-1, "prctl")
     _libc.prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     kept = sum(1 << one for one in _KEPT_CAPABILITIES)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable: the lower 32 of each, then the upper ones.
     data = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
-    _check_result(_libc.capset(header, data), "capset")
+    _require_call_success(_libc.capset(header, data), "capset")
 
 
 if __name__ == "__main__":

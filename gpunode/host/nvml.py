@@ -26,9 +26,9 @@ def child_argv() -> tuple[str, ...]:
 def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
     """Return the command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
-    from gpunode.facts.nvml import KEY
+    from gpunode.facts.nvml import NVML_PROBE_KEY
 
-    return Probe(KEY, argv=child_argv(), timeout_s=timeout_s, content_kind="table")
+    return Probe(NVML_PROBE_KEY, argv=child_argv(), timeout_s=timeout_s, content_kind="table")
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def _query_gpu(nvml: Any, index: int) -> dict[str, object]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         return {"index": index, **_encode_error(nvml, error)}
-    ecc, ecc_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
-    mig, mig_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    ecc, ecc_pending = _query_current_and_pending_mode(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
+    mig, mig_pending = _query_current_and_pending_mode(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     mig_fields = {"instances": _query_value(nvml, lambda: _query_instances(nvml, handle))} if mig is True else {}
     return {
         "index": index,
@@ -128,7 +128,7 @@ def _query_clients(nvml: Any, handle: Any) -> list[int]:
     return sorted({process.pid for answer in answers if isinstance(answer, list) for process in answer})
 
 
-def _query_mode(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
+def _query_current_and_pending_mode(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
     """Return a mode as it is now and after the next reset."""
     modes = _query_value(nvml, call)
     return (bool(modes[0]), bool(modes[1])) if isinstance(modes, list) else (modes, modes)

@@ -19,7 +19,7 @@ from gpunode.host import places
 
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Larger than any file that gpunode writes: one that somebody else puts there must not fill the memory.
-_MAX_BYTES = 64 << 20
+_MAX_READ_BYTES = 64 << 20
 ContentWriter: TypeAlias = Callable[[IO[bytes]], object]
 
 
@@ -107,7 +107,7 @@ class OutputFolder:
         if not self.enter(within):
             return None
         with _open_plain_file(name, self._folders[within]) as file:
-            return file.read(_MAX_BYTES) if file else None
+            return file.read(_MAX_READ_BYTES) if file else None
 
     def replace(self, path: str, content: bytes, mode: int) -> None:
         """Write ``content`` at ``path``, complete or not at all; its folder is made. A link there is replaced."""
@@ -120,7 +120,7 @@ class OutputFolder:
         within, _, name = path.rpartition("/")
         folder = self._folders[within]
         with _open_plain_file(name, folder) as file:
-            if file is None or not is_ours(file.read(_MAX_BYTES)):
+            if file is None or not is_ours(file.read(_MAX_READ_BYTES)):
                 return False
             if not os.path.samestat(os.lstat(name, dir_fd=folder), os.fstat(file.fileno())):
                 return False

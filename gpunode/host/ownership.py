@@ -17,7 +17,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ACL_HEADER, _ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_WRITE = 4, 0x02, 0x04, 0x08, 0x02
 
 
-def explain_foreign(folder: Path) -> str:
+def explain_untrusted_folder(folder: Path) -> str:
     """Explain why another user may have written in ``folder``; empty if none can, or if it does not exist.
 
     Raises:
@@ -42,12 +42,12 @@ def explain_foreign(folder: Path) -> str:
     return ""
 
 
-def refuse_foreign(folder: Path, root: Path) -> None:
+def refuse_untrusted_folder(folder: Path, root: Path) -> None:
     """Refuse if another user can write in ``folder``, or it is outside ``root``.
 
     Raises:
         Refused: if so; nothing was read or written.
-        PermissionError: as ``explain_foreign``.
+        PermissionError: as ``explain_untrusted_folder``.
     """
     leads = Path(os.path.realpath(folder))
     if not leads.is_relative_to(os.path.realpath(root)):
@@ -56,7 +56,7 @@ def refuse_foreign(folder: Path, root: Path) -> None:
             why=f"it leads to {leads}, so files of this image would end up on another system",
             hint="replace the link with a folder",
         )
-    if why := explain_foreign(folder):
+    if why := explain_untrusted_folder(folder):
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
             why=f"{why}; root would later restore what is recorded there",
@@ -141,7 +141,7 @@ def _describe_user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def read_own_file(name: str, folder: int, limit: int, *, private: bool = False) -> bytes:
+def read_regular_file(name: str, folder: int, limit: int, *, private: bool = False) -> bytes:
     """Read a file that gpunode wrote in the open ``folder``, without blocking.
 
     Raises:

@@ -11,7 +11,7 @@ from gpunode.host.port import OnProgress, PackageManager
 from gpunode.host.process import Runner
 from gpunode.packages.simulation import Simulation
 
-UNATTENDED: Final[Mapping[str, str]] = apt.UNATTENDED
+UNATTENDED_ENVIRONMENT: Final[Mapping[str, str]] = apt.UNATTENDED_APT_ENVIRONMENT
 """The environment in which nothing that changes packages asks anybody anything, or restarts services."""
 
 

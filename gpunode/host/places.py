@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 # The kernel's own limit (path_resolution(7)).
 _MAX_LINKS = 40
-ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+ABSENT_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class OpenedPath:
             self.made.append(self.path)
         else:
             self.names.append(name)
-        self.exposed = self.exposed or _exposed_folder("/" + "/".join(self.names), os.fstat(self.folder))
+        self.exposed = self.exposed or _describe_folder_exposure("/" + "/".join(self.names), os.fstat(self.folder))
 
     def _is_absent(self, name: str) -> bool:
         try:
@@ -83,7 +83,7 @@ class OpenedPath:
                 os.close(self.folders.pop())
             self.names.pop()
 
-    def to_root(self) -> None:
+    def return_to_root(self) -> None:
         """Go to the root."""
         while self.names:
             self.leave()
@@ -108,7 +108,7 @@ def _open_folder(name: str, folder: int | None = None) -> int:
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=folder)
 
 
-def _exposed_folder(path: str, status: os.stat_result) -> str:
+def _describe_folder_exposure(path: str, status: os.stat_result) -> str:
     """Return how users other than root could replace files in the folder; empty if none could."""
     if status.st_uid not in {0, os.geteuid()}:
         return f"{path} belongs to uid {status.st_uid}"
@@ -159,12 +159,12 @@ def read_link_target(name: str, folder: int) -> str | None:
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:
-        if error.errno in {errno.EINVAL, *ABSENT}:
+        if error.errno in {errno.EINVAL, *ABSENT_ERRNOS}:
             return None
         raise
 
 
-def split_path(path: str) -> list[str]:
+def split_path_reversed(path: str) -> list[str]:
     """Return the components of a path, the last first."""
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
@@ -210,7 +210,7 @@ class _OwnerCheck:
 
 
 def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: bool = False) -> None:
-    todo: list[str | _OwnerCheck] = [*split_path(path)]
+    todo: list[str | _OwnerCheck] = [*split_path_reversed(path)]
     links = 0
     while todo:
         part = todo.pop()
@@ -232,8 +232,8 @@ def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: boo
                 place.exposed = place.exposed or f"its path contains a link made by uid {owner}"
                 todo.append(_OwnerCheck("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
-                place.to_root()
-            todo += split_path(target)
+                place.return_to_root()
+            todo += split_path_reversed(target)
         elif any(isinstance(one, str) for one in todo):
             place.enter(part, make=make, pretend=pretend)
         else:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _TERM_PATIENCE_S = 5.0
 _KILL_PATIENCE_S = 5.0
 # A command's exit status is this and N if signal N ended it, as in a shell.
-SIGNALLED = 128
+SIGNAL_EXIT_STATUS_BASE = 128
 # One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
-_READER_PATIENCE_S = 0.5
+_READ_ONLY_COMMAND_PATIENCE_S = 0.5
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
 _PIPE_PATIENCE_S = 1.0
-_MAX_LINE = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
 
 OnLine: TypeAlias = Callable[[str], None]
 
@@ -63,7 +63,7 @@ class OutputStream:
 
     def _report_lines(self, chunk: bytes, on_line: OnLine) -> None:
         *lines, rest = (self._line + chunk).split(b"\n")
-        if not chunk or len(rest) > _MAX_LINE:
+        if not chunk or len(rest) > _MAX_LINE_BYTES:
             lines, rest = ([*lines, rest] if rest else lines), bytearray()
         self._line = rest
         for line in lines:
@@ -76,7 +76,7 @@ class OutputPump:
 
     def __init__(self, process: Any, streams: Sequence[OutputStream], *, is_hurried: bool = False) -> None:
         self._process = process
-        self._patience_s = (_READER_PATIENCE_S,) * 2 if is_hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
+        self._patience_s = (_READ_ONLY_COMMAND_PATIENCE_S,) * 2 if is_hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
         self._bounded = tuple(streams) if is_hurried else ()
         self._exited_at: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -107,7 +107,7 @@ class OutputPump:
     def exit_status(self) -> int:
         """Return the exit status of the ended command, as a shell reports it."""
         code = int(self._process.wait())
-        return code if code >= 0 else SIGNALLED - code
+        return code if code >= 0 else SIGNAL_EXIT_STATUS_BASE - code
 
     def _end_group(self) -> None:
         """End the whole process group: by SIGTERM, then by SIGKILL."""
@@ -168,9 +168,9 @@ def _open_exit_descriptor(pid: int) -> int | None:
 
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 # Its reader may end before the writer does; only then is the rest thrown away.
-_RELAY = "trap '' PIPE; /bin/cat 2>/dev/null || exec /bin/cat >/dev/null"
+_PIPE_RELAY_SCRIPT = "trap '' PIPE; /bin/cat 2>/dev/null || exec /bin/cat >/dev/null"
 _EMPTY_ENV: Mapping[str, str] = {}
 
 
@@ -328,10 +328,12 @@ class Runner:
         from gpunode.host import namespaces
 
         said = finished.stderr.decode("utf-8", "replace").strip()
-        if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and said.startswith(namespaces.ERROR_PREFIX):
+        if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and said.startswith(
+            namespaces.NOT_ISOLATED_ERROR_PREFIX
+        ):
             raise ChangeFailed(
                 f"{finished.argv[0]} was not run in {self.root}: it cannot be isolated from this machine",
-                why=said.removeprefix(namespaces.ERROR_PREFIX),
+                why=said.removeprefix(namespaces.NOT_ISOLATED_ERROR_PREFIX),
                 hint="run gpunode as root on the host itself, or in a container that may mount (CAP_SYS_ADMIN)",
             )
 
@@ -351,7 +353,9 @@ def _make_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def proxy_variables() -> dict[str, str]:
     """Return the caller's proxy variables, for commands; a value may contain a password."""
-    return {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
+    return {
+        name: os.environ[name] for lower in _PROXY_VARIABLES for name in (lower, lower.upper()) if name in os.environ
+    }
 
 
 def _find_program(program: str) -> str | None:
@@ -397,7 +401,7 @@ class _Descriptors:
         """Make a pipe with a relay process that keeps reading after our end is gone."""
         (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
         self._open |= {relays, childs}
-        started = _start_process(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _make_environment({}))
+        started = _start_process(("/bin/sh", "-c", _PIPE_RELAY_SCRIPT), relays, theirs, theirs, _make_environment({}))
         if isinstance(started, _StartFailure):
             raise ChangeFailed("no command can be started", why=started.why, hint="look at `ulimit -u` and `free -m`")
         self._relays.append(started)

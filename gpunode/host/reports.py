@@ -20,14 +20,20 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
-from gpunode.host.capture import INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
+from gpunode.host.capture import (
+    CAPTURE_INDEX_FILE_NAME,
+    ByteSource,
+    load_capture,
+    load_capture_stream,
+    unreadable_format,
+)
 
-MAX_TEXT: Final = 64 << 20
+MAX_REPORT_BYTES: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
-_SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
+_REPORT_SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
 _MAX_DEPTH: Final = 6
 _MAX_ENTRIES: Final = 200_000
-_HINT: Final = (
+_REPORT_FORMATS_HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
     '{"source", "text"}, or the text of a terminal; - reads it from standard input'
 )
@@ -53,15 +59,17 @@ def read_report(name: str) -> Evidence:
             with open(descriptor, "rb", closefd=False) as stream:
                 return _read_stream(stream, name)
         if not _is_file(path):
-            raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_HINT)
+            raise UsageError(
+                f"{name} is not a report", why="it is neither a file nor a folder", hint=_REPORT_FORMATS_HINT
+            )
         with path.open("rb") as file:
-            is_capture = _is_packed_capture(file.read(_HEAD))
+            is_capture = _is_packed_capture(file.read(_MAX_HEAD_BYTES))
         if is_capture:
             return load_capture(path)
         with path.open("rb") as file:
-            return _parse_bytes(file.read(MAX_TEXT + 1), name)
+            return _parse_bytes(file.read(MAX_REPORT_BYTES + 1), name)
     except OSError as error:
-        hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _HINT
+        hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _REPORT_FORMATS_HINT
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
@@ -77,10 +85,10 @@ def _find_stream_descriptor(path: Path) -> int | None:
 
 def _read_stream(stream: ByteSource, place: str) -> Evidence:
     """Read a report from ``stream``; a capture is unpacked as it arrives."""
-    head = _read_fully(stream, _HEAD)
+    head = _read_fully(stream, _MAX_HEAD_BYTES)
     if _is_packed_capture(head):
         return load_capture_stream(_PrefixedStream(head, stream), place)
-    return _parse_bytes(head + _read_fully(stream, MAX_TEXT + 1 - len(head)), place)
+    return _parse_bytes(head + _read_fully(stream, MAX_REPORT_BYTES + 1 - len(head)), place)
 
 
 def _read_fully(stream: ByteSource, size: int) -> bytes:
@@ -132,7 +140,7 @@ def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
         for one in _reports_in_folder(Path(name)) if is_fleet(name) else (FleetReport(name, name),):
             found.setdefault(str(Path(one.path).absolute()), one)
     if not found:
-        raise UsageError(f"{', '.join(names)} contains no report", hint=_HINT)
+        raise UsageError(f"{', '.join(names)} contains no report", hint=_REPORT_FORMATS_HINT)
     return tuple(found.values())
 
 
@@ -147,7 +155,7 @@ def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
         except OSError as error:
             why = error.strerror or str(error)
             if folder == top:
-                raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
+                raise UsageError(f"{top} cannot be read", why=why, hint=_REPORT_FORMATS_HINT) from error
             yield FleetReport(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
             continue
         if (left := left - len(entries)) < 0:
@@ -173,7 +181,7 @@ def _report_of_entry(entry: os.DirEntry[str], top: Path) -> FleetReport | None:
         return FleetReport(name, entry.path, "it is a link, and links in a folder are not followed: name it directly")
     if entry.is_dir() or _looks_like_report(entry):
         return FleetReport(name, entry.path)
-    is_pipe = not entry.is_file() and entry.name.endswith(_SUFFIXES)
+    is_pipe = not entry.is_file() and entry.name.endswith(_REPORT_SUFFIXES)
     return FleetReport(name, entry.path, "it is neither a file nor a folder") if is_pipe else None
 
 
@@ -186,7 +194,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 def _looks_like_report(entry: os.DirEntry[str]) -> bool:
     if not entry.is_file():
         return False
-    if entry.name.endswith(_SUFFIXES):
+    if entry.name.endswith(_REPORT_SUFFIXES):
         return True
     try:
         with Path(entry.path).open("rb") as file:
@@ -226,7 +234,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_capture(folder: Path) -> bool:
     try:
-        (folder / INDEX).lstat()
+        (folder / CAPTURE_INDEX_FILE_NAME).lstat()
     except OSError:
         return False
     return True
@@ -238,27 +246,29 @@ def _is_packed_capture(head: bytes) -> bool:
         return False
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(head)) as file:
-            return file.read(_BLOCK)[257:262] == b"ustar"
+            return file.read(_TAR_BLOCK_BYTES)[257:262] == b"ustar"
     except (EOFError, zlib.error, gzip.BadGzipFile):
         return False
 
 
 # A tar archive's first block, and more than enough of a packed file to unpack it from, however badly it is packed.
-_BLOCK: Final = 512
-_HEAD: Final = 64 << 10
+_TAR_BLOCK_BYTES: Final = 512
+_MAX_HEAD_BYTES: Final = 64 << 10
 
 
 def _parse_bytes(data: bytes, place: str) -> Evidence:
     cut = ""
     if data.startswith(_GZIP):
         data, cut = _unpack(data, place)
-    if len(data) > MAX_TEXT:
-        raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
+    if len(data) > MAX_REPORT_BYTES:
+        raise Refused(
+            f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_REPORT_FORMATS_HINT
+        )
     if (kind := unreadable_format(data)) is not None:
         raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
     text = _decode_text(data)
     if not text.strip():
-        raise UsageError(f"{place} is empty", why=cut, hint=_HINT)
+        raise UsageError(f"{place} is empty", why=cut, hint=_REPORT_FORMATS_HINT)
     found = _parse_text(text, place)
     return {**found, TRUNCATION_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
 
@@ -286,15 +296,15 @@ def _is_json_list(text: str) -> bool:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         if start.startswith("{"):
-            return bool(_DAMAGED_OBJECT.search(start))
+            return bool(_DAMAGED_JSON_CAPTURE_LIST.search(start))
         # A number of so many digits, or so deep a nesting, that nobody reads it: JSON all the same.
-        return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_LIST.match(start))
+        return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_JSON_LIST_START.match(start))
     return isinstance(found.get("evidence"), list) if isinstance(found, dict) else True
 
 
 # Two brackets begin a table of TOML.
-_DAMAGED_LIST: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
-_DAMAGED_OBJECT: Final = re.compile(r'"evidence"\s*:\s*\[')
+_DAMAGED_JSON_LIST_START: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
+_DAMAGED_JSON_CAPTURE_LIST: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 
 def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
@@ -306,7 +316,7 @@ def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
     file = gzip.GzipFile(fileobj=io.BytesIO(data))
     why = ""
     try:
-        while len(found) <= MAX_TEXT and (chunk := file.read1(1 << 20)):
+        while len(found) <= MAX_REPORT_BYTES and (chunk := file.read1(1 << 20)):
             found += chunk
     except (zlib.error, gzip.BadGzipFile, EOFError) as error:
         if not found:

@@ -24,9 +24,9 @@ from gpunode.runtimes.model import CRIO_CONFIG
 
 _TIMEOUT_S = 30.0
 # What a daemon takes whose configuration names none.
-_BUILT_IN_DEFAULT = "runc"
+_BUILT_IN_DEFAULT_RUNTIME = "runc"
 # dockerd below 23.
-_NO_VALIDATE = b"unknown flag: --validate"
+_VALIDATE_OPTION_UNKNOWN = b"unknown flag: --validate"
 
 
 def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
@@ -42,16 +42,18 @@ def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, chang
     row = runtime(expectation.runtime)
     match row.parser:
         case "containerd config dump":
-            return _check_containerd(runner, expectation, changes)
+            return _validate_containerd_candidates(runner, expectation, changes)
         case "dockerd --validate":
-            return _check_docker(runner, expectation, changes)
+            return _validate_docker_candidate(runner, expectation, changes)
         case "crio config":
-            return _check_crio(runner, expectation, changes)
+            return _validate_crio_candidates(runner, expectation, changes)
         case "none":
-            return _check_own_files(runner, expectation, changes)
+            return _validate_by_own_parser(runner, expectation, changes)
 
 
-def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def _validate_containerd_candidates(
+    runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]
+) -> str:
     from gpunode.runtimes import containerd, containerd_editing
 
     look = partial(_run_probe, runner)
@@ -80,7 +82,7 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
         raise _rejected_error("containerd", named, said)
-    found = containerd.dump(dumped.stdout)
+    found = containerd.parse_config_dump(dumped.stdout)
     if found.cri_disabled:
         return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
     _refuse_differences(expectation, found, named)
@@ -103,7 +105,7 @@ def _apply_to_files(present: Files, changes: Sequence[FileChange]) -> dict[str, 
     return after
 
 
-def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def _validate_docker_candidate(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     from gpunode.runtimes import docker
 
     change = next(change for change in changes if change.path == expectation.path)
@@ -113,11 +115,11 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     _refuse_differences(expectation, docker.inspect(_apply_to_files(present, changes), desired), change.path)
     # With its own flags, for it starts with no directive that stands in both places.
     validate = partial(_run_on_candidate, runner, change.path)
-    words = ("dockerd", *docker.flags(present, desired), "--validate", "--config-file", "{}")
+    words = ("dockerd", *docker.list_dockerd_flags(present, desired), "--validate", "--config-file", "{}")
     validated, path = validate(content, *words)
     if validated.missing:
         return f"not checked: {_explain_missing_program(runner, 'dockerd')}"
-    if _NO_VALIDATE in validated.stderr:
+    if _VALIDATE_OPTION_UNKNOWN in validated.stderr:
         if docker.has_byte_order_mark(content):
             raise docker.bom_refusal(change.path)
         return "checked: it has the intended settings (this dockerd has no --validate)"
@@ -181,7 +183,7 @@ def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) 
         for name, binary in sorted(expectation.handlers)
         if observed.handlers.get(name) != binary
     ]
-    default = observed.default or _BUILT_IN_DEFAULT
+    default = observed.default or _BUILT_IN_DEFAULT_RUNTIME
     if expectation.default not in {None, default}:
         wrong.append(f"default runtime: expected {expectation.default}, it reads {default}")
     return wrong
@@ -195,7 +197,7 @@ def _rejected_error(program: str, path: str, said: str) -> Refused:
     )
 
 
-def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def _validate_crio_candidates(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime("crio"), DesiredConfig(config=expectation.path)
     present = contents(probe_states(partial(_run_probe, runner), row, desired))
     after = _apply_to_files(present, changes)
@@ -240,14 +242,14 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
     return read, said
 
 
-def _check_own_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def _validate_by_own_parser(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
     present = contents(probe_states(partial(_run_probe, runner), row, desired))
     _refuse_differences(expectation, row.inspect(_apply_to_files(present, changes), desired), changes[0].path)
     return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
-def check_written(runner: Runner, expectation: RuntimeExpectation) -> None:
+def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> None:
     """Check with the runtime's parser, if any, that its written files mean what was intended.
 
     containerd's candidates were read with the imports that gpunode assumed; now it follows its own.
@@ -265,7 +267,7 @@ def check_written(runner: Runner, expectation: RuntimeExpectation) -> None:
     if dumped.missing:
         return
     said = "" if dumped.ok else _quote_last_line(dumped, "", "")
-    found = containerd.dump(dumped.stdout) if dumped.ok else None
+    found = containerd.parse_config_dump(dumped.stdout) if dumped.ok else None
     if found is not None and not found.cri_disabled:
         said = "\n".join(list_differences(expectation, found))
     if said:
@@ -289,7 +291,7 @@ def find_contradiction(runner: Runner, expectation: RuntimeExpectation, patience
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            found = read_effective(runner, expectation.runtime)
+            found = read_effective_settings(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
         wrong = list_differences(expectation, found) if found else []
@@ -298,7 +300,7 @@ def find_contradiction(runner: Runner, expectation: RuntimeExpectation, patience
         time.sleep(0.2)
 
 
-def read_effective(runner: Runner, name: str) -> ObservedConfig | None:
+def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
     """Return the runtime's configuration: docker's and CRI-O's by the daemon, containerd's by its parser.
 
     podman registers no NVIDIA runtime; this is the runtime with which it starts containers.
@@ -344,7 +346,7 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
         return None
     if not dumped.ok:
         raise _no_answer_error("containerd", dumped)
-    return containerd.dump(dumped.stdout)
+    return containerd.parse_config_dump(dumped.stdout)
 
 
 def _effective_docker(runner: Runner) -> ObservedConfig | None:

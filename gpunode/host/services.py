@@ -15,7 +15,7 @@ from gpunode.facts.systemd import has_unit_failed
 from gpunode.host.port import TriggerResult
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import RUNTIMES, dockerd
-from gpunode.runtimes.installations import socket_of
+from gpunode.runtimes.installations import containerd_socket_of
 
 # sd_booted(3).
 _SYSTEMD_FOLDER = Path("/run/systemd/system")
@@ -26,9 +26,9 @@ _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
 # How long dockerd may take from saying that it reads its file again to what came of it.
 _REJECTION_WAIT_S = 10.0
-_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
-_TRANSITIONAL = frozenset({"activating", "deactivating", "reloading"})
-_NOT_RUNNING = "systemd is not running here"
+_UNIT_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
+_TRANSITIONAL_STATES = frozenset({"activating", "deactivating", "reloading"})
+_SYSTEMD_NOT_RUNNING_REASON = "systemd is not running here"
 
 
 class Services:
@@ -67,12 +67,12 @@ class Services:
         if change.after.active != change.before.active and self.running:
             verb, since = "start" if change.after.active else "stop", time.time()
             if change.after.active:
-                self._forget_failures(change.unit)
+                self._reset_failure_count(change.unit)
             done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
             if not done.ok:
                 raise self._make_failure(change.unit, f"did not {verb}", _explain_failure(done), since)
 
-    def settle(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+    def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         """Run each trigger; without a running systemd, skip it.
 
         Raises:
@@ -84,7 +84,7 @@ class Services:
         if trigger.kind == "cdi":
             return self._refresh_cdi_if_needed(trigger)
         if not self.running:
-            return TriggerResult(trigger, 0.0, _NOT_RUNNING)
+            return TriggerResult(trigger, 0.0, _SYSTEMD_NOT_RUNNING_REASON)
         match trigger.kind:
             case "restart":
                 return self._restart(trigger)
@@ -101,7 +101,7 @@ class Services:
         unit, before = trigger.target, self._read_properties(trigger.target)
         if why := _explain_not_running(unit, before):
             return TriggerResult(trigger, 0.0, why)
-        self._forget_failures(unit)
+        self._reset_failure_count(unit)
         since, started = time.time(), time.monotonic()
         done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
@@ -122,7 +122,7 @@ class Services:
             is_enabled = shown.get("UnitFileState") == "enabled"
             later = "it starts with the next boot" if is_enabled else f"then systemctl start {unit}"
             return TriggerResult(trigger, 0.0, f"{why}; {later}")
-        self._forget_failures(unit)
+        self._reset_failure_count(unit)
         since, started = time.time(), time.monotonic()
         done = self._systemctl("start", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
@@ -141,7 +141,7 @@ class Services:
                 return f"driver {loaded.version} stays loaded until the reboot"
         return ""
 
-    def _forget_failures(self, unit: str) -> None:
+    def _reset_failure_count(self, unit: str) -> None:
         """Reset the unit's failure count, so that failed starts with the old configuration do not block this one."""
         self._systemctl("reset-failed", unit)
 
@@ -159,7 +159,7 @@ class Services:
         if not done.ok:
             raise self._make_failure(unit, "did not reload its configuration", _explain_failure(done), since)
         self._require_stable(unit, since, min(1.0, self.settle_s))
-        if line := self._find_rejection(unit, since):
+        if line := self._find_reload_rejection(unit, since):
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
                 why=f"{unit} keeps running with the former one, and would not start with the new one; its log:\n{line}",
@@ -167,7 +167,7 @@ class Services:
             )
         return TriggerResult(trigger, time.monotonic() - started)
 
-    def _find_rejection(self, unit: str, since: float) -> str:
+    def _find_reload_rejection(self, unit: str, since: float) -> str:
         """Return the log line in which dockerd rejects its file after a reload; empty if there is none.
 
         Only its log shows this: the signal always succeeds. No other daemon is reloaded.
@@ -175,7 +175,7 @@ class Services:
         deadline = time.monotonic() + _REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
-            told = dockerd.reload(log.stdout.decode("utf-8", "replace") if log.ok else "")
+            told = dockerd.parse_reload_log(log.stdout.decode("utf-8", "replace") if log.ok else "")
             if told.ended or time.monotonic() >= deadline:
                 return told.rejection
             time.sleep(0.2)
@@ -237,7 +237,11 @@ class Services:
         """Wait until the unit is at rest, as a reload needs; return its properties, even after a timeout."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         shown = self._read_properties(unit)
-        while shown.get("ActiveState") in _TRANSITIONAL and not has_unit_failed(shown) and time.monotonic() < deadline:
+        while (
+            shown.get("ActiveState") in _TRANSITIONAL_STATES
+            and not has_unit_failed(shown)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
             shown = self._read_properties(unit)
         return shown
@@ -259,7 +263,7 @@ class Services:
 
     def _await_socket(self, unit: str, since: float) -> None:
         """Wait until the unit's socket answers, if it is at the runtime's default path."""
-        path = {row.unit: row.socket for row in RUNTIMES}.get(unit) or socket_of(unit)
+        path = {row.unit: row.socket for row in RUNTIMES}.get(unit) or containerd_socket_of(unit)
         deadline = time.monotonic() + _SOCKET_TIMEOUT_S
         while Path(path).is_socket() and not _is_socket_answering(path):
             if time.monotonic() >= deadline:
@@ -268,7 +272,7 @@ class Services:
             time.sleep(0.1)
 
     def _read_properties(self, unit: str) -> Mapping[str, str]:
-        shown = self._systemctl("show", f"--property={_PROPERTIES}", unit)
+        shown = self._systemctl("show", f"--property={_UNIT_PROPERTIES}", unit)
         lines = shown.stdout.decode("utf-8", "replace").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

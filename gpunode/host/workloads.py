@@ -15,15 +15,15 @@ from gpunode.host.port import GpuClient, Workloads
 from gpunode.redaction.secrets import redact_text as redact
 
 # Of /dev/nvidia0 and /dev/nvidiactl (Linux, Documentation/admin-guide/devices.txt); other numbers are drawn at boot.
-_MAJOR: Final = 195
-_SHIM: Final = "containerd-shim"
-_MAX_SHOWN: Final = 80
+_NVIDIA_DEVICE_MAJOR: Final = 195
+_CONTAINERD_SHIM_PROGRAM: Final = "containerd-shim"
+_MAX_COMMAND_LENGTH: Final = 80
 # In /proc/PID/cgroup, of systemd's driver and of cgroupfs': systemd writes a pod's UID with underscores.
-_CONTAINER: Final = Pattern(r"[0-9a-f]{64}")
-_POD: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
+_CONTAINER_ID: Final = Pattern(r"[0-9a-f]{64}")
+_POD_UID_IN_CGROUP: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
 # A user names the groups below it at will, also after a unit of the system's.
-_USERS_OWN: Final = Pattern(r"^\d+:[^:\n]*:/user\.slice/", re.MULTILINE)
-_UNIT: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
+_USER_SLICE_CGROUP: Final = Pattern(r"^\d+:[^:\n]*:/user\.slice/", re.MULTILINE)
+_SERVICE_IN_CGROUP: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
 # A folder for each pod: namespace, name and UID (kubernetes, pkg/kubelet/kuberuntime, BuildPodLogsDirectory).
 _POD_LOGS: Final = "var/log/pods"
 
@@ -32,22 +32,24 @@ def find_workloads(root: Path = Path("/")) -> Workloads:
     """Return the workloads of this machine that this process may see."""
     gpu: list[GpuClient] = []
     containers: list[str] = []
-    proc, majors = root / "proc", _read_majors(root / "proc/devices")
+    proc, majors = root / "proc", _read_nvidia_majors(root / "proc/devices")
     for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         words = _read_text(folder / "cmdline").rstrip("\0").split("\0")
         if not words[0]:
             continue  # a kernel thread, or it has ended meanwhile
-        if Path(words[0]).name.startswith(_SHIM):
+        if Path(words[0]).name.startswith(_CONTAINERD_SHIM_PROGRAM):
             containers += _container_of_shim(words)
-        if any(_is_gpu(descriptor, majors) for descriptor in _list_descriptors(folder)):
+        if any(_is_gpu_device(descriptor, majors) for descriptor in _list_descriptors(folder)):
             gpu.append(_describe_client(folder, words, root))
     return Workloads(tuple(gpu), tuple(containers))
 
 
-def _read_majors(path: Path) -> frozenset[int]:
+def _read_nvidia_majors(path: Path) -> frozenset[int]:
     """Return the numbers of the character devices that NVIDIA's modules have registered."""
     pairs = (line.split() for line in _read_text(path).partition("Block devices")[0].splitlines())
-    return frozenset({_MAJOR, *(int(pair[0]) for pair in pairs if len(pair) == 2 and pair[1].startswith("nvidia"))})
+    return frozenset(
+        {_NVIDIA_DEVICE_MAJOR, *(int(pair[0]) for pair in pairs if len(pair) == 2 and pair[1].startswith("nvidia"))}
+    )
 
 
 def _read_text(path: Path) -> str:
@@ -62,7 +64,7 @@ def _list_descriptors(folder: Path) -> Iterator[Path]:
         yield from (folder / "fd").iterdir()
 
 
-def _is_gpu(descriptor: Path, majors: frozenset[int]) -> bool:
+def _is_gpu_device(descriptor: Path, majors: frozenset[int]) -> bool:
     """Return whether an open file is an NVIDIA device, wherever a container has its node."""
     with suppress(OSError):  # it has been closed meanwhile
         target = str(descriptor.readlink())
@@ -76,15 +78,15 @@ def _is_gpu(descriptor: Path, majors: frozenset[int]) -> bool:
 
 
 def _describe_client(folder: Path, words: list[str], root: Path) -> GpuClient:
-    pid, command = int(folder.name), redact(" ".join(words))[:_MAX_SHOWN]
+    pid, command = int(folder.name), redact(" ".join(words))[:_MAX_COMMAND_LENGTH]
     cgroup = _read_text(folder / "cgroup")
-    if _USERS_OWN.search(cgroup):
+    if _USER_SLICE_CGROUP.search(cgroup):
         return GpuClient(pid, command)
-    if container := _CONTAINER.search(cgroup):
-        pod = _POD.search(cgroup)
+    if container := _CONTAINER_ID.search(cgroup):
+        pod = _POD_UID_IN_CGROUP.search(cgroup)
         name = _name_pod(pod["uid"].replace("_", "-"), root / _POD_LOGS) if pod else ""
         return GpuClient(pid, command, container=container[0][:12], pod=name)
-    unit = _UNIT.search(cgroup)
+    unit = _SERVICE_IN_CGROUP.search(cgroup)
     return GpuClient(pid, command, unit=unit["unit"] if unit else "")
 
 

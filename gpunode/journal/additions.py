@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import (
-    PACKAGE_FILE_STEPS,
+    PACKAGE_FILE_STEP_IDS,
     FileChange,
     FileState,
     ModuleChange,
@@ -52,9 +52,9 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     takes a handler out, is the user's own, and no addition.
     """
     records = [(run, one) for run in runs for one in run.change_records if one.outcome != "failed"]
-    made = [(run, one.change) for run, one in records if one.intent.step not in PACKAGE_FILE_STEPS]
+    made = [(run, one.change) for run, one in records if one.intent.step not in PACKAGE_FILE_STEP_IDS]
     changed = [change for change in FileChange.among(change for _, change in made) if not change.is_generated]
-    found = {change.path: _object_name(change.before) for change in reversed(changed)}
+    found = {change.path: _backup_name_of(change.before) for change in reversed(changed)}
     services = ServiceChange.among(change for _, change in made)
     was_enabled = {change.unit: change.before.enabled for change in reversed(services)}
     added = [change for run, change in made if run.verb in _ADDING_VERBS]
@@ -63,7 +63,7 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     for file in files:
         if not file.is_generated:
             former = written.setdefault(file.path, {})
-            _add_written(former, found[file.path], _object_name(file.before), _object_name(file.after))
+            _add_written_content(former, found[file.path], _backup_name_of(file.before), _backup_name_of(file.after))
     return RecordedAdditions(
         written,
         found,
@@ -76,12 +76,14 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     )
 
 
-def _add_written(written: dict[str, str | None], found: str | None, before: str | None, after: str | None) -> None:
+def _add_written_content(
+    written: dict[str, str | None], found: str | None, before: str | None, after: str | None
+) -> None:
     """Add to ``written`` that a run made ``after`` from ``before``, unless ``after`` is somebody else's content."""
     if after is not None and after not in {before, found, *written.values()}:
         written.setdefault(after, written.get(before, before) if before else None)
 
 
-def _object_name(state: FileState | UnknownContent | None) -> str | None:
+def _backup_name_of(state: FileState | UnknownContent | None) -> str | None:
     """Return the name of the object that holds the content of ``state``; None for no known content."""
     return state.content.decode() if isinstance(state, FileState) else None

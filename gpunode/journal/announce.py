@@ -10,13 +10,18 @@ from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, R
 from gpunode.redaction.secrets import redact_text as redact
 
 # For ever: they are how such messages are searched for. `journalctl MESSAGE_ID=…`
-RUN_BEGUN_ID: Final = "26954dfd1c66499ab132039003990614"
-CHANGE_MADE_ID: Final = "7b4a7b8bddf047d78c789d7233a47551"
-CHANGE_FAILED_ID: Final = "058aa45087c940af94da0361f545f210"
-RUN_ENDED_ID: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
+RUN_BEGUN_MESSAGE_ID: Final = "26954dfd1c66499ab132039003990614"
+CHANGE_MADE_MESSAGE_ID: Final = "7b4a7b8bddf047d78c789d7233a47551"
+CHANGE_FAILED_MESSAGE_ID: Final = "058aa45087c940af94da0361f545f210"
+RUN_ENDED_MESSAGE_ID: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
 # Of syslog(3).
 _ERROR, _WARNING, _NOTICE, _INFO = "3", "4", "5", "6"
-_PRIORITY: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interrupted": _WARNING, "failed": _ERROR}
+_PRIORITY_BY_RESULT: Mapping[Result, str] = {
+    "done": _NOTICE,
+    "waiting": _NOTICE,
+    "interrupted": _WARNING,
+    "failed": _ERROR,
+}
 
 
 # Run, step and archive are the same in hundreds of messages.
@@ -37,9 +42,9 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
         case Begin():
             about = _begin_fields(entry)
         case Done(seq=seq):
-            about = _change_fields(_find_intent(entries, seq), CHANGE_MADE_ID, _INFO)
+            about = _change_fields(_find_intent(entries, seq), CHANGE_MADE_MESSAGE_ID, _INFO)
         case Failed(seq=seq, error=error):
-            about = _change_fields(_find_intent(entries, seq), CHANGE_FAILED_ID, _ERROR, error)
+            about = _change_fields(_find_intent(entries, seq), CHANGE_FAILED_MESSAGE_ID, _ERROR, error)
         case Commit():
             about = _end_fields(begin, entry)
         case _:
@@ -55,7 +60,7 @@ def _find_intent(entries: Sequence[Entry], seq: int) -> Intent:
 def _begin_fields(begin: Begin) -> dict[str, str]:
     return {
         "MESSAGE": f"{begin.title} begins, for {begin.user}",
-        "MESSAGE_ID": RUN_BEGUN_ID,
+        "MESSAGE_ID": RUN_BEGUN_MESSAGE_ID,
         "PRIORITY": _NOTICE,
         "GPUNODE_UNDOES": begin.undoes,
         "GPUNODE_VERSION": begin.version,
@@ -72,8 +77,8 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     reason = f": {commit.reason}" if commit.reason else ""
     return {
         "MESSAGE": f"{begin.title} ended: {commit.result}{reason}",
-        "MESSAGE_ID": RUN_ENDED_ID,
-        "PRIORITY": _PRIORITY[commit.result],
+        "MESSAGE_ID": RUN_ENDED_MESSAGE_ID,
+        "PRIORITY": _PRIORITY_BY_RESULT[commit.result],
         "GPUNODE_RESULT": commit.result,
         "GPUNODE_REASON": commit.reason,
     }
@@ -82,8 +87,9 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
 def _change_fields(intent: Intent, message_id: str, priority: str, error: str = "") -> dict[str, str]:
     change, word = intent.change, intent.change.participle
     before, after = change.states
+    result = f"could not be {word}: {error}" if message_id == CHANGE_FAILED_MESSAGE_ID else word
     return {
-        "MESSAGE": f"{change.subject}: {f'could not be {word}: {error}' if message_id == CHANGE_FAILED_ID else word}",
+        "MESSAGE": f"{change.subject}: {result}",
         "MESSAGE_ID": message_id,
         "PRIORITY": priority,
         "GPUNODE_ERROR": error,

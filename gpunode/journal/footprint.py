@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from gpunode.change import (
-    CONFFILES,
-    OVERWRITTEN,
-    PACKAGE_FILE_STEPS,
+    CONFFILES_STEP_ID,
+    OVERWRITTEN_FILES_STEP_ID,
+    PACKAGE_FILE_STEP_IDS,
     Change,
     CommandChange,
     FileChange,
@@ -26,7 +26,7 @@ from gpunode.journal.history import RunRecord, find_effective_undos
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 
-_BACKUP_STEPS = frozenset({CONFFILES, OVERWRITTEN})
+_BACKUP_STEP_IDS = frozenset({CONFFILES_STEP_ID, OVERWRITTEN_FILES_STEP_ID})
 
 FoundT = TypeVar("FoundT")
 StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
@@ -120,11 +120,16 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
         for run in runs
         for one in run.change_records
         # A package's own configuration files go and come with it.
-        if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEPS
+        if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEP_IDS
     ]
-    backups = (span for run in runs if not run.is_fully_undone for span in _find_backups(run, frozenset({OVERWRITTEN})))
+    backups = (
+        span
+        for run in runs
+        if not run.is_fully_undone
+        for span in _find_backups(run, frozenset({OVERWRITTEN_FILES_STEP_ID}))
+    )
     first = {span.change.path: span for span in reversed(tuple(backups))}
-    return replace(_join_with_files(changes, _build_trails(changes)), conffiles=tuple(first.values()))
+    return replace(_make_footprint(changes, _build_trails(changes)), conffiles=tuple(first.values()))
 
 
 def footprint_of_run(run: RunRecord) -> Footprint:
@@ -138,12 +143,12 @@ def footprint_of_run(run: RunRecord) -> Footprint:
     changes = [
         _MadeChange(one.intent, is_known=one.outcome == "done", is_run_alone=True)
         for one in known
-        if one.intent.step not in _BACKUP_STEPS and one.may_have_been_made
+        if one.intent.step not in _BACKUP_STEP_IDS and one.may_have_been_made
     ]
-    found = _join_with_files(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
+    found = _make_footprint(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
     return replace(
         found,
-        conffiles=tuple(_find_backups(run, _BACKUP_STEPS)),
+        conffiles=tuple(_find_backups(run, _BACKUP_STEP_IDS)),
         commands=tuple(one for one in CommandChange.among(one.change for one in known) if one.undo is None),
     )
 
@@ -156,7 +161,7 @@ def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[
             yield from (NetChange(one.intent.stage, one.intent.step, file) for file in FileChange.among((one.change,)))
 
 
-def _join_with_files(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
+def _make_footprint(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
     """Return the footprint with these ``files``, and with the other things that ``changes`` changed."""
     return Footprint(
         files,
@@ -259,7 +264,7 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
         if made.is_removal:
             found.pop(change.path, None)
             continue
-        spans = _confirm_last(found.get(change.path, ()), change)
+        spans = _confirm_last_span(found.get(change.path, ()), change)
         if made.is_undo and (shorter := _end_with_state(spans, change.after)) is not None:
             spans = shorter
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
@@ -273,7 +278,7 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
     return found
 
 
-def _confirm_last(spans: FileTrail, later: FileChange) -> FileTrail:
+def _confirm_last_span(spans: FileTrail, later: FileChange) -> FileTrail:
     """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
@@ -315,7 +320,7 @@ def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
     return found if len(found) == len(spans) else ()
 
 
-def needed_objects(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
+def needed_backups(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
     """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
     undoable = (run for run in runs if run.run in kept or run.commit is None)
     changes = (one.change for run in undoable for one in run.change_records)

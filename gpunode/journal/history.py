@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers
+from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of_changes
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -87,7 +87,7 @@ def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     return tuple(intent for intent in inverse_intents(entries) if intent.change.is_undoable)
 
 
-def is_configuration(intent: Intent) -> bool:
+def is_configuration_change(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
     return intent.stage == CONFIGURATION_STAGE and intent.change.is_configuration
 
@@ -130,7 +130,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
         match entry:
             case Intent():
                 key = (run, entry.seq)
-                for trigger in triggers((entry.change,)):
+                for trigger in triggers_of_changes((entry.change,)):
                     if trigger not in pending:
                         seen.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
                     required_by = pending[trigger].required_by
@@ -153,7 +153,7 @@ def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
-def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
+def pending_trigger_times(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending."""
     pending = {each.trigger: each for each in collect_triggers(entries) if each.settled is None}
     return {one: max(entry.at for entry in pending[one].required_by.values()) for one in sort_triggers(pending)}
@@ -167,8 +167,8 @@ def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
-    """Return the unsettled triggers in settle order; see ``pending_since``."""
-    return tuple(pending_since(entries))
+    """Return the unsettled triggers in settle order; see ``pending_trigger_times``."""
+    return tuple(pending_trigger_times(entries))
 
 
 def run_label(run: str, verb: Verb) -> str:
@@ -257,12 +257,14 @@ class RunRecord:
     @cached_property
     def configuration(self) -> frozenset[str]:
         """The subjects that a plain rollback restores."""
-        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if is_configuration(one))
+        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if is_configuration_change(one))
 
     @cached_property
     def other_subjects(self) -> frozenset[str]:
         """The subjects that only ``rollback --packages`` restores: packages, archives, units."""
-        return frozenset(one.change.subject for one in intents_to_undo(self.entries) if not is_configuration(one))
+        return frozenset(
+            one.change.subject for one in intents_to_undo(self.entries) if not is_configuration_change(one)
+        )
 
     @property
     def remaining_subjects(self) -> frozenset[str]:

@@ -57,7 +57,7 @@ def read_holder(path: Path) -> LockHolder | None:
 def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
     """Lock the file that is at ``path`` now and return its descriptor; a lock on a deleted file excludes nobody."""
     while True:
-        descriptor = _open(path)
+        descriptor = _open_lock_file(path)
         try:
             _wait_for_lock(descriptor, path, deadline, on_progress)
             if _is_same_file(descriptor, path):
@@ -68,7 +68,7 @@ def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):

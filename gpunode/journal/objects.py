@@ -16,12 +16,12 @@ from gpunode.change import digest
 from gpunode.errors import ChangeFailed, JournalDamaged
 from gpunode.host import places
 from gpunode.host.files import write_all
-from gpunode.host.ownership import read_own_file
+from gpunode.host.ownership import read_regular_file
 
 # As much as is ever read of a file that is to be replaced; some of a driver's libraries have more than 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30
 OBJECTS_FOLDER: Final = "objects"
-_DIGITS: Final = re.compile(r"[0-9a-f]{2}")
+_BACKUP_FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ class BackupStore:
         """Save ``content`` durably and return the name of its backup. Raises OSError."""
         name = digest(content)
         with self._record.open(OBJECTS_FOLDER, name[:2], make=True) as folder:
-            if not _is_intact(name, folder, content):
+            if not _is_backup_intact(name, folder, content):
                 draft = f".{name}.{os.getpid()}"
                 try:
-                    write_file(draft, folder, content)
+                    replace_private_file(draft, folder, content)
                     os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
                 except OSError:
                     _remove_file(draft, folder)
@@ -105,7 +105,7 @@ class BackupStore:
         path = self.path(name)
         try:
             with self._record.open(OBJECTS_FOLDER, name[:2]) as folder:
-                content = read_own_file(name, folder, MAX_BACKUP_BYTES)
+                content = read_regular_file(name, folder, MAX_BACKUP_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -136,7 +136,7 @@ class BackupStore:
         """
         try:
             with self._record.open(OBJECTS_FOLDER) as folder:
-                found = list(filter(_DIGITS.fullmatch, places.list_names(folder)))
+                found = list(filter(_BACKUP_FOLDER_NAME.fullmatch, places.list_names(folder)))
                 for name in found:
                     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
                         raise not_a_folder_error(self.folder / name)
@@ -155,10 +155,10 @@ def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
     )
 
 
-def _is_intact(name: str, folder: int, content: bytes) -> bool:
+def _is_backup_intact(name: str, folder: int, content: bytes) -> bool:
     """Return whether the object is there and whole; one that cannot be read is replaced."""
     try:
-        return read_own_file(name, folder, MAX_BACKUP_BYTES) == content
+        return read_regular_file(name, folder, MAX_BACKUP_BYTES) == content
     except OSError:
         return False
 
@@ -168,7 +168,7 @@ def _remove_file(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def write_file(name: str, folder: int, content: bytes) -> None:
+def replace_private_file(name: str, folder: int, content: bytes) -> None:
     """Write ``content`` to a new file in place of ``name``, readable by its owner alone; the name is not yet synced."""
     # Not opened as it is: a pipe would wait for a reader, and a device would be written.
     _remove_file(name, folder)

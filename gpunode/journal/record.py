@@ -5,8 +5,8 @@ the line before, and the bytes of ``entry`` as they stand: a line that is change
 What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
 The bytes of files are not in it: a state names its backup object by sha256.
 
-Format 3 is read as well; it has other names for a few types and keys, see ``_FORMAT_3_TYPES``. A run that one version
-of gpunode began and another ended has lines of both.
+Format 3 is read as well; it has other names for a few types and keys, see ``_TYPE_RENAMES_OF_FORMAT_3``. A run that one
+version of gpunode began and another ended has lines of both.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from gpunode.change import (
 from gpunode.errors import JournalDamaged
 from gpunode.package_id import PackageId
 
-FORMAT = 4
-READABLE_FORMATS = (3, FORMAT)
+JOURNAL_FORMAT = 4
+READABLE_JOURNAL_FORMATS = (3, JOURNAL_FORMAT)
 Verb: TypeAlias = Literal[
     "setup",
     "rollback",
@@ -51,7 +51,7 @@ Verb: TypeAlias = Literal[
 # The verbs whose runs make something of a node; the others take such runs back, or repair packages.
 APPLYING_VERBS: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
-Load: TypeAlias = Callable[[str], bytes]
+LoadContent: TypeAlias = Callable[[str], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ _TYPES_BY_NAME = {name: kind for kind, name in _TYPE_NAMES.items()}
 _TYPE_KEY = "type"
 # What format 3 calls otherwise: the key of a type, a type, and keys by the type that has them.
 _FORMAT_3_TYPE_KEY = "is"
-_FORMAT_3_TYPES = {"settle": "trigger-completed"}
-_FORMAT_3_KEYS: dict[str, dict[str, str]] = {
+_TYPE_RENAMES_OF_FORMAT_3 = {"settle": "trigger-completed"}
+_KEY_RENAMES_OF_FORMAT_3: dict[str, dict[str, str]] = {
     "begin": {"of": "undoes", "whole": "with_packages"},
     "failed": {"why": "error"},
     "commit": {"why": "reason"},
@@ -176,7 +176,7 @@ _FORMAT_3_KEYS: dict[str, dict[str, str]] = {
     "file-state": {"content": "sha256", "attributes": "xattrs"},
 }
 # By the words of the annotations, see _shape.
-_SCALARS: dict[str, tuple[type[Any], ...]] = {
+_TYPES_BY_SCALAR_ANNOTATION: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "str | None": (str, type(None)),
     "Verb": (str,),
@@ -186,19 +186,19 @@ _SCALARS: dict[str, tuple[type[Any], ...]] = {
     "int | None": (int, type(None)),
     "float": (int, float),
 }
-_STRING_TUPLE = "tuple[str, ...]"
-_PACKAGE_TYPE = "PackageId"
+_STRING_TUPLE_ANNOTATION = "tuple[str, ...]"
+_PACKAGE_ID_ANNOTATION = "PackageId"
 # Keys of fields that are stored by something that stands for them, by the words of the annotations.
-_STORED_NAMES = {_PACKAGE_TYPE: "name", "bytes": "sha256"}
+_STORED_KEY_BY_ANNOTATION = {_PACKAGE_ID_ANNOTATION: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
-_ENTRIES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit)
-_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
+_ENTRY_TYPES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit)
+_JOURNAL_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
 def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
     """Return the entries as the line of a journal that follows the line ``previous_line``; empty for the first."""
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
-    version = b"%d" % FORMAT
+    version = b"%d" % JOURNAL_FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (
         version,
         _checksum(version, _stored_checksum(previous_line), body),
@@ -206,7 +206,7 @@ def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
     )
 
 
-def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
+def decode(data: bytes, load: LoadContent, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
     """Return the entries of a journal; the torn last line of a power cut was never acted upon and is dropped.
 
     Args:
@@ -236,12 +236,12 @@ def without_torn_line(data: bytes) -> bytes:
     last = ended.rfind(b"\n", 0, -1) + 1
     until_the_hole, hole, _ = ended[last:].partition(b"\0")
     # Behind a line that is all there, a zero stands for the line's end: that was on the disk once, so it is damage.
-    return ended[:last] if hole and not _LINE.fullmatch(until_the_hole) else ended
+    return ended[:last] if hole and not _JOURNAL_LINE.fullmatch(until_the_hole) else ended
 
 
 def _stored_checksum(line: bytes) -> bytes:
     """Return the sum that a line carries; empty for no line."""
-    match = _LINE.fullmatch(line.rstrip(b"\n"))
+    match = _JOURNAL_LINE.fullmatch(line.rstrip(b"\n"))
     return match[2] if match else b""
 
 
@@ -280,7 +280,7 @@ def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
     """Return by JSON key the field of a ``name`` and its format; empty for a plain value."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES_BY_NAME[name]))
-    return {_STORED_NAMES.get(kind, at): (at, _field_format(kind)) for at, kind in found}
+    return {_STORED_KEY_BY_ANNOTATION.get(kind, at): (at, _field_format(kind)) for at, kind in found}
 
 
 def _field_format(annotation: str) -> str:
@@ -288,15 +288,15 @@ def _field_format(annotation: str) -> str:
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
         return "xattrs"
-    if annotation in _SCALARS or annotation in (_STRING_TUPLE, _PACKAGE_TYPE):
+    if annotation in _TYPES_BY_SCALAR_ANNOTATION or annotation in (_STRING_TUPLE_ANNOTATION, _PACKAGE_ID_ANNOTATION):
         return annotation
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _decode_line(line: bytes, previous_line: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
-    match = _LINE.fullmatch(line)
-    if match is not None and int(match[1]) not in READABLE_FORMATS:
-        readable = " and ".join(map(str, READABLE_FORMATS))
+def _decode_line(line: bytes, previous_line: bytes, load: LoadContent, file: str, number: int) -> tuple[Entry, ...]:
+    match = _JOURNAL_LINE.fullmatch(line)
+    if match is not None and int(match[1]) not in READABLE_JOURNAL_FORMATS:
+        readable = " and ".join(map(str, READABLE_JOURNAL_FORMATS))
         raise damaged_line_error(
             file, number, f"it was written by another gpunode, in format {int(match[1])}; this one reads {readable}"
         )
@@ -310,7 +310,7 @@ def _decode_line(line: bytes, previous_line: bytes, load: Load, file: str, numbe
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged_line_error(file, number, f"no gpunode writes such a line: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
-    if not all(isinstance(entry, _ENTRIES) for entry in entries):
+    if not all(isinstance(entry, _ENTRY_TYPES) for entry in entries):
         raise damaged_line_error(file, number, "the line is not a journal entry")
     return entries
 
@@ -322,18 +322,18 @@ def _convert_format_3(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     former = value[_FORMAT_3_TYPE_KEY]
-    renamed = _FORMAT_3_KEYS.get(former, {})
+    renamed = _KEY_RENAMES_OF_FORMAT_3.get(former, {})
     stored = {key: item for key, item in value.items() if key != _FORMAT_3_TYPE_KEY}
     if foreign := stored.keys() & {_TYPE_KEY, *renamed.values()}:
         raise ValueError(f"unknown: {', '.join(sorted(foreign))}")
     return {
-        _TYPE_KEY: _FORMAT_3_TYPES.get(former, former),
+        _TYPE_KEY: _TYPE_RENAMES_OF_FORMAT_3.get(former, former),
         # Extended attributes are a plain table of texts.
         **{renamed.get(k, k): item if k == "attributes" else _convert_format_3(item) for k, item in stored.items()},
     }
 
 
-def _decode_value(value: Any, load: Load) -> Any:
+def _decode_value(value: Any, load: LoadContent) -> Any:
     """Return the value that ``_encode_value`` encoded."""
     if isinstance(value, list):
         return tuple(_decode_value(item, load) for item in value)
@@ -346,7 +346,7 @@ def _decode_value(value: Any, load: Load) -> Any:
     return _TYPES_BY_NAME[value[_TYPE_KEY]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
 
 
-def _decode_field(field_format: str, value: Any, load: Load) -> Any:
+def _decode_field(field_format: str, value: Any, load: LoadContent) -> Any:
     match field_format:
         case "bytes":
             return load(value)
@@ -354,11 +354,11 @@ def _decode_field(field_format: str, value: Any, load: Load) -> Any:
             return frozenset(_decode_value(item, load) for item in value)
         case "xattrs":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
-        case _ if field_format == _STRING_TUPLE:
+        case _ if field_format == _STRING_TUPLE_ANNOTATION:
             return tuple(_check_scalar("str", word) for word in value)
-        case _ if field_format == _PACKAGE_TYPE:
+        case _ if field_format == _PACKAGE_ID_ANNOTATION:
             return PackageId.of(_check_scalar("str", value))
-        case _ if field_format in _SCALARS:
+        case _ if field_format in _TYPES_BY_SCALAR_ANNOTATION:
             return _check_scalar(field_format, value)
         case _:
             return _decode_value(value, load)
@@ -367,7 +367,7 @@ def _decode_field(field_format: str, value: Any, load: Load) -> Any:
 def _check_scalar(annotation: str, value: Any) -> Any:
     """Return ``value`` if a field of that type can hold it: no number is negative, no time that far away."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
+    if type(value) not in _TYPES_BY_SCALAR_ANNOTATION[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
         raise ValueError(f"{str(value)[:40]!r} is not a valid {annotation}")
     return value
 

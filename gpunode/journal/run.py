@@ -10,7 +10,7 @@ from gpunode.change import Change, Trigger
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.journal import record
-from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, write_file
+from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, replace_private_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was requested.
@@ -104,7 +104,7 @@ class Run:
         """Write a file beside the journal and return its path; the error says ``unsaved`` where that cannot be done."""
         path = self.path.with_name(name)
         with raise_as_change_failed(unsaved, path), self._record_folder.open(RUNS_FOLDER, self.id) as folder:
-            write_file(name, folder, content)
+            replace_private_file(name, folder, content)
             places.sync_folder(folder)
         return str(path)
 

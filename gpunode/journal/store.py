@@ -24,7 +24,7 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
-from gpunode.host.ownership import read_own_file, refuse_foreign
+from gpunode.host.ownership import read_regular_file, refuse_untrusted_folder
 from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record
 from gpunode.journal.footprint import Footprint
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
 
 
-RUNS_WITH_BACKUPS = 50
+MAX_RUNS_WITH_BACKUPS = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
-_LONGEST_JOURNAL = 16 << 20
-_FOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
-_NOT_MADE = "its run was cut short before it"
+_MAX_JOURNAL_BYTES = 16 << 20
+_RECORD_FOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
+_NOT_MADE_REASON = "its run was cut short before it"
 
 
 class Store:
@@ -70,7 +70,7 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        keep: int = RUNS_WITH_BACKUPS,
+        keep: int = MAX_RUNS_WITH_BACKUPS,
         clock: Callable[[], float] = time.time,
         announce: Announce = lambda _entries, _entry: None,
         folder: Path | None = None,
@@ -120,7 +120,7 @@ class Store:
         if self.root != Path("/"):
             return ""
         with contextlib.suppress(OSError):
-            return _BOOT_ID.read_text("ascii").strip()
+            return _BOOT_ID_FILE.read_text("ascii").strip()
         return ""
 
     def ids(self) -> tuple[str, ...]:
@@ -131,15 +131,15 @@ class Store:
             Refused: another user may have put them there.
         """
         try:
-            for name in _FOLDERS:
-                refuse_foreign(self._record_folder.path(*name), self.root)
+            for name in _RECORD_FOLDERS:
+                refuse_untrusted_folder(self._record_folder.path(*name), self.root)
             with _refuse_other_than_folder(), self._record_folder.open(RUNS_FOLDER) as folder:
-                names = filter(_RUN_ID.fullmatch, places.list_names(folder))
+                names = filter(_VALID_RUN_ID.fullmatch, places.list_names(folder))
         except FileNotFoundError:
             return ()
         except PermissionError as error:
             raise _needs_root_error(error) from error
-        return tuple(sorted(names, key=_number))
+        return tuple(sorted(names, key=_run_number))
 
     def runs(self) -> tuple[RunRecord, ...]:
         """Return all runs, newest last, but for one that was killed before its first entry.
@@ -199,7 +199,7 @@ class Store:
         self._read_known_journal(run)
         try:
             with self._record_folder.open(RUNS_FOLDER, run) as folder:
-                return read_own_file(REQUEST_FILE, folder, MAX_BACKUP_BYTES, private=True)
+                return read_regular_file(REQUEST_FILE, folder, MAX_BACKUP_BYTES, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
@@ -240,7 +240,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        return history.pending_since(entry for run in self.ids() for entry in self._read_entries(run))
+        return history.pending_trigger_times(entry for run in self.ids() for entry in self._read_entries(run))
 
     def interrupted_run(self) -> RunRecord | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
@@ -287,7 +287,7 @@ class Store:
             ChangeFailed: it could not be written.
         """
         outcomes: list[Entry] = [Done(intent.seq, intent.at) for intent in made]
-        outcomes += (Failed(intent.seq, _NOT_MADE, intent.at) for intent in not_made)
+        outcomes += (Failed(intent.seq, _NOT_MADE_REASON, intent.at) for intent in not_made)
         with raise_as_change_failed(f"what run {run} changed could not be recorded", self._path(run)):
             self._append_entries(run, *outcomes)
 
@@ -334,7 +334,7 @@ class Store:
         Raises:
             Refused: its folder is somebody else's, or a link out of an image.
         """
-        refuse_foreign(self._lock.parent, self.root)
+        refuse_untrusted_folder(self._lock.parent, self.root)
         return hold_lock(self._lock, timeout_s, on_progress)
 
     def lock_holder(self) -> LockHolder | None:
@@ -353,7 +353,7 @@ class Store:
     def _read_journal(self, run: str) -> bytes:
         try:
             with self._record_folder.open(RUNS_FOLDER, run) as folder:
-                return read_own_file(JOURNAL_FILE, folder, _LONGEST_JOURNAL)
+                return read_regular_file(JOURNAL_FILE, folder, _MAX_JOURNAL_BYTES)
         except FileNotFoundError:
             return b""
         except PermissionError as error:
@@ -378,15 +378,15 @@ class Store:
 
     def _make_folders(self) -> None:
         with _refuse_other_than_folder():
-            for name in _FOLDERS:
-                refuse_foreign(self._record_folder.path(*name), self.root)
+            for name in _RECORD_FOLDERS:
+                refuse_untrusted_folder(self._record_folder.path(*name), self.root)
                 with self._record_folder.open(*name, make=True) as folder:
                     if stat.S_IMODE(os.fstat(folder).st_mode) != 0o700:
                         os.chmod(".", 0o700, dir_fd=folder)
             self.objects.folder_names()
 
     def _next_id(self, now: float) -> str:
-        numbers = [_number(run) for run in self.ids()]
+        numbers = [_run_number(run) for run in self.ids()]
         return f"{max(numbers, default=0) + 1:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
 
     def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
@@ -406,7 +406,7 @@ class Store:
             runs = self.runs()
         except (JournalDamaged, OSError):
             return
-        self.objects.keep_only(footprint.needed_objects(runs, kept))
+        self.objects.keep_only(footprint.needed_backups(runs, kept))
 
 
 @contextlib.contextmanager
@@ -423,7 +423,7 @@ def _refuse_other_than_folder() -> Iterator[None]:
         ) from error
 
 
-def _number(run: str) -> int:
+def _run_number(run: str) -> int:
     return int(run.partition("-")[0])
 
 

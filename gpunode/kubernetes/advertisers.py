@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import MANAGED_BY, Rendered
+from gpunode.kubernetes.model import MANAGED_BY_LABEL, RenderedCluster
 from gpunode.kubernetes.owned import object_title, owned_fields
-from gpunode.kubernetes.reconcile import MANAGER, Key, find_installed, object_key
+from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
 
 Body: TypeAlias = Mapping[str, Any]
 CommandBuilder: TypeAlias = Callable[..., Command]
@@ -23,7 +23,7 @@ Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", 
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
 # mcr.microsoft.com/oss/.../nvidia-gpu, AKS.
-_IMAGES: Final[Mapping[str, Advertiser]] = {
+_ADVERTISER_BY_IMAGE_NAME: Final[Mapping[str, Advertiser]] = {
     "k8s-device-plugin": "device-plugin",
     "hami": "hami",
     "k8s-dra-driver-gpu": "dra",
@@ -33,7 +33,7 @@ _IMAGES: Final[Mapping[str, Advertiser]] = {
 # It offers whole GPUs to virtual machines, on nodes of its own.
 _VM_PLUGIN_IMAGE: Final = "kubevirt-gpu-device-plugin"
 # Where the kubelet looks for plugins, below its root.
-_PLUGIN_FOLDER: Final = "/device-plugins"
+_DEVICE_PLUGIN_FOLDER_ENDING: Final = "/device-plugins"
 # The label of the operator's pods; its plugin has the device plugin's image.
 _OPERATOR_LABEL: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
 # Source: NVIDIA/gpu-operator deployments/gpu-operator, crds and templates/operator.yaml (26.7). The first two have the
@@ -72,8 +72,8 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) ->
     requesting = [one for one in objects if one["kind"] in _OPERATOR_REQUEST_KINDS]
     for one in objects:
         labels = one["metadata"].get("labels", {})
-        is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY.items())
-        if is_labelled and (object_key(one) in rendered or owned_fields(one, MANAGER) is not None):
+        is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
+        if is_labelled and (object_key(one) in rendered or owned_fields(one, FIELD_MANAGER) is not None):
             continue
         kind: Advertiser | None
         if one["kind"] == "DaemonSet":
@@ -112,23 +112,23 @@ def release_of(body: Body) -> str:
 def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     pod = daemon_set["spec"]["template"]["spec"]
     names = [_image_name(container.get("image", "")) for container in pod.get("containers", [])]
-    kind = next((_IMAGES[name] for name in names if name in _IMAGES), None)
+    kind = next((_ADVERTISER_BY_IMAGE_NAME[name] for name in names if name in _ADVERTISER_BY_IMAGE_NAME), None)
     if kind is None and _VM_PLUGIN_IMAGE not in names and _is_nvidia_plugin(daemon_set, names):
         kind = "device-plugin"
-    return None if kind == "device-plugin" and _is_other_part(daemon_set["metadata"]["name"]) else kind
+    return None if kind == "device-plugin" and _is_other_plugin_chart_part(daemon_set["metadata"]["name"]) else kind
 
 
 def _is_nvidia_plugin(daemon_set: Body, images: Sequence[str]) -> bool:
     """Return whether the DaemonSet registers with the kubelet and names NVIDIA: images get renamed."""
     volumes = daemon_set["spec"]["template"]["spec"].get("volumes") or ()
     paths = (str((one.get("hostPath") or {}).get("path", "")) for one in volumes)
-    return any(path.rstrip("/").endswith(_PLUGIN_FOLDER) for path in paths) and any(
+    return any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths) and any(
         "nvidia" in word for word in (daemon_set["metadata"]["name"], *images)
     )
 
 
 def refuse_second_advertiser(
-    rendered: Rendered,
+    rendered: RenderedCluster,
     objects: Sequence[Body],
     nodes: Sequence[Body],
     releases: Sequence[HelmRelease],
@@ -168,10 +168,10 @@ def refuse_second_advertiser(
 
 
 def _foreign_advertisers(
-    rendered: Rendered, objects: Sequence[Body], releases: Sequence[HelmRelease]
+    rendered: RenderedCluster, objects: Sequence[Body], releases: Sequence[HelmRelease]
 ) -> list[AdvertiserObject]:
     """Return the advertisers that are neither rendered nor a release that gets the rendered values."""
-    releases_kept = [find_installed(one, releases) or one for one in rendered.releases]
+    releases_kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
     release_names = {f"{one.namespace}/{one.name}" for one in releases_kept}
     applied_keys = [object_key(one.body) for one in rendered.objects]
     advertisers = [one for one in find_advertisers(objects, applied_keys) if one.release not in release_names]
@@ -198,7 +198,7 @@ def _second_advertiser_error(
     )
 
 
-def _offers_gpus(rendered: Rendered) -> bool:
+def _offers_gpus(rendered: RenderedCluster) -> bool:
     """Return whether what is rendered offers GPUs; a recipe can have metrics alone."""
     return any(one.kind == "DaemonSet" for one in rendered.objects) or any(
         one.chart != "dcgm-exporter" for one in rendered.releases
@@ -211,7 +211,7 @@ def _is_idle(body: Body, nodes: Mapping[str, Mapping[str, str]]) -> bool:
     if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
         return False
     pod = body["spec"]["template"]["spec"]
-    return not any(may_run(pod, name, labels) for name, labels in nodes.items())
+    return not any(may_run_on_node(pod, name, labels) for name, labels in nodes.items())
 
 
 _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
@@ -253,7 +253,7 @@ def _image_name(image: str) -> str:
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
-def _is_other_part(name: str) -> bool:
+def _is_other_plugin_chart_part(name: str) -> bool:
     """Return whether it is another part of the device plugin's chart, which has one image for all."""
     return any(word in name for word in ("gpu-feature-discovery", "mps-control"))
 
@@ -267,7 +267,7 @@ _DISCOVERED_PREFIXES: Final = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERED_LABELS: Final = frozenset({"gpu"})
 
 
-def may_run(pod_spec: Body, name: str, labels: Mapping[str, str]) -> bool:
+def may_run_on_node(pod_spec: Body, name: str, labels: Mapping[str, str]) -> bool:
     """Return whether such a pod may run on the node, now or once the node's GPUs are discovered.
 
     Unknown operators count as yes.

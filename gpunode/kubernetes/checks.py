@@ -12,7 +12,7 @@ from gpunode.kubernetes.sharing import refuse_bad_configs
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels
 
-_FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
+_FORBIDDEN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
 
 
 def refuse_bad_tables(recipe: Recipe) -> None:
@@ -45,7 +45,7 @@ def refuse_bad_tables(recipe: Recipe) -> None:
 
 
 def _refuse_bad_names(desired: Kubernetes) -> None:
-    if desired.namespace in _FOREIGN_NAMESPACES:
+    if desired.namespace in _FORBIDDEN_NAMESPACES:
         raise Refused(
             f"[kubernetes] namespace cannot be {desired.namespace}",
             why="it is the cluster's own, and its pods would become privileged",

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeAlias
 from gpunode.catalog.gpus import GpuModel, find_by_label
 from gpunode.command import sudo_gpunode
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.machine import PROVIDERS
+from gpunode.facts.machine import PROVIDER_DESCRIPTIONS
 from gpunode.facts.model import KubeletKind, Provider
-from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
 
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
 # Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red
 # Hat OpenShift".
-_PROVIDER_PLUGINS: Final[Mapping[Provider, tuple[str, str]]] = {
+_PROVIDER_PLUGIN_REFUSALS: Final[Mapping[Provider, tuple[str, str]]] = {
     "openshift": (
         "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
         (
@@ -37,9 +37,9 @@ _PROVIDER_PLUGINS: Final[Mapping[Provider, tuple[str, str]]] = {
 
 
 # With this label of a node pool GKE runs no device plugin there.
-GKE_OPT_OUT: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
+GKE_PLUGIN_OPT_OUT_LABEL: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
 # Where GKE installs the driver, and where its read-only host lets the operator install the toolkit.
-GKE_DRIVER: Final = "/home/kubernetes/bin/nvidia"
+GKE_DRIVER_FOLDER: Final = "/home/kubernetes/bin/nvidia"
 
 
 def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
@@ -49,9 +49,13 @@ def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> 
         Refused: if one does, or its provider's runtime does not fit the recipe.
     """
     for node in nodes:
-        if node.provider is not None and node.provider in _PROVIDER_PLUGINS:
-            why, hint = _PROVIDER_PLUGINS[node.provider]
-            raise Refused(f"{node.name} is {PROVIDERS[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
+        if node.provider is not None and node.provider in _PROVIDER_PLUGIN_REFUSALS:
+            why, hint = _PROVIDER_PLUGIN_REFUSALS[node.provider]
+            raise Refused(
+                f"{node.name} is {PROVIDER_DESCRIPTIONS[node.provider]}, and gpunode leaves it alone",
+                why=why,
+                hint=hint,
+            )
         if node.provider == "gke":
             _refuse_gke(desired, node)
         if node.provider == "aks":
@@ -70,11 +74,11 @@ def _refuse_gke(desired: Kubernetes, node: ClusterNode) -> None:
     """
     if "device-plugin" in node.provides:
         raise Refused(
-            f"{node.name} is {PROVIDERS['gke']}, and gpunode leaves it alone",
+            f"{node.name} is {PROVIDER_DESCRIPTIONS['gke']}, and gpunode leaves it alone",
             why="GKE runs its own device plugin on every GPU node without the label that opts out of it",
             hint="let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
             "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4\n"
-            f"or create the node pool with --node-labels={GKE_OPT_OUT}, and use the recipe gpu-operator",
+            f"or create the node pool with --node-labels={GKE_PLUGIN_OPT_OUT_LABEL}, and use the recipe gpu-operator",
         )
     if desired.stack != "gpu-operator":
         raise Refused(
@@ -123,13 +127,13 @@ _DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.full"
 # NFD names a PCI device by its vendor, with or without its class.
 _PCI_LABEL: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
 _KUBELET_VERSION_MARKS: Final[Mapping[str, KubeletKind]] = {"+k3s": "k3s", "+rke2": "rke2", "+k0s": "k0s"}
-_PROVIDER_LABELS: Final[Mapping[str, Provider]] = {
+_PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, Provider]] = {
     "cloud.google.com/gke-": "gke",
     "eks.amazonaws.com/": "eks",
     "kubernetes.azure.com/": "aks",
     "node.openshift.io/": "openshift",
 }
-_MAX_SHOWN: Final = 5
+_MAX_SHOWN_NODES: Final = 5
 
 
 def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
@@ -142,15 +146,16 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     if not with_gpus:
         raise Undetermined(
             "no Node of this cluster says that it has an NVIDIA GPU",
-            why=f"none has the label {GPU_PRESENT}, a label of GPU Feature Discovery, or the label of Node Feature "
+            why=f"none has the label {GPU_PRESENT_LABEL}, a label of GPU Feature Discovery, or the label of Node "
+            "Feature "
             "Discovery for a PCI device of NVIDIA",
             hint=_capture_hint("GPU-NODE"),
         )
     found = {name: _node_from_labels(name, one) for name, one in with_gpus.items()}
     incomplete = {name: one for name, one in found.items() if isinstance(one, str)}
     if incomplete:
-        reasons = "; ".join(f"{name}: {why}" for name, why in [*incomplete.items()][:_MAX_SHOWN])
-        more = f"; and {len(incomplete) - _MAX_SHOWN} more" if len(incomplete) > _MAX_SHOWN else ""
+        reasons = "; ".join(f"{name}: {why}" for name, why in [*incomplete.items()][:_MAX_SHOWN_NODES])
+        more = f"; and {len(incomplete) - _MAX_SHOWN_NODES} more" if len(incomplete) > _MAX_SHOWN_NODES else ""
         raise Undetermined(
             "the labels of the Nodes do not say which GPUs they have",
             why=f"{reasons}{more}",
@@ -172,7 +177,7 @@ def _labels(live: Body) -> Mapping[str, str]:
 
 
 def _has_gpus(labels: Mapping[str, str]) -> bool:
-    is_said = labels.get(GPU_PRESENT) == "true" or labels.get(_COUNT_LABEL, "0") != "0"
+    is_said = labels.get(GPU_PRESENT_LABEL) == "true" or labels.get(_COUNT_LABEL, "0") != "0"
     return is_said or any(_PCI_LABEL.fullmatch(name) and value == "true" for name, value in labels.items())
 
 
@@ -185,7 +190,9 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
         return gpus
     if provider == "aks":
         return "they do not say whether AKS installed its driver"
-    is_managed = provider == "gke" and GKE_OPT_OUT not in {f"{key}={value}" for key, value in labels.items()}
+    is_managed = provider == "gke" and GKE_PLUGIN_OPT_OUT_LABEL not in {
+        f"{key}={value}" for key, value in labels.items()
+    }
     return ClusterNode(
         name,
         gpus,
@@ -232,5 +239,6 @@ def _detect_provider(live: Body) -> Provider | None:
     if "Bottlerocket" in str(live.get("status", {}).get("nodeInfo", {}).get("osImage", "")):
         return "bottlerocket"
     return next(
-        (who for sign, who in _PROVIDER_LABELS.items() if any(one.startswith(sign) for one in _labels(live))), None
+        (who for sign, who in _PROVIDER_BY_LABEL_PREFIX.items() if any(one.startswith(sign) for one in _labels(live))),
+        None,
     )

@@ -16,14 +16,14 @@ from gpunode.command import command
 from gpunode.kubernetes import gitops
 from gpunode.kubernetes.model import (
     HEADER,
-    KIND_CONFIG,
-    LABELS_MANAGER,
+    KIND_CONFIG_FILE_NAME,
+    LABELS_FIELD_MANAGER,
     ChartRelease,
     NodeEdit,
-    Rendered,
+    RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.objects import EXTRAS_WAVE, can_label
+from gpunode.kubernetes.objects import EXTRAS_WAVE, can_nfd_set_label
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
@@ -37,7 +37,7 @@ _RENDERED_PATHS: Final = re.compile(
 )
 
 
-def make_files(rendered: Rendered, form: Form) -> Mapping[str, str]:
+def make_files(rendered: RenderedCluster, form: Form) -> Mapping[str, str]:
     """Return the contents of the files by their paths below the output folder."""
     contents = dict(_object_files(rendered, form))
     match form:
@@ -54,7 +54,7 @@ def make_files(rendered: Rendered, form: Form) -> Mapping[str, str]:
     if form == "kustomize":
         contents |= _kustomization_files(rendered, sorted(contents))
     if kind := rendered.kind:
-        contents[KIND_CONFIG] = yaml.document(
+        contents[KIND_CONFIG_FILE_NAME] = yaml.render_document(
             kind.config, f"{HEADER}\nThe NVIDIA runtime reads these mounts as requests for GPUs."
         )
         contents["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
@@ -68,7 +68,7 @@ def is_rendered_file(path: str, text: str) -> bool:
     return _RENDERED_PATHS.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
-def may_leave_objects(path: str, rendered: Rendered) -> bool:
+def may_have_made_obsolete_objects(path: str, rendered: RenderedCluster) -> bool:
     """Return whether an old file, if it was applied, made objects that are not among the ``rendered`` ones."""
     folder, _, name = path.rpartition("/")
     if folder in {gitops.BASE, gitops.RULES}:
@@ -78,7 +78,7 @@ def may_leave_objects(path: str, rendered: Rendered) -> bool:
     return bool(folder) or path in {"argocd.yaml", "flux.yaml", "plugin-config.yaml"}
 
 
-def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
+def _object_files(rendered: RenderedCluster, form: Form) -> Iterator[tuple[str, str]]:
     """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
     objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
@@ -93,21 +93,21 @@ def _file_stem(one: RenderedObject) -> str:
 
 def _join_objects(objects: Sequence[RenderedObject], form: Form) -> str:
     bodies = (gitops.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
-    texts = [yaml.document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
+    texts = [yaml.render_document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
 
 
 def _join_documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
     first, *rest = bodies
-    return "---\n".join((yaml.document(first, about), *map(yaml.document, rest)))
+    return "---\n".join((yaml.render_document(first, about), *map(yaml.render_document, rest)))
 
 
 def _values_file(release: ChartRelease) -> str:
     about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
-    return yaml.document(release.values, about)
+    return yaml.render_document(release.values, about)
 
 
-def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
+def _argocd_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str, str]:
     """Return the Applications, and the kustomization that limits Argo CD to them."""
     options = rendered.argocd
     contents = {}
@@ -115,22 +115,22 @@ def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]
         is_oci = one.repository.startswith("oci://")
         note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
         about = f"{HEADER}\n{one.why}{note}"
-        contents[f"applications/{one.name}.yaml"] = yaml.document(gitops.chart_application(one, options), about)
+        contents[f"applications/{one.name}.yaml"] = yaml.render_document(gitops.chart_application(one, options), about)
     if plain and gitops.is_remote_cluster(options):
         about = f"{HEADER}\nApplies the objects in manifests/ to the cluster that has the GPUs."
-        contents[f"applications/{gitops.PLAIN_OBJECTS}.yaml"] = yaml.document(
+        contents[f"applications/{gitops.PLAIN_APPLICATION_NAME}.yaml"] = yaml.render_document(
             gitops.objects_application(options), about
         )
         plain = ()
     body = make_kustomization((*plain, *sorted(contents)))
-    contents["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD applies from this folder.")
+    contents["kustomization.yaml"] = yaml.render_document(body, f"{HEADER}\nWhat Argo CD applies from this folder.")
     if options.repository:
         about = f"{HEADER}\nThe Application of this folder: apply it once, where Argo CD runs."
-        contents["argocd.yaml"] = yaml.document(gitops.folder_application(options), about)
+        contents["argocd.yaml"] = yaml.render_document(gitops.folder_application(options), about)
     return contents
 
 
-def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
+def _flux_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str, str]:
     """Return the releases, and the Kustomizations by which Flux applies the folders in turn."""
     contents = {
         f"{gitops.RELEASES}/{one.name}.yaml": _join_documents(gitops.release_objects(one), f"{HEADER}\n{one.why}")
@@ -142,23 +142,23 @@ def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
         tuple(gitops.kustomizations(rendered.flux, folders, rendered.releases)), HEADER
     )
     # Keeps the test pod out if Flux applies the parent folder as a whole.
-    contents["kustomization.yaml"] = yaml.document(make_kustomization(["flux.yaml"]), HEADER)
+    contents["kustomization.yaml"] = yaml.render_document(make_kustomization(["flux.yaml"]), HEADER)
     return contents
 
 
-def _kustomization_files(rendered: Rendered, paths: Sequence[str]) -> Mapping[str, str]:
+def _kustomization_files(rendered: RenderedCluster, paths: Sequence[str]) -> Mapping[str, str]:
     configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
     body = make_kustomization(resources, configs, rendered.releases)
     about = f"{HEADER}\nThe charts need helm: kubectl kustomize --enable-helm ." if rendered.releases else HEADER
-    contents = {"kustomization.yaml": yaml.document(body, about)}
+    contents = {"kustomization.yaml": yaml.render_document(body, about)}
     for one in configs:
         (text,) = one.body["data"].values()
         contents[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {one.why}\n{text}"
     return contents
 
 
-def _apply_script(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
+def _apply_script(rendered: RenderedCluster, form: Form, paths: Sequence[str]) -> str:
     """Return a script of the exact commands in order."""
     kubectl = _kubectl_command(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
@@ -180,8 +180,8 @@ def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]
         metadata = {"name": edit.node, "labels": edit.labels}
         # To apply a Node that does not exist would make one.
         yield f"{command(*kubectl, 'get', 'node', edit.node)} > /dev/null"
-        apply = command(*kubectl, "apply", "--server-side", "--field-manager", LABELS_MANAGER, "-f", "-")
-        yield f"{apply} <<'END'\n{yaml.document({'apiVersion': 'v1', 'kind': 'Node', 'metadata': metadata})}END"
+        apply = command(*kubectl, "apply", "--server-side", "--field-manager", LABELS_FIELD_MANAGER, "-f", "-")
+        yield f"{apply} <<'END'\n{yaml.render_document({'apiVersion': 'v1', 'kind': 'Node', 'metadata': metadata})}END"
     if edit.taint:
         # A Node's taints are one list: applying ours would remove everybody else's.
         key_value, _, effect = edit.taint.rpartition(":")
@@ -191,7 +191,7 @@ def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]
         yield f"    {command(*kubectl, 'taint', 'node', edit.node, edit.taint)}"
 
 
-def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
+def _apply_commands(rendered: RenderedCluster, form: Form, paths: Sequence[str]) -> Iterator[str]:
     apply = (*_kubectl_command(rendered), "apply", "--server-side", "--field-manager", "gpunode")
     match form:
         case "kustomize" if rendered.releases:
@@ -216,7 +216,7 @@ def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Ite
         yield from ("", f"# {release.why}", helm_command(release, rendered.kind.context if rendered.kind else ""))
 
 
-def _kubectl_command(rendered: Rendered) -> Sequence[str]:
+def _kubectl_command(rendered: RenderedCluster) -> Sequence[str]:
     """Return kubectl; for a kind cluster with its context, whatever the current one is."""
     return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
 
@@ -269,27 +269,27 @@ def _helm_chart_entry(release: ChartRelease) -> Mapping[str, Any]:
     }
 
 
-def readme(rendered: Rendered, form: Form) -> str:
+def readme(rendered: RenderedCluster, form: Form) -> str:
     """Return the text below the first line."""
-    paragraphs = [_fill_template(one) for one in _usage(rendered, form)]
+    paragraphs = [_wrap_text(one) for one in _usage(rendered, form)]
     if form in GITOPS_FORMS:
-        paragraphs += _node_labels(rendered)
+        paragraphs += _explain_node_labels(rendered)
     if rendered.test_pod:
         text = (
             "`test-pod.yaml` is not applied with the rest: `kubectl apply -f test-pod.yaml` runs a pod that adds two "
             "vectors on a GPU, and whose log ends with `Test PASSED`."
         )
-        paragraphs.append(_fill_template(text))
+        paragraphs.append(_wrap_text(text))
     for own in rendered.own_pods:
-        paragraphs += [_fill_template(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
+        paragraphs += [_wrap_text(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _fill_template(text: str) -> str:
+def _wrap_text(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _usage(rendered: Rendered, form: Form) -> Iterator[str]:
+def _usage(rendered: RenderedCluster, form: Form) -> Iterator[str]:
     uses_helm = rendered.releases and form not in {"argocd", "flux"}
     yield f"`./apply.sh` applies everything in order. It needs kubectl{' and helm' if uses_helm else ''}."
     match form:
@@ -307,7 +307,7 @@ def _usage(rendered: Rendered, form: Form) -> Iterator[str]:
             )
 
 
-def _kustomize_usage(rendered: Rendered) -> Iterator[str]:
+def _kustomize_usage(rendered: RenderedCluster) -> Iterator[str]:
     if not rendered.releases:
         yield "kustomize: `kubectl apply --server-side -k .`. Argo CD and Flux take this folder as it is."
         return
@@ -322,7 +322,7 @@ def _kustomize_usage(rendered: Rendered) -> Iterator[str]:
     )
 
 
-def _argocd_usage(rendered: Rendered) -> str:
+def _argocd_usage(rendered: RenderedCluster) -> str:
     place = rendered.argocd
     if place.repository:
         return (
@@ -335,7 +335,7 @@ def _argocd_usage(rendered: Rendered) -> str:
     )
 
 
-def _flux_usage(rendered: Rendered) -> str:
+def _flux_usage(rendered: RenderedCluster) -> str:
     place = rendered.flux
     return (
         f"Flux: commit this folder as `{place.path}` to the repository of the GitRepository `{place.source}` in the "
@@ -344,14 +344,14 @@ def _flux_usage(rendered: Rendered) -> str:
     )
 
 
-def _node_labels(rendered: Rendered) -> Iterator[str]:
+def _explain_node_labels(rendered: RenderedCluster) -> Iterator[str]:
     """Yield how the nodes get their labels and taints where nobody runs apply.sh."""
     rules = [rule for one in rendered.objects if one.kind == "NodeFeatureRule" for rule in one.body["spec"]["rules"]]
     if rules:
-        yield _fill_template("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")
+        yield _wrap_text("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")
     edits: dict[tuple[str, ...], list[str]] = {}
     for edit in rendered.nodes:
-        if labels := [f"{key}={value}" for key, value in edit.labels.items() if not (rules and can_label(key))]:
+        if labels := [f"{key}={value}" for key, value in edit.labels.items() if not (rules and can_nfd_set_label(key))]:
             edits.setdefault(("label", *labels), []).append(edit.node)
         if edit.taint and not any("taints" in rule for rule in rules):
             edits.setdefault(("taint", edit.taint), []).append(edit.node)
@@ -359,7 +359,7 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
         verbs = {verb for verb, *_ in edits}
         what = "labels" if "label" in verbs else "taints"
         text = "" if rules else "The pods run only on labelled nodes. "
-        yield _fill_template(
+        yield _wrap_text(
             f"{text}`apply.sh` sets the nodes' {what}. So does the kubelet when its node joins, if `gpunode setup` ran "
             "there before, with `node_registration` in `[kubernetes]` of the recipe. For nodes without either, once:"
         )

@@ -12,11 +12,11 @@ from typing import Any, Final
 from gpunode.kubernetes.model import ChartRelease, RenderedObject
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
-_ANNOTATIONS: Final = "argocd.argoproj.io"
+_ARGOCD_ANNOTATION_PREFIX: Final = "argocd.argoproj.io"
 # Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
 _FIRST_WAVE: Final = -3
-_OWN_CLUSTER: Final = "https://kubernetes.default.svc"
-PLAIN_OBJECTS: Final = "gpu-objects"
+_OWN_CLUSTER_SERVER_URL: Final = "https://kubernetes.default.svc"
+PLAIN_APPLICATION_NAME: Final = "gpu-objects"
 
 
 def add_sync_wave(one: RenderedObject) -> Mapping[str, Any]:
@@ -24,16 +24,16 @@ def add_sync_wave(one: RenderedObject) -> Mapping[str, Any]:
 
     kustomize's commonAnnotations would also annotate pod templates, and so restart the pods.
     """
-    annotations = {f"{_ANNOTATIONS}/sync-wave": str(_FIRST_WAVE + one.wave)}
+    annotations = {f"{_ARGOCD_ANNOTATION_PREFIX}/sync-wave": str(_FIRST_WAVE + one.wave)}
     if one.kind == "NodeFeatureRule":
         # A chart brings its definition; the first dry run comes before that.
-        annotations[f"{_ANNOTATIONS}/sync-options"] = "SkipDryRunOnMissingResource=true"
+        annotations[f"{_ARGOCD_ANNOTATION_PREFIX}/sync-options"] = "SkipDryRunOnMissingResource=true"
     return {**one.body, "metadata": {**one.body["metadata"], "annotations": annotations}}
 
 
 def is_remote_cluster(argocd: ArgoCd) -> bool:
     """Return whether the GPUs are in another cluster than Argo CD itself."""
-    return bool(argocd.cluster or argocd.server not in {"", _OWN_CLUSTER})
+    return bool(argocd.cluster or argocd.server not in {"", _OWN_CLUSTER_SERVER_URL})
 
 
 def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any]:
@@ -56,13 +56,17 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
     return _application(
-        PLAIN_OBJECTS, argocd, _git_source(argocd, f"{argocd.path}/manifests"), _destination(argocd, "default"), 0
+        PLAIN_APPLICATION_NAME,
+        argocd,
+        _git_source(argocd, f"{argocd.path}/manifests"),
+        _destination(argocd, "default"),
+        0,
     )
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application of the rendered folder, which brings the others: an app of apps."""
-    destination = {"server": _OWN_CLUSTER, "namespace": argocd.namespace}
+    destination = {"server": _OWN_CLUSTER_SERVER_URL, "namespace": argocd.namespace}
     return _application("gpu-stack", argocd, _git_source(argocd, argocd.path), destination, None)
 
 
@@ -71,14 +75,16 @@ def _git_source(argocd: ArgoCd, path: str) -> Mapping[str, Any]:
 
 
 def _destination(argocd: ArgoCd, namespace: str) -> Mapping[str, str]:
-    place = {"name": argocd.cluster} if argocd.cluster else {"server": argocd.server or _OWN_CLUSTER}
+    place = {"name": argocd.cluster} if argocd.cluster else {"server": argocd.server or _OWN_CLUSTER_SERVER_URL}
     return {**place, "namespace": namespace}
 
 
 def _application(
     name: str, argocd: ArgoCd, source: Mapping[str, Any], destination: Mapping[str, str], wave: int | None
 ) -> dict[str, Any]:
-    annotations = {} if wave is None else {"annotations": {f"{_ANNOTATIONS}/sync-wave": str(_FIRST_WAVE + wave)}}
+    annotations = (
+        {} if wave is None else {"annotations": {f"{_ARGOCD_ANNOTATION_PREFIX}/sync-wave": str(_FIRST_WAVE + wave)}}
+    )
     policy = {
         "automated": {"prune": True, "selfHeal": True},
         "syncOptions": ["CreateNamespace=true", "ServerSideApply=true", "SkipDryRunOnMissingResource=true"],
@@ -96,7 +102,7 @@ def _application(
 
 # The folders in the order in which they are applied.
 BASE, RELEASES, RULES = "manifests", "releases", "rules"
-_RELEASE_API: Final = "helm.toolkit.fluxcd.io/v2"
+_HELM_RELEASE_API_VERSION: Final = "helm.toolkit.fluxcd.io/v2"
 
 
 def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -127,7 +133,12 @@ def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[s
         "upgrade": {"crds": "CreateReplace", "remediation": {"retries": 3}},
         "values": release.values,
     }
-    return repository, {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "metadata": metadata, "spec": spec}
+    return repository, {
+        "apiVersion": _HELM_RELEASE_API_VERSION,
+        "kind": "HelmRelease",
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartRelease]) -> Iterator[Mapping[str, Any]]:
@@ -136,7 +147,9 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
     for folder in folders:
         name = f"gpu-stack-{folder}"
         spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
-        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_name_fields(one)} for one in releases]
+        checks = [
+            {"apiVersion": _HELM_RELEASE_API_VERSION, "kind": "HelmRelease", **_name_fields(one)} for one in releases
+        ]
         spec |= {
             "interval": "10m",
             "retryInterval": "1m",

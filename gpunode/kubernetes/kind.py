@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gpunode.catalog.repositories import TOOLKIT
+from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY
 from gpunode.command import command
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.kubernetes.model import KIND_CONFIG, ClusterNode, KindCluster
+from gpunode.kubernetes.model import KIND_CONFIG_FILE_NAME, ClusterNode, KindCluster
 from gpunode.recipe import Recipe
-from gpunode.recipe.kubernetes import Kind
+from gpunode.recipe.kubernetes import KindClusterSettings
 
-_DEVICES: Final = "/var/run/nvidia-container-devices"
+_CONTAINER_DEVICES_FOLDER: Final = "/var/run/nvidia-container-devices"
 
 
-def make_workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+def make_workers(kind: KindClusterSettings, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     """Return the cluster's workers, which share the machine's GPUs in order.
 
     They are ``nodes`` themselves if these are nodes of a kind cluster.
@@ -56,37 +56,42 @@ def make_workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode,
     )
 
 
-def _worker_name(kind: Kind, number: int) -> str:
+def _worker_name(kind: KindClusterSettings, number: int) -> str:
     """Return kind's name of a worker; the first has no number."""
     return f"{kind.name}-worker{number + 1 if number else ''}"
 
 
-def _worker_gpus(kind: Kind, count: int, number: int) -> range:
+def _worker_gpus(kind: KindClusterSettings, count: int, number: int) -> range:
     """Return the indices of a worker's GPUs."""
     return range(count * number // kind.workers, count * (number + 1) // kind.workers)
 
 
-def make_cluster(recipe: Recipe, kind: Kind, count: int) -> KindCluster:
+def make_cluster(recipe: Recipe, kind: KindClusterSettings, count: int) -> KindCluster:
     """Return the cluster on a machine with ``count`` GPUs."""
     nodes: list[dict[str, Any]] = [{"role": "control-plane"}]
     for number in range(kind.workers):
         gpus = ["all"] if kind.workers == 1 else [str(gpu) for gpu in _worker_gpus(kind, count, number)]
-        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_DEVICES}/{one}"} for one in gpus]
+        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_CONTAINER_DEVICES_FOLDER}/{one}"} for one in gpus]
         nodes.append({"role": "worker", "extraMounts": mounts})
     config = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
     return KindCluster(kind.name, config, _make_script(recipe, kind, count))
 
 
-def _make_script(recipe: Recipe, kind: Kind, count: int) -> str:
+def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     """Return a repeatable script that creates the cluster and registers the NVIDIA runtime in its workers."""
-    make = command("kind", "create", "cluster", "--name", kind.name, "--config", KIND_CONFIG)
+    make = command("kind", "create", "cluster", "--name", kind.name, "--config", KIND_CONFIG_FILE_NAME)
     install = command(*_INSTALL_COMMAND, *_toolkit_packages(recipe))
     configure = command(*_CONFIGURE_COMMAND, *(["--cdi.enabled"] if recipe.runtime.cdi else []))
     parts = [
-        _CHECK_SCRIPT,
-        _PREPARE_SCRIPT.format(list=TOOLKIT.list_file, key=TOOLKIT.keyring, install=install, configure=configure),
+        _CHECK_DOCKER_SCRIPT,
+        _PREPARE_WORKER_SCRIPT.format(
+            list=NVIDIA_TOOLKIT_REPOSITORY.list_file,
+            key=NVIDIA_TOOLKIT_REPOSITORY.keyring,
+            install=install,
+            configure=configure,
+        ),
     ]
-    parts += [_HIDE_SCRIPT] if kind.workers > 1 else []
+    parts += [_HIDE_OTHER_GPUS_SCRIPT] if kind.workers > 1 else []
     # To grep a letter, a digit and - of the name are themselves.
     steps = [f"kind get clusters | grep -qx {kind.name} || {make}"]
     for number in range(kind.workers):
@@ -106,7 +111,7 @@ def _toolkit_packages(recipe: Recipe) -> Sequence[str]:
 
 _INSTALL_COMMAND: Final = ("apt-get", "install", "--yes", "--no-install-recommends")
 _CONFIGURE_COMMAND: Final = ("nvidia-ctk", "runtime", "configure", "--runtime=containerd", "--config-source=file")
-_CHECK_SCRIPT: Final = """\
+_CHECK_DOCKER_SCRIPT: Final = """\
 # Makes the kind cluster, and gives its workers' containerd the NVIDIA runtime. Run it again after docker was restarted.
 set -eu
 cd "$(dirname "$0")"
@@ -125,7 +130,7 @@ fi
     fail "docker's default runtime is not nvidia: set this machine up with the same recipe first (sudo gpunode setup)"
 """
 # The worker's packages come from the repository, and are checked with the key, that gpunode set up on the machine.
-_PREPARE_SCRIPT: Final = """\
+_PREPARE_WORKER_SCRIPT: Final = """\
 # Checks that the worker sees GPUs, and registers the runtime "nvidia" in its containerd.
 prepare() {{
     docker exec "$1" nvidia-smi -L || fail "$1 sees no GPU: was the cluster made otherwise than by this script?"
@@ -140,7 +145,7 @@ prepare() {{
     docker exec "$1" systemctl restart containerd
 }}
 """
-_HIDE_SCRIPT: Final = """\
+_HIDE_OTHER_GPUS_SCRIPT: Final = """\
 # A worker is privileged, so it has the device files of all GPUs: this removes those of the other workers' GPUs. The
 # driver would create them again, but ModifyDeviceFiles prevents that; container toolkit 1.19 and later set it.
 hide() {

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.advertisers import is_advertiser, is_made_by_operator, release_of
-from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, ClusterNode, NodeEdit, Rendered
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease, ClusterNode, NodeEdit, RenderedCluster
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import PodProblem, find_problem, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
@@ -20,11 +20,11 @@ Body: TypeAlias = Mapping[str, Any]
 # Returns the check of a node's container runtime if the node is this machine.
 LocalCheck: TypeAlias = Callable[[str], Check | None]
 
-DRA_DRIVER: Final = "gpu.nvidia.com"
+DRA_DRIVER_NAME: Final = "gpu.nvidia.com"
 # The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
 # compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI;
 # for the others gpunode renders it where it knows such a node.
-_STACKS_WITH_DEVICES: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
+_STACKS_FIT_FOR_STATIC_CPUS: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
 _UNREADY_HINTS: Final = {
     "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
     "NetworkPluginNotReady": "install a network plugin (CNI) in the cluster",
@@ -168,19 +168,19 @@ def _parse_quantity(quantity: object) -> int:
     return int(digits) * factor if digits.isdigit() else 0
 
 
-def check_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
+def check_published_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     """Check whether the DRA driver publishes as many GPUs as the node has."""
     id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
     own_devices = [
         device
         for one in slices
-        if one["spec"].get("driver") == DRA_DRIVER and one["spec"].get("nodeName") == node.name
+        if one["spec"].get("driver") == DRA_DRIVER_NAME and one["spec"].get("nodeName") == node.name
         for device in one["spec"].get("devices") or ()
     ]
     gpus = sum(_device_type(device) == "gpu" for device in own_devices)
     look = f"look at the DRA driver's pod: {_pods_command(node.name)}"
     if not own_devices:
-        return Check(id, title, "failed", f"the driver {DRA_DRIVER} publishes none", look)
+        return Check(id, title, "failed", f"the driver {DRA_DRIVER_NAME} publishes none", look)
     if gpus != len(node.gpus):
         return Check(id, title, "failed", f"{count(gpus, 'GPU')} published, {len(node.gpus)} expected", look)
     return Check(id, title, "passed", f"{count(gpus, 'GPU')} published, as expected")
@@ -221,16 +221,18 @@ def check_kubelet(
         if not any(tolerates(one, taint) for one in make_tolerations(desired)):
             why = f"registerWithTaints sets {taint_text}, which the GPU stack's pods do not tolerate"
             return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
-    if settings.get("cpuManagerPolicy") == "static" and not (passes_devices or desired.stack in _STACKS_WITH_DEVICES):
+    if settings.get("cpuManagerPolicy") == "static" and not (
+        passes_devices or desired.stack in _STACKS_FIT_FOR_STATIC_CPUS
+    ):
         why = "its CPU manager is static, and the device plugin does not pass device specs: pods may lose their GPUs"
         hint = f"take a new capture of {node}, which records that: {sudo_gpunode('capture', f'{node}.tar.gz')}\n"
         hint += "then apply with it, which renders the device plugin for a static CPU manager"
         return Check(id, title, "failed", why, hint)
-    policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICY_KEYS.items()]
+    policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _KUBELET_POLICY_KEYS.items()]
     return Check(id, title, "passed", ", ".join(policies))
 
 
-_POLICY_KEYS: Final = {"topology manager": "topologyManagerPolicy", "CPU manager": "cpuManagerPolicy"}
+_KUBELET_POLICY_KEYS: Final = {"topology manager": "topologyManagerPolicy", "CPU manager": "cpuManagerPolicy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +287,16 @@ def count_desired_and_ready(live: Body) -> tuple[int, int]:
     return desired, min(ready, updated)
 
 
-def find_workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
+def find_required_daemon_sets(rendered: RenderedCluster, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
     """Yield the rendered DaemonSets: gpunode's own, and those of its charts' releases."""
     live = {(one["metadata"].get("namespace", ""), one["metadata"]["name"]): one for one in daemon_sets}
     for one in rendered.objects:
         if one.kind == "DaemonSet":
             yield RequiredDaemonSet(f"DaemonSet {one.name}", live.get((one.namespace, one.name)))
-    yield from find_release_workloads(rendered.releases, daemon_sets)
+    yield from find_release_daemon_sets(rendered.releases, daemon_sets)
 
 
-def find_release_workloads(
+def find_release_daemon_sets(
     releases: Sequence[ChartRelease], daemon_sets: Sequence[Body]
 ) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases; for one that offers no GPUs, what it lacks."""
@@ -324,7 +326,7 @@ def _is_made_by_chart(live: Body, chart: str) -> bool:
     return re.match(rf"{re.escape(chart)}-v?\d", label) is not None
 
 
-def check_workload(
+def check_daemon_set(
     workload: RequiredDaemonSet,
     apply: Command,
     pods: Sequence[Body] = (),
@@ -353,14 +355,14 @@ def check_workload(
         return Check(
             id, title, "failed", "no node matches it: none has the label that it selects", _missing_label_hint(apply)
         )
-    found = first_problem(pods, events)
+    found = find_first_pod_problem(pods, events)
     why = f"{ready} of {desired} pods ready" + (f": {found.why}" if found else "; no pod says why")
     show = command("kubectl", "describe", "pods", "--namespace", workload.namespace, "--selector", workload.selector)
     hint = found.hint if found else f"look at its pods: {show}"
     return Check(id, title, "failed", why + (f"; {diagnosis}" if diagnosis else ""), hint)
 
 
-def first_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
+def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
     """Return the problem of the first of ``pods`` that has one."""
     return next((found for pod in pods if (found := find_problem(pod, events))), None)
 
@@ -376,4 +378,4 @@ def find_crashing_pod(pods: Sequence[Body]) -> Body | None:
 
 def _missing_label_hint(apply: Command) -> str:
     nodes = command("kubectl", "get", "nodes", "--show-labels")
-    return f"see whether the GPU nodes have {GPU_PRESENT}=true: {nodes}\n{apply}"
+    return f"see whether the GPU nodes have {GPU_PRESENT_LABEL}=true: {nodes}\n{apply}"

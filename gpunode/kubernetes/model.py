@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, Provider
-from gpunode.recipe.kubernetes import GPU_PRESENT as GPU_PRESENT
+from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
-PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
-MIG_CONFIG: Final = "nvidia.com/mig.config"
+PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
+MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 # Labels have a field manager of their own, so that applying other fields of a Node never touches them.
-LABELS_MANAGER: Final = "gpunode-labels"
+LABELS_FIELD_MANAGER: Final = "gpunode-labels"
 # The input of kind, not of kubectl.
-KIND_CONFIG: Final = "kind-config.yaml"
+KIND_CONFIG_FILE_NAME: Final = "kind-config.yaml"
 # The first line of every rendered file, by which gpunode recognizes its files when it renders again.
 HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
 # Helm and people find what gpunode rendered by this label.
-MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "gpunode"}
+MANAGED_BY_LABEL: Final = {"app.kubernetes.io/managed-by": "gpunode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class OwnPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedCluster:
     """Everything that the recipe needs in the cluster, in the order in which it is applied.
 
     Attributes:

@@ -12,9 +12,9 @@ from gpunode.catalog.charts import chart
 from gpunode.errors import Refused
 from gpunode.facts.model import KubeletKind
 from gpunode.kubernetes.model import (
-    GPU_PRESENT,
-    MANAGED_BY,
-    PLUGIN_CONFIG,
+    GPU_PRESENT_LABEL,
+    MANAGED_BY_LABEL,
+    PLUGIN_CONFIG_LABEL,
     ChartRelease,
     ClusterNode,
     NodeEdit,
@@ -25,8 +25,8 @@ from gpunode.kubernetes.sharing import GPU_RESOURCE
 from gpunode.recipe.kubernetes import Kubernetes, Taint
 from gpunode.wording import join_names
 
-PLUGIN: Final = "nvidia-device-plugin"
-TEST_POD: Final = "gpunode-test"
+DEVICE_PLUGIN_NAME: Final = "nvidia-device-plugin"
+TEST_POD_NAME: Final = "gpunode-test"
 VECTOR_ADD_IMAGE: Final = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
 NAMESPACE_WAVE, CONFIG_WAVE, PLUGIN_WAVE, EXTRAS_WAVE, TEST_WAVE = range(5)
 _CDI_VOLUMES: Final = (
@@ -37,7 +37,7 @@ _CDI_MOUNTS: Final = (
     {"name": "cdi-root", "mountPath": "/var/run/cdi"},
     {"name": "driver-root", "mountPath": "/driver-root", "readOnly": True},
 )
-CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
+CONTROL_PLANE_TAINT_KEY: Final = "node-role.kubernetes.io/control-plane"
 _PLUGIN_IMAGE: Final = "nvcr.io/nvidia/k8s-device-plugin"
 _USUAL_KUBELET_ROOT: Final = "/var/lib/kubelet"
 # Sources: canonical/microk8s microk8s-resources/default-args/kubelet; k0s pkg/component/worker/kubelet.
@@ -80,7 +80,7 @@ def make_tolerations(desired: Kubernetes, *, with_usual: bool = True) -> list[di
 
     The taint of those is nvidia.com/gpu, which NVIDIA's charts tolerate, too.
     """
-    effects = {CONTROL_PLANE: "NoSchedule"} if desired.control_plane else {}
+    effects = {CONTROL_PLANE_TAINT_KEY: "NoSchedule"} if desired.control_plane else {}
     effects |= {GPU_RESOURCE: "NoSchedule"} if with_usual else {}
     effects |= {desired.taint.key: desired.taint.effect} if desired.taint.key else {}
     return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in effects.items()]
@@ -89,7 +89,11 @@ def make_tolerations(desired: Kubernetes, *, with_usual: bool = True) -> list[di
 def make_namespace(name: str) -> RenderedObject:
     """Return the namespace, whose pods may mount folders of the node."""
     enforce = {"pod-security.kubernetes.io/enforce": "privileged"}
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {**MANAGED_BY, **enforce}}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {**MANAGED_BY_LABEL, **enforce}},
+    }
     return RenderedObject(
         body, "Its pods mount host folders, such as the kubelet's; only privileged pods may do that.", NAMESPACE_WAVE
     )
@@ -109,9 +113,9 @@ def make_plugin_config_map(namespace: str, config: Mapping[str, Any], why: str, 
     If ``hashed``, its name holds a hash, so that new content restarts the plugin's pods: the plugin does not watch its
     file (gpu-operator issue 1144). kustomize does this itself.
     """
-    text = yaml.document(config)
-    name = f"{PLUGIN}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if hashed else PLUGIN
-    metadata = {"name": name, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    text = yaml.render_document(config)
+    name = f"{DEVICE_PLUGIN_NAME}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if hashed else DEVICE_PLUGIN_NAME
+    metadata = {"name": name, "namespace": namespace, "labels": dict(MANAGED_BY_LABEL)}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.yaml": text}}
     return RenderedObject(body, why, CONFIG_WAVE)
 
@@ -138,12 +142,12 @@ def make_plugin_daemon_set(
     hooks are the host's /usr/bin/nvidia-ctk, its default.
     """
     root, needed = kubelet_root(nodes), explain_static_cpus(nodes)
-    labels = {"app.kubernetes.io/name": PLUGIN}
+    labels = {"app.kubernetes.io/name": DEVICE_PLUGIN_NAME}
     pod = {
         **({"runtimeClassName": desired.runtime_class} if desired.runtime_class else {}),
         "priorityClassName": "system-node-critical",
         "automountServiceAccountToken": False,
-        "nodeSelector": {GPU_PRESENT: "true"},
+        "nodeSelector": {GPU_PRESENT_LABEL: "true"},
         "tolerations": make_tolerations(desired),
         "containers": [_plugin_container(desired, mig=mig, cdi=cdi, privileged=bool(needed))],
         "volumes": [
@@ -155,7 +159,7 @@ def make_plugin_daemon_set(
     body = {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": {"name": PLUGIN, "namespace": namespace, "labels": {**labels, **MANAGED_BY}},
+        "metadata": {"name": DEVICE_PLUGIN_NAME, "namespace": namespace, "labels": {**labels, **MANAGED_BY_LABEL}},
         "spec": {
             "selector": {"matchLabels": labels},
             "updateStrategy": {"type": "RollingUpdate"},
@@ -173,7 +177,9 @@ def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: 
     environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
     return {
         "name": "plugin",
-        "image": mirror_image(f"{_PLUGIN_IMAGE}:{_image_tag(desired) or chart(PLUGIN).app}", desired.registry),
+        "image": mirror_image(
+            f"{_PLUGIN_IMAGE}:{_image_tag(desired) or chart(DEVICE_PLUGIN_NAME).app}", desired.registry
+        ),
         "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
         "securityContext": {"privileged": True} if privileged else capabilities if mig else confined,
         "volumeMounts": [
@@ -200,7 +206,7 @@ def make_test_pod(
     own_spec = dict(own.spec)
     (container,) = own_spec.pop("containers")
     if claims := own_spec.get("resourceClaims"):
-        own_spec["resourceClaims"] = [{**claims[0], "resourceClaimTemplateName": TEST_POD}]
+        own_spec["resourceClaims"] = [{**claims[0], "resourceClaimTemplateName": TEST_POD_NAME}]
     image = mirror_image(VECTOR_ADD_IMAGE, desired.registry)
     spec = {
         "restartPolicy": "Never",
@@ -208,12 +214,12 @@ def make_test_pod(
         "tolerations": make_tolerations(desired),
         "containers": [{"name": "vectoradd", "image": image, **container}],
     }
-    metadata = {"name": TEST_POD, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    metadata = {"name": TEST_POD_NAME, "namespace": namespace, "labels": dict(MANAGED_BY_LABEL)}
     place = "a GPU"
     if only is not None:
         config, nodes = only
-        metadata["name"] = f"{TEST_POD}-{config}"
-        spec["nodeSelector"] = {PLUGIN_CONFIG: config}
+        metadata["name"] = f"{TEST_POD_NAME}-{config}"
+        spec["nodeSelector"] = {PLUGIN_CONFIG_LABEL: config}
         place = f"{join_names(nodes, 3)}, with the configuration {config}"
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     pod = RenderedObject(body, f"Adds two vectors on {place}; its log ends with: Test PASSED", TEST_WAVE)
@@ -222,7 +228,7 @@ def make_test_pod(
 
 def _claim_template(namespace: str) -> RenderedObject:
     """Return the template of a claim for one GPU, for Dynamic Resource Allocation."""
-    metadata = {"name": TEST_POD, "namespace": namespace, "labels": dict(MANAGED_BY)}
+    metadata = {"name": TEST_POD_NAME, "namespace": namespace, "labels": dict(MANAGED_BY_LABEL)}
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     template = {
         "apiVersion": "resource.k8s.io/v1",
@@ -236,7 +242,10 @@ def _claim_template(namespace: str) -> RenderedObject:
 # Where the charts have the values of Node Feature Discovery.
 _NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
 # VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id, too.
-_GPU_CLASSES: Final = {"vendor": {"op": "In", "value": ["10de"]}, "class": {"op": "In", "value": ["0300", "0302"]}}
+_NFD_GPU_MATCH_EXPRESSIONS: Final = {
+    "vendor": {"op": "In", "value": ["10de"]},
+    "class": {"op": "In", "value": ["0300", "0302"]},
+}
 
 
 def installs_discovery(release: ChartRelease) -> bool:
@@ -244,12 +253,12 @@ def installs_discovery(release: ChartRelease) -> bool:
     return any(key in release.values for key in _NFD_SUBCHARTS)
 
 
-def can_label(key: str) -> bool:
+def can_nfd_set_label(key: str) -> bool:
     """Return whether Node Feature Discovery keeps the label's name: it adds its own prefix to one without."""
     return "/" in key
 
 
-def can_taint(taint: Taint) -> bool:
+def can_nfd_set_taint(taint: Taint) -> bool:
     """Return whether Node Feature Discovery may set the taint."""
     return "/" in taint.key and not f".{taint.key.partition('/')[0]}".endswith(".kubernetes.io")
 
@@ -272,34 +281,34 @@ def make_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject
     shared = {
         key: value
         for key, value in edits[0].labels.items()
-        if can_label(key) and all(edit.labels.get(key) == value for edit in edits)
+        if can_nfd_set_label(key) and all(edit.labels.get(key) == value for edit in edits)
     }
     rules: list[Mapping[str, Any]] = []
-    taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect}] if can_taint(taint) else []
+    taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect}] if can_nfd_set_taint(taint) else []
     if shared or taints:
         rule = {
             "name": "gpu-nodes",
             **({"labels": shared} if shared else {}),
             **({"taints": taints} if taints else {}),
-            "matchFeatures": [{"feature": "pci.device", "matchExpressions": _GPU_CLASSES}],
+            "matchFeatures": [{"feature": "pci.device", "matchExpressions": _NFD_GPU_MATCH_EXPRESSIONS}],
         }
         rules.append(rule)
-    rules += _rules_by_name(edits, shared)
+    rules += _node_name_rules(edits, shared)
     if not rules:
         return None
     body = {
         "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
         "kind": "NodeFeatureRule",
-        "metadata": {"name": "gpunode", "labels": dict(MANAGED_BY)},
+        "metadata": {"name": "gpunode", "labels": dict(MANAGED_BY_LABEL)},
         "spec": {"rules": rules},
     }
     return RenderedObject(body, "With it Node Feature Discovery sets the labels that apply.sh sets.", EXTRAS_WAVE + 1)
 
 
-def _rules_by_name(edits: Sequence[NodeEdit], shared: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+def _node_name_rules(edits: Sequence[NodeEdit], shared: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     names: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for edit in edits:
-        own = tuple((key, value) for key, value in edit.labels.items() if can_label(key) and key not in shared)
+        own = tuple((key, value) for key, value in edit.labels.items() if can_nfd_set_label(key) and key not in shared)
         names.setdefault(own, []).append(edit.node)
     for number, (own, nodes) in enumerate(names.items(), 1):
         if own:

@@ -22,8 +22,8 @@ from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.wording import join_names
 
 # The first device plugin with cdi-cri.
-_CDI_SINCE: Final = (0, 15)
-_BY_CDI: Final = "by CDI (Kubernetes 1.29 or later)"
+_FIRST_PLUGIN_VERSION_WITH_CDI: Final = (0, 15)
+_BY_CDI_TEXT: Final = "by CDI (Kubernetes 1.29 or later)"
 
 
 def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
@@ -35,7 +35,7 @@ def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
     if desired.kind.workers or runtime.set_as_default or runtime.cdi is False:
         return False
     version = tuple(int(one) for one in desired.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
-    return bool(node.reads_cdi) and node.toolkit and (not version or version >= _CDI_SINCE)
+    return bool(node.reads_cdi) and node.toolkit and (not version or version >= _FIRST_PLUGIN_VERSION_WITH_CDI)
 
 
 def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def operator_uses_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> bool:
     return recipe.runtime.cdi is True or is_gke(nodes) or all(can_use_cdi(recipe, node) for node in nodes)
 
 
-def fix_cdi_choice(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
+def with_common_cdi_choice(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
     """Return the recipe with the CDI choice that all nodes make together, so that one can be rendered alone."""
     if _kubernetes_tables(recipe).stack != "gpu-operator":
         return recipe
@@ -109,7 +109,7 @@ def describe_own_pod(
 
 def format_own_pod(own: OwnPod) -> str:
     """Return the lines of the pod as YAML."""
-    return yaml.document({"spec": own.spec})
+    return yaml.render_document({"spec": own.spec})
 
 
 def _resource_requests(desired: Kubernetes, resource: str) -> Mapping[str, Any]:
@@ -125,13 +125,13 @@ def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str)
     if desired.stack == "hami":
         return "gets a GPU by its limits; HAMi's webhook adds the RuntimeClass and HAMi's scheduler"
     if name:
-        return f"gets a GPU only with runtimeClassName: {name}{_reason_for_class(recipe, nodes)}"
+        return f"gets a GPU only with runtimeClassName: {name}{_reason_for_runtime_class(recipe, nodes)}"
     if recipe.runtime.set_as_default or not desired.runtime_class:
         return "gets a GPU by its limits alone: nvidia is the default runtime"
-    return f"gets a GPU by its limits alone, {_BY_CDI}"
+    return f"gets a GPU by its limits alone, {_BY_CDI_TEXT}"
 
 
-def _reason_for_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
+def _reason_for_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     if recipe.runtime.cdi is False or _kubernetes_tables(recipe).kind.workers:
         return ""
     if unable := [node.name for node in nodes if node.reads_cdi is False]:

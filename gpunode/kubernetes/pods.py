@@ -63,7 +63,7 @@ _SANDBOX_MESSAGES: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
         "install a network plugin (CNI) in the cluster",
     ),
 )
-_IMAGE_REASONS: Final = frozenset(
+_IMAGE_PULL_FAILURE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _INSUFFICIENT_RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
@@ -113,14 +113,14 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     if status.get("reason") == "DeadlineExceeded":
         # Why no container started, the pod's status no longer says then; the events do.
         if not any(map(_has_started, containers)):
-            yield from _told_problems(pod, events, node)
+            yield from _problems_from_events(pod, events, node)
         yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
     for container in containers:
         yield from _container_problems(container, name, namespace)
-    yield from _told_problems(pod, events, node)
+    yield from _problems_from_events(pod, events, node)
 
 
-def _told_problems(pod: Body, events: Sequence[Body], node: str) -> Iterator[PodProblem]:
+def _problems_from_events(pod: Body, events: Sequence[Body], node: str) -> Iterator[PodProblem]:
     name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
     for event in reversed(events):
         about = event.get("involvedObject", {})
@@ -193,18 +193,20 @@ def _allocatable_column(resource: str) -> str:
 def _container_problems(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
     waiting, failure = status.get("state", {}).get("waiting") or {}, _last_failure(status)
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
-    if reason in _IMAGE_REASONS:
+    if reason in _IMAGE_PULL_FAILURE_REASONS:
         message = str(waiting.get("message", "")).partition("\n")[0]
         yield PodProblem("", f"the image {image} cannot be pulled: {message or reason}", NO_REGISTRY_HINT)
     elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
         message = str(waiting.get("message", "")).partition("\n")[0]
         yield PodProblem(
-            "", f"its container cannot start: {message or reason}", f"see more: {_describe_command(name, namespace)}"
+            "",
+            f"its container cannot start: {message or reason}",
+            f"see more: {_kubectl_describe_command(name, namespace)}",
         )
     elif failure.get("reason") in {"StartError", "ContainerCannotRun"}:
         message = str(failure.get("message", "")).partition("\n")[0]
         yield PodProblem(
-            "", f"its container cannot start: {message}", f"see more: {_describe_command(name, namespace)}"
+            "", f"its container cannot start: {message}", f"see more: {_kubectl_describe_command(name, namespace)}"
         )
     elif failure.get("reason") == "OOMKilled":
         yield PodProblem("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
@@ -223,7 +225,7 @@ def _last_failure(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _describe_command(name: str, namespace: str) -> str:
+def _kubectl_describe_command(name: str, namespace: str) -> str:
     return command("kubectl", "describe", "pod", "--namespace", namespace, name)
 
 

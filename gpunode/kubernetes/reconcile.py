@@ -14,20 +14,27 @@ from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, ChartRelease, NodeEdit, Rendered, RenderedObject
+from gpunode.kubernetes.model import (
+    LABELS_FIELD_MANAGER,
+    MANAGED_BY_LABEL,
+    ChartRelease,
+    NodeEdit,
+    RenderedCluster,
+    RenderedObject,
+)
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem, format_taint
 
-MANAGER: Final = "gpunode"
-_MANAGERS: Final = (MANAGER, LABELS_MANAGER)
+FIELD_MANAGER: Final = "gpunode"
+_OWN_FIELD_MANAGERS: Final = (FIELD_MANAGER, LABELS_FIELD_MANAGER)
 # The labels by which our objects, and the Secrets of our releases, are found.
-OUR_LABEL_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+OUR_LABEL_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY_LABEL.items())
 OUR_RELEASE_SELECTOR: Final = "managed-by=gpunode"
-_CLEANUP_WAVE: Final = 99
-_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
+_OBSOLETE_OBJECTS_WAVE: Final = 99
+_CHART_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
 _TAINT_ANNOTATION: Final = "gpunode-taint"
-State: TypeAlias = Literal["create", "edit", "delete", "unchanged", "foreign"]
+PlanItemState: TypeAlias = Literal["create", "edit", "delete", "unchanged", "foreign"]
 Key: TypeAlias = tuple[str, str, str]
 # Set by the API server: no difference that matters.
 _SERVER_METADATA: Final = frozenset(
@@ -49,7 +56,7 @@ class PlanItem:
     kind: str
     namespace: str
     name: str
-    state: State
+    state: PlanItemState
     why: str
     wave: int
     change: ObjectChange | CommandChange | None = None
@@ -90,9 +97,9 @@ def object_key(body: Body) -> Key:
     return str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"])
 
 
-def manager_of(kind: str) -> str:
+def field_manager_of(kind: str) -> str:
     """Return the field manager by which gpunode applies objects of this kind."""
-    return LABELS_MANAGER if kind == "Node" else MANAGER
+    return LABELS_FIELD_MANAGER if kind == "Node" else FIELD_MANAGER
 
 
 def node_body(edit: NodeEdit, live: Body) -> Body:
@@ -109,7 +116,7 @@ def node_body(edit: NodeEdit, live: Body) -> Body:
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
 
 
-def refuse_other_handler(rendered: Rendered, live: Sequence[Body]) -> None:
+def refuse_other_handler(rendered: RenderedCluster, live: Sequence[Body]) -> None:
     """Refuse a RuntimeClass that exists with another handler, which nobody can change.
 
     Raises:
@@ -137,7 +144,7 @@ def _describe_creator(live: Body) -> str:
     return first or ", ".join(other_managers(live, ())) or "somebody"
 
 
-def plan_items(rendered: Rendered, state: LiveState) -> tuple[PlanItem, ...]:
+def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, ...]:
     """Return the plan's items in order: labels, obsolete workloads, objects by wave, obsolete leftovers.
 
     Raises:
@@ -148,7 +155,7 @@ def plan_items(rendered: Rendered, state: LiveState) -> tuple[PlanItem, ...]:
     nodes = {str(one["metadata"]["name"]): one for one in state.nodes}
     desired = {object_key(one.body) for one in rendered.objects}
     obsolete = [
-        one for one in state.labelled if object_key(one) not in desired and owned_fields(one, MANAGER) is not None
+        one for one in state.labelled if object_key(one) not in desired and owned_fields(one, FIELD_MANAGER) is not None
     ]
     found = (
         *(_plan_node(edit, nodes, state.cluster) for edit in rendered.nodes),
@@ -166,16 +173,16 @@ def plan_items(rendered: Rendered, state: LiveState) -> tuple[PlanItem, ...]:
 def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | None, cluster: str) -> PlanItem:
     kind, namespace, name = object_key(desired.body)
     item = PlanItem(kind, namespace, name, "create", desired.why, desired.wave)
-    after = (owned_fields(projected, MANAGER) if projected else None) or desired.body
+    after = (owned_fields(projected, FIELD_MANAGER) if projected else None) or desired.body
     if live is None:
         return replace(item, change=_object_change(desired.body, cluster, None, after))
-    before = owned_fields(live, MANAGER)
+    before = owned_fields(live, FIELD_MANAGER)
     if before is None and projected is not None and _without_server_fields(live) == _without_server_fields(projected):
-        managers = ", ".join(other_managers(live, _MANAGERS)) or "somebody else"
+        managers = ", ".join(other_managers(live, _OWN_FIELD_MANAGERS)) or "somebody else"
         return replace(item, state="foreign", note=f"already there, from {managers}")
     if before == after:
         return replace(item, state="unchanged")
-    change = _object_change(desired.body, cluster, before, after, shared=before is None or is_shared(live))
+    change = _object_change(desired.body, cluster, before, after, shared=before is None or is_kept_on_removal(live))
     diff = _yaml_diff(before or _without_server_fields(live), after)
     return replace(item, state="edit", change=change, diff=diff)
 
@@ -208,7 +215,7 @@ def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
     yield from (f"+label {name}={value}" for name, value in new_labels.items() if labels.get(name) != value)
     old_labels = (before or {"metadata": {}})["metadata"].get("labels", {})
     yield from (f"-label {name}={value}" for name, value in old_labels.items() if name not in new_labels)
-    new_taints, old_taints = ({format_taint(one) for one in _own_taints(body)} for body in (after, before or {}))
+    new_taints, old_taints = ({format_taint(one) for one in _taints_of_body(body)} for body in (after, before or {}))
     yield from (f"+taint {one}" for one in sorted(new_taints) if _parse_taint(one) not in _node_taints(live))
     yield from (f"-taint {one}" for one in sorted(old_taints - new_taints))
 
@@ -226,7 +233,7 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
 
 def owned_node_fields(live: Body) -> Body | None:
     """Return the labels that gpunode applied to a Node, and its taint if that still exists; None for neither."""
-    found = owned_fields(live, LABELS_MANAGER)
+    found = owned_fields(live, LABELS_FIELD_MANAGER)
     if found is None:
         return None
     # An annotation set by somebody else does not show whose taint it is.
@@ -234,17 +241,19 @@ def owned_node_fields(live: Body) -> Body | None:
     return {**found, "spec": {"taints": [own]}} if own and own in _node_taints(live) else found
 
 
-def is_shared(live: Body) -> bool:
+def is_kept_on_removal(live: Body) -> bool:
     """Return whether the object stays when gpunode drops its fields: a Node, or one with other owners, too."""
     if live["kind"] == "Namespace":  # only its labels are ever set
-        return bool(other_managers(live, _MANAGERS))
-    return live["kind"] == "Node" or bool(co_owners(live, _MANAGERS))
+        return bool(other_managers(live, _OWN_FIELD_MANAGERS))
+    return live["kind"] == "Node" or bool(co_owners(live, _OWN_FIELD_MANAGERS))
 
 
 def describe_owners(live: Body) -> str:
     """Return the other owners of the object and the fields they share with gpunode, for a message."""
-    shared = [f"{who} also set {_describe_fields(fields)}" for who, fields in co_owners(live, _MANAGERS).items()]
-    return "; ".join(shared) or f"{', '.join(other_managers(live, _MANAGERS)) or 'somebody'} applied it, too"
+    shared = [
+        f"{who} also set {_describe_fields(fields)}" for who, fields in co_owners(live, _OWN_FIELD_MANAGERS).items()
+    ]
+    return "; ".join(shared) or f"{', '.join(other_managers(live, _OWN_FIELD_MANAGERS)) or 'somebody'} applied it, too"
 
 
 def _describe_fields(fields: Sequence[str]) -> str:
@@ -260,7 +269,13 @@ def object_ref(change: ObjectChange) -> Body:
 
 def current_fields(change: ObjectChange, live: Body | None) -> str | None:
     """Return the fields that gpunode owns in the live object, as ``ObjectChange`` stores them."""
-    found = None if live is None else owned_node_fields(live) if change.kind == "Node" else owned_fields(live, MANAGER)
+    found = (
+        None
+        if live is None
+        else owned_node_fields(live)
+        if change.kind == "Node"
+        else owned_fields(live, FIELD_MANAGER)
+    )
     return json.dumps(found, sort_keys=True) if found else None
 
 
@@ -270,21 +285,21 @@ def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
     if before is None or not before["metadata"].get("labels"):
         return None
     metadata = {name: value for name, value in before["metadata"].items() if name != "labels"}
-    after = {**before, "metadata": metadata} if _own_taints(before) else None
+    after = {**before, "metadata": metadata} if _taints_of_body(before) else None
     return _object_change(live, cluster, before, after, shared=True)
 
 
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
-    before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, MANAGER)
+    before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, FIELD_MANAGER)
     if before is None:
         return None
-    return _object_change(live, cluster, before, None, shared=is_shared(live))
+    return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live))
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
     """Return the taints among a Node's fields in an ``ObjectChange``, as kubectl writes them."""
-    return tuple(format_taint(one) for one in _own_taints(json.loads(fields))) if fields else ()
+    return tuple(format_taint(one) for one in _taints_of_body(json.loads(fields))) if fields else ()
 
 
 def without_taints(fields: str) -> Body:
@@ -293,14 +308,14 @@ def without_taints(fields: str) -> Body:
     return {name: value for name, value in body.items() if name != "spec"}
 
 
-def find_installed(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
+def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
     """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
     return next((one for one in releases if one.chart == desired.chart), None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
     """Return the item of a release; one that is installed under any name gets our values."""
-    live = find_installed(desired, releases)
+    live = find_release_of_chart(desired, releases)
     namespace, name = (live.namespace, live.name) if live else (desired.namespace, desired.name)
     item = PlanItem("Helm release", namespace, name, "create", desired.why, desired.wave)
     same_version = live is not None and live.version.lstrip("v") == desired.version.lstrip("v")
@@ -340,7 +355,7 @@ def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
 
 def _version_key(version: str) -> tuple[int, int, int, bool, str] | None:
     """Return a sort key for a chart's version; a release candidate comes before its release."""
-    match = _VERSION.fullmatch(version)
+    match = _CHART_VERSION.fullmatch(version)
     return (int(match[1]), int(match[2]), int(match[3]), not match[4], match[4]) if match else None
 
 
@@ -379,8 +394,8 @@ def _helm_undo_command(verb: str, name: str, namespace: str, *more: str) -> tupl
 def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     kind, namespace, name = object_key(live)
     # A plugin is removed before another is applied; a configuration after the pods that mount it.
-    wave, why = 0 if kind == "DaemonSet" else _CLEANUP_WAVE, "from an earlier recipe of gpunode"
-    is_kept = is_shared(live) or is_applied_by_kubectl(live)
+    wave, why = 0 if kind == "DaemonSet" else _OBSOLETE_OBJECTS_WAVE, "from an earlier recipe of gpunode"
+    is_kept = is_kept_on_removal(live) or is_applied_by_kubectl(live)
     if is_kept and kind == "DaemonSet":
         raise Conflict(
             f"DaemonSet {namespace}/{name} is from an earlier recipe, and {describe_owners(live)}",
@@ -391,7 +406,7 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     if is_applied_by_kubectl(live):
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
     note = f"stays: {describe_owners(live)}" if is_kept else ""
-    change = _object_change(live, cluster, owned_fields(live, MANAGER), None, shared=is_kept)
+    change = _object_change(live, cluster, owned_fields(live, FIELD_MANAGER), None, shared=is_kept)
     return PlanItem(kind, namespace, name, "edit" if is_kept else "delete", why, wave, change, note)
 
 
@@ -404,7 +419,7 @@ def _object_change(
 
 
 def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:
-    old, new = (yaml.document(_sort_keys(one)).splitlines() for one in (before, after))
+    old, new = (yaml.render_document(_sort_keys(one)).splitlines() for one in (before, after))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
     return tuple(one for one in lines if not one.startswith("@@"))
 
@@ -426,7 +441,7 @@ def _without_uid(body: Body) -> Body:
 
 
 def _labels_and_taints(body: Body) -> frozenset[str]:
-    return frozenset((*body["metadata"].get("labels", {}), *(format_taint(one) for one in _own_taints(body))))
+    return frozenset((*body["metadata"].get("labels", {}), *(format_taint(one) for one in _taints_of_body(body))))
 
 
 def _parse_taint(text: str) -> dict[str, str] | None:
@@ -446,7 +461,7 @@ def _node_taints(live: Body) -> list[dict[str, str]]:
     ]
 
 
-def _own_taints(body: Body) -> list[dict[str, str]]:
+def _taints_of_body(body: Body) -> list[dict[str, str]]:
     return list(body.get("spec", {}).get("taints", []))
 
 

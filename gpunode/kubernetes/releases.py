@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from gpunode import yaml
 from gpunode.catalog.charts import chart
-from gpunode.kubernetes.cluster_nodes import GKE_DRIVER, is_gke
-from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, ClusterNode
+from gpunode.kubernetes.cluster_nodes import GKE_DRIVER_FOLDER, is_gke
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease, ClusterNode
 from gpunode.kubernetes.objects import (
+    DEVICE_PLUGIN_NAME,
     EXTRAS_WAVE,
-    PLUGIN,
     PLUGIN_WAVE,
     explain_static_cpus,
     has_usual_kubelet_root,
@@ -47,7 +47,7 @@ def plugin_config_files(
     configurations = plugin_configs(desired, by_node)
     nodes_by_name = {name: [node for node in nodes if by_node[node.name].name == name] for name in configurations}
     return {
-        name: yaml.document(plugin_config(configurations[name], nodes_by_name[name], direct, strategies))
+        name: yaml.render_document(plugin_config(configurations[name], nodes_by_name[name], direct, strategies))
         for name in sorted(configurations)
     }
 
@@ -82,7 +82,7 @@ def make_device_plugin(
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
     why = f"Runs {join_with_and(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
     why = " ".join(filter(None, (why, explain_static_cpus(nodes))))
-    return _make_release(PLUGIN, desired.versions.device_plugin, namespace, values, why, PLUGIN_WAVE)
+    return _make_release(DEVICE_PLUGIN_NAME, desired.versions.device_plugin, namespace, values, why, PLUGIN_WAVE)
 
 
 def make_gpu_operator(
@@ -102,8 +102,8 @@ def make_gpu_operator(
         values["devicePlugin"] = plugin
     paths = {} if has_usual_kubelet_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
     if is_gke(nodes):
-        values["toolkit"] |= {"installDir": GKE_DRIVER}
-        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER}
+        values["toolkit"] |= {"installDir": GKE_DRIVER_FOLDER}
+        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER_FOLDER}
     if paths:
         values["hostPaths"] = paths
     why = "Runs the operator, which deploys the device plugin and what belongs to it."
@@ -157,7 +157,7 @@ def _operator_plugin_values(
     if is_shared or len(plugin_configs(desired, configs)) > 1 or gpudirect_flags(direct):
         data = dict(plugin_config_files(desired, configs, nodes, direct))
         # Named by its content: the operator does not restart the plugin for another content under the same name.
-        name = f"{PLUGIN}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
+        name = f"{DEVICE_PLUGIN_NAME}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
         plugin["config"] = {"create": True, "name": name, "default": default_config(desired).name, "data": data}
     return plugin
 
@@ -213,7 +213,7 @@ def make_dcgm_exporter(desired: Kubernetes, namespace: str, nodes: Sequence[Clus
         **_image_value(desired, "nvcr.io/nvidia/k8s/dcgm-exporter"),
         # A ServiceMonitor needs the Prometheus Operator; without it Helm fails.
         "serviceMonitor": {"enabled": False},
-        "nodeSelector": {GPU_PRESENT: "true"},
+        "nodeSelector": {GPU_PRESENT_LABEL: "true"},
         "tolerations": make_tolerations(desired),
         **({} if has_usual_kubelet_root(nodes) else {"kubeletPath": f"{kubelet_root(nodes)}/pod-resources"}),
     }

@@ -10,13 +10,13 @@ from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import refuse_bad_tables
 from gpunode.kubernetes.cluster_nodes import is_gke, refuse_provider_nodes
 from gpunode.kubernetes.model import (
-    MIG_CONFIG,
-    PLUGIN_CONFIG,
+    MIG_CONFIG_LABEL,
+    PLUGIN_CONFIG_LABEL,
     ChartRelease,
     ClusterNode,
     KindCluster,
     NodeEdit,
-    Rendered,
+    RenderedCluster,
     RenderedObject,
 )
 from gpunode.kubernetes.own_pod import describe_own_pod, describe_own_pods, device_list_strategies, operator_uses_cdi
@@ -42,7 +42,7 @@ _DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-syst
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _MIN_DRA_DRIVER_BRANCH: Final = 565
 # NVIDIA/gpu-operator controllers/state_manager.go.
-_DEPLOY_LABEL: Final = "nvidia.com/gpu.deploy."
+_OPERATOR_DEPLOY_LABEL_PREFIX: Final = "nvidia.com/gpu.deploy."
 _SHARING_NOTES: Final = {
     "time-slicing": (
         "Time slicing shares a GPU's time, not its memory: one pod can fill the memory and starve the others, and a "
@@ -55,7 +55,7 @@ _SHARING_NOTES: Final = {
 }
 
 
-def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> Rendered:
+def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> RenderedCluster:
     """Return everything that the recipe needs in the cluster, for these nodes.
 
     Raises:
@@ -81,7 +81,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     if form in GITOPS_FORMS and any(objects.installs_discovery(one) for one in charts):
         if rule := objects.make_feature_rule(edits, desired.taint):
             plain.append(rule)
-        if objects.can_taint(desired.taint):
+        if objects.can_nfd_set_taint(desired.taint):
             charts = [objects.allow_tainting(one) for one in charts]
     resources = {
         node.name: ("",) if desired.stack == "dra" else resources_of(node, by_node[node.name]) for node in members
@@ -89,7 +89,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     expected = {
         node.name: offer for node in members if (offer := _expected_resources(desired, node, by_node[node.name]))
     }
-    return Rendered(
+    return RenderedCluster(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
         nodes=edits,
@@ -285,7 +285,7 @@ def _node_edits(
     for node in nodes:
         labels = {**desired.labels, **_node_labels(recipe, desired, nodes, node, by_node[node.name])}
         if several and desired.stack in {"device-plugin", "gpu-operator"}:
-            labels[PLUGIN_CONFIG] = by_node[node.name].name
+            labels[PLUGIN_CONFIG_LABEL] = by_node[node.name].name
         yield NodeEdit(node.name, dict(sorted(labels.items())), taint_text, describe_gpus(node))
 
 
@@ -297,9 +297,9 @@ def _node_labels(
         return stack_labels(desired.stack)
     # Keep the operator from installing what a node has already.
     driver, toolkit = _operator_installs(recipe, nodes)
-    found = {MIG_CONFIG: config.layout} if config.layout else {}
-    found |= {f"{_DEPLOY_LABEL}driver": "false"} if driver and node.driver else {}
-    return found | ({f"{_DEPLOY_LABEL}container-toolkit": "false"} if toolkit and node.toolkit else {})
+    found = {MIG_CONFIG_LABEL: config.layout} if config.layout else {}
+    found |= {f"{_OPERATOR_DEPLOY_LABEL_PREFIX}driver": "false"} if driver and node.driver else {}
+    return found | ({f"{_OPERATOR_DEPLOY_LABEL_PREFIX}container-toolkit": "false"} if toolkit and node.toolkit else {})
 
 
 def _expected_resources(desired: Kubernetes, node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:

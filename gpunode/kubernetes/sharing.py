@@ -60,7 +60,7 @@ def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping
     found = {node.name: _choose_config(node, default, named) for node in nodes}
     for node in nodes:
         _refuse_unknown_layout(node, found[node.name])
-        _refuse_many_clients(node, found[node.name])
+        _refuse_too_many_mps_clients(node, found[node.name])
     return found
 
 
@@ -80,10 +80,10 @@ def refuse_bad_configs(desired: Kubernetes) -> None:
         Refused: if one contradicts itself, or has the name of the default.
     """
     default = default_config(desired)
-    _refuse_impossible(default, "[kubernetes.sharing]")
+    _refuse_impossible_config(default, "[kubernetes.sharing]")
     for one, config in _named_configs(desired):
         where = f"[kubernetes.configs.{config.name}]"
-        _refuse_impossible(config, where)
+        _refuse_impossible_config(config, where)
         if not one.model:
             raise Refused(
                 f"{where} has no key model",
@@ -130,7 +130,7 @@ def _choose_config(
     return matching[0] if matching else default
 
 
-def _refuse_many_clients(node: ClusterNode, config: SharingConfig) -> None:
+def _refuse_too_many_mps_clients(node: ClusterNode, config: SharingConfig) -> None:
     if config.mode != "mps":
         return
     for gpu in node.gpus:
@@ -144,7 +144,7 @@ def _refuse_many_clients(node: ClusterNode, config: SharingConfig) -> None:
             )
 
 
-def _refuse_impossible(config: SharingConfig, where: str) -> None:
+def _refuse_impossible_config(config: SharingConfig, where: str) -> None:
     """Refuse what the device plugin cannot do. Source: NVIDIA/k8s-device-plugin 0.20.0, api/config/v1."""
     if config.mode != "none" and config.replicas < 2:
         raise Refused(
@@ -170,15 +170,15 @@ def _refuse_impossible(config: SharingConfig, where: str) -> None:
             why="the device plugin does not start MPS on GPUs in MIG mode",
             hint="use time-slicing with MIG, or MPS on whole GPUs",
         )
-    if config.layout and config.strategy == "none" and config.layout != mig.NO_LAYOUT:
+    if config.layout and config.strategy == "none" and config.layout != mig.ALL_DISABLED_LAYOUT:
         raise Refused(
             f"{where}: the MIG layout {config.layout} needs a strategy",
             why="with strategy none the device plugin does not offer MIG instances",
             hint='set strategy = "single" or "mixed" beside layout',
         )
-    if config.strategy == "single" and config.layout == mig.BALANCED:
+    if config.strategy == "single" and config.layout == mig.ALL_BALANCED_LAYOUT:
         raise Refused(
-            f"{where}: the layout {mig.BALANCED} has instances of several sizes",
+            f"{where}: the layout {mig.ALL_BALANCED_LAYOUT} has instances of several sizes",
             why="strategy single offers instances of one size",
             hint='set strategy = "mixed"',
         )
@@ -188,7 +188,7 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
     if config.strategy == "none":
         return
     for gpu in node.gpus:
-        known = mig.profiles(gpu.device_id)
+        known = mig.max_instances_by_profile(gpu.device_id)
         if not known:
             raise Refused(
                 f"{node.name}: gpunode knows no MIG profile of {gpu.name}",
@@ -200,7 +200,7 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
             raise Refused(
                 f"{node.name}: {gpu.name} has no MIG profile {profile}, which the layout {config.layout} needs",
                 why=f"it has {', '.join(known)}",
-                hint=f"use one of these: {', '.join(mig.layout_of(one) for one in known)}, {mig.BALANCED}",
+                hint=f"use one of these: {', '.join(mig.layout_of(one) for one in known)}, {mig.ALL_BALANCED_LAYOUT}",
             )
 
 
@@ -258,7 +258,7 @@ def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tup
 def _mig_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> Iterator[str]:
     for node in nodes:
         found = count_instances(node, config.layout)
-        profiles = found or {name for gpu in node.gpus for name in mig.profiles(gpu.device_id)}
+        profiles = found or {name for gpu in node.gpus for name in mig.max_instances_by_profile(gpu.device_id)}
         yield from map(mig_resource, profiles)
 
 

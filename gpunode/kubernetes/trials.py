@@ -12,20 +12,20 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.live_checks import read_resource
-from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, RenderedObject
+from gpunode.kubernetes.model import MANAGED_BY_LABEL, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
 
 Body: TypeAlias = Mapping[str, Any]
 # What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
-Purpose: TypeAlias = Literal["", "mig", "memory", "shared"]
+TestPodPurpose: TypeAlias = Literal["", "mig", "memory", "shared"]
 
 # The label by which the pods of a run are found.
 RUN_LABEL: Final = "gpunode-test"
 _VECTOR_ADD_PROGRAM: Final = "/cuda-samples/vectorAdd"
 # The image of the CUDA samples has a shell and this program; NVIDIA's runtime brings nvidia-smi.
-_SCRIPTS: Final[Mapping[Purpose, str]] = {
+_SCRIPT_BY_PURPOSE: Final[Mapping[TestPodPurpose, str]] = {
     "mig": f"nvidia-smi -L; {_VECTOR_ADD_PROGRAM}",
     "memory": f"nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits; {_VECTOR_ADD_PROGRAM}",
     # An addition takes less than a second: the pods keep their GPUs a while, so that they have them at the same time.
@@ -35,7 +35,7 @@ CORDON_TOLERATION: Final = {"key": "node.kubernetes.io/unschedulable", "operator
 _HOST_NAME_LABEL: Final = "kubernetes.io/hostname"
 MEMORY_RESOURCE: Final = "nvidia.com/gpumem"
 # Time to read the pods after their limit; then what is left of a check is deleted.
-_READ_TIME_S: Final = 30
+_LOG_READING_TIME_S: Final = 30
 # Allowed difference between this machine's clock and the API server's.
 _CLOCK_SKEW_S: Final = 60
 
@@ -52,7 +52,7 @@ class GpuTestPod:
     node: str
     resource: str
     bodies: tuple[Body, ...]
-    purpose: Purpose = ""
+    purpose: TestPodPurpose = ""
 
     @property
     def pod(self) -> Body:
@@ -99,7 +99,7 @@ def make_test_pods(
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")
     for resource in expected or (own_resource,):
         purpose = _choose_purpose(limits, config)
-        copies = _count_copies(live, resource, config, expected or {}) if purpose == "shared" else 1
+        copies = _count_sharing_test_pods(live, resource, config, expected or {}) if purpose == "shared" else 1
         for name in (new_name() for _ in range(copies)):
             options = _PodOptions(name, run, live, image, timeout_s)
             others = [_make_body(one.body, options) for one in test_pod[:-1]]
@@ -121,7 +121,7 @@ def deadline_job(first: GpuTestPod, timeout_s: int) -> Body:
         "metadata": {"name": name, "namespace": first.namespace, "labels": labels},
         "spec": {
             "parallelism": 0,
-            "activeDeadlineSeconds": timeout_s + _READ_TIME_S,
+            "activeDeadlineSeconds": timeout_s + _LOG_READING_TIME_S,
             "ttlSecondsAfterFinished": 0,
             "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
         },
@@ -144,10 +144,10 @@ def is_left_over(body: Body, now: float) -> bool:
     """
     labels = body["metadata"].get("labels", {})
     limit = body.get("spec", {}).get("activeDeadlineSeconds")
-    if RUN_LABEL not in labels or not labels.items() >= MANAGED_BY.items() or not isinstance(limit, int):
+    if RUN_LABEL not in labels or not labels.items() >= MANAGED_BY_LABEL.items() or not isinstance(limit, int):
         return False
     created = datetime.fromisoformat(body["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
-    return created + limit + _READ_TIME_S + _CLOCK_SKEW_S < now
+    return created + limit + _LOG_READING_TIME_S + _CLOCK_SKEW_S < now
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def resource_limits(pod: Body) -> Mapping[str, Any]:
     return found
 
 
-def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> Purpose:
+def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> TestPodPurpose:
     if MEMORY_RESOURCE in limits:
         return "memory"
     if config.mode != "none":
@@ -175,7 +175,7 @@ def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> Purpose
     return "mig" if config.strategy != "none" else ""
 
 
-def _count_copies(live: Body, resource: str, config: SharingConfig, expected: Mapping[str, int]) -> int:
+def _count_sharing_test_pods(live: Body, resource: str, config: SharingConfig, expected: Mapping[str, int]) -> int:
     """Return one more than there are GPUs, or instances, if the node offers so many."""
     copies = expected.get(resource, 0) // config.replicas + 1
     return copies if read_resource(live, resource)[1] >= copies > 1 else 1
@@ -189,7 +189,9 @@ def _make_body(body: Body, options: _PodOptions) -> dict[str, Any]:
     return made
 
 
-def _make_pod(body: Body, options: _PodOptions, resources: Mapping[str, str], purpose: Purpose) -> dict[str, Any]:
+def _make_pod(
+    body: Body, options: _PodOptions, resources: Mapping[str, str], purpose: TestPodPurpose
+) -> dict[str, Any]:
     """Return the pod for its node alone, with its ``resources`` in place of the recipe's."""
     made = _make_body(body, options)
     spec, container = made["spec"], made["spec"]["containers"][0]
@@ -207,7 +209,7 @@ def _make_pod(body: Body, options: _PodOptions, resources: Mapping[str, str], pu
     if limits := resource_limits(made):
         container["resources"]["limits"] = {resources.get(name, name): count for name, count in limits.items()}
     if purpose:
-        container["command"] = ["sh", "-c", _SCRIPTS[purpose]]
+        container["command"] = ["sh", "-c", _SCRIPT_BY_PURPOSE[purpose]]
     return made
 
 
@@ -249,9 +251,9 @@ def _count_allocated(pod: Body, resource: str) -> int:
 
 
 PASSED_TEXT: Final = "Test PASSED"
-_NOT_PERMITTED: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
+_CREATION_FORBIDDEN: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
 # CUDA's words in a container without libcuda, and with one that sees no GPU.
-_NO_DRIVER: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
+_DRIVER_NOT_FOUND_IN_LOG: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
 _UUID_TEXT: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
 
@@ -291,7 +293,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     title = f"pod {trial.name}"
     on = f"on {trial.node} with {_describe_needs(trial, node)}"
     if result.pod is None:
-        if match := _NOT_PERMITTED.search(result.error):
+        if match := _CREATION_FORBIDDEN.search(result.error):
             what = f"{match[1] or match[2]} in {trial.namespace}"
             return Check(id, title, "skipped", f"{on}: your credentials may not create {what}")
         why, hint = _explain_creation_error(result.error, apply)
@@ -331,7 +333,7 @@ def _describe_needs(test_pod: GpuTestPod, node: Body) -> str:
 
 def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
     """Return the problem of a pod without RuntimeClass that found no driver in its container, or None."""
-    if "runtimeClassName" in result.test_pod.pod["spec"] or not _NO_DRIVER.search(result.log or ""):
+    if "runtimeClassName" in result.test_pod.pod["spec"] or not _DRIVER_NOT_FOUND_IN_LOG.search(result.log or ""):
         return None
     node = result.test_pod.node
     why = "neither CDI nor the default runtime gave its container the driver"
@@ -405,7 +407,7 @@ def _check_memory(result: GpuTestPodResult) -> tuple[bool, str, str]:
     return True, f"it saw {seen} MiB of memory, asked for {requested}", ""
 
 
-def judge_handler(handler: Check, nodes: Collection[str]) -> Check:
+def confirm_handler_by_test_pod(handler: Check, nodes: Collection[str]) -> Check:
     """Return the check of a node's handler, passed if the handlers are not listed but a test pod ran through it.
 
     A running device plugin proves nothing: it does not notice what was removed since it started.

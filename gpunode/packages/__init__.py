@@ -13,9 +13,9 @@ __all__ = ["SYSTEMS", "Database", "PackageSystem", "system"]
 SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
 """In the order in which a node is asked for their databases; a node without any is taken for one of the first."""
 
-_BY_ID: Final = {one.id: one for one in SYSTEMS}
+_SYSTEM_BY_ID: Final = {one.id: one for one in SYSTEMS}
 
 
 def system(facts: Facts) -> PackageSystem:
     """The package system of a node."""
-    return _BY_ID[facts.package_system]
+    return _SYSTEM_BY_ID[facts.package_system]

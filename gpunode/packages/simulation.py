@@ -10,7 +10,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
 
-NOT_SIMULATED: Final = "not simulated: "
+NOT_SIMULATED_PREFIX: Final = "not simulated: "
 # A relation that nothing meets may be of a virtual name. The package manager, told to install that, takes the one
 # package that provides it ("Note, selecting 'libpam-systemd' instead of 'default-logind'"), and says nothing
 # of the name. It refuses where there is no such package, or a choice of several.
@@ -41,7 +41,7 @@ class Simulation:
     """The package manager's simulation of a transaction.
 
     Attributes:
-        problem: its refusal, verbatim; or, after ``NOT_SIMULATED``, why it was not asked.
+        problem: its refusal, verbatim; or, after ``NOT_SIMULATED_PREFIX``, why it was not asked.
         manager: as people call it.
     """
 

@@ -20,8 +20,8 @@ _LONGEST_LINE: Final = 600
 _MAX_REDACTED_LENGTH: Final = 4 * _LONGEST_LINE
 _MAX_FOLDED_LINES: Final = 400
 _MAX_FOLDED_CHARACTERS: Final = 48_000
-_MOST_LISTED: Final = 300
-_OUTCOMES: Final = {"absent": "missing", "denied": "not allowed", "failed": "failed", "timeout": "took too long"}
+_MAX_LISTED_PIECES: Final = 300
+_OUTCOME_TEXTS: Final = {"absent": "missing", "denied": "not allowed", "failed": "failed", "timeout": "took too long"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class EvidenceDetail:
     whole: bool
 
 
-FULL: Final = EvidenceDetail(24, 30, whole=True)
-BRIEF: Final = EvidenceDetail(4, 5, whole=False)
+FULL_DETAIL: Final = EvidenceDetail(24, 30, whole=True)
+BRIEF_DETAIL: Final = EvidenceDetail(4, 5, whole=False)
 
 
 def render_citations(
-    citations: Iterable[Citation], snapshot: Snapshot, detail: EvidenceDetail = FULL
+    citations: Iterable[Citation], snapshot: Snapshot, detail: EvidenceDetail = FULL_DETAIL
 ) -> Iterator[Markup]:
     """Yield the pieces that ``citations`` are from, each once, in the order in which they are cited."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
@@ -53,12 +53,12 @@ def render_citations(
     pieces = {(item.key, item.written): item for item in reversed(snapshot.all_items)}
     wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped_messages).items()}
     for place, cited in [*grouped.items()][: detail.pieces]:
-        yield _render_figure(cited, pieces.get(place), wrapped, detail)
+        yield _render_cited_piece(cited, pieces.get(place), wrapped, detail)
     if (more := len(grouped) - detail.pieces) > 0:
         yield tag("p.legend", f"and {count(more, 'piece')} of evidence more")
 
 
-def _render_figure(
+def _render_cited_piece(
     cited: Sequence[Citation], item: EvidenceItem | None, wrapped: Mapping[tuple[str, int], int], detail: EvidenceDetail
 ) -> Markup:
     lines = item.lines if item is not None else ()
@@ -139,8 +139,10 @@ def render_evidence_list(items: Sequence[EvidenceItem]) -> Markup | None:
     """Return the names of everything that the diagnosis used."""
     if not items:
         return None
-    lengths = ((one, _OUTCOMES.get(one.outcome) or count(len(one.lines), "line")) for one in items[:_MOST_LISTED])
+    lengths = (
+        (one, _OUTCOME_TEXTS.get(one.outcome) or count(len(one.lines), "line")) for one in items[:_MAX_LISTED_PIECES]
+    )
     rows = (tag("li", tag("code", item.written[:200]), tag("span.length", length)) for item, length in lengths)
-    more = len(items) - _MOST_LISTED
+    more = len(items) - _MAX_LISTED_PIECES
     rest = tag("li", f"and {more} more") if more > 0 else None
     return tag("details.card", tag("summary", f"What was looked at ({len(items)})"), tag("ul.plain looked", rows, rest))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpunode.diagnoses.model import STACK
+from gpunode.diagnoses.model import STACK_LAYERS
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.page.markup import (
     Markup,
@@ -53,8 +53,8 @@ _MOST_NAMES: Final = 24
 _MAX_TEXT_LENGTH: Final = 240
 _BRIEF_TEXT_LENGTH: Final = 60
 # With so few nodes nothing is to be hidden at first.
-_FEW_NODES: Final = 60
-_UNPROVEN: Final = "nothing shows that the driver works"
+_MAX_UNFILTERED_NODES: Final = 60
+_UNPROVEN_DRIVER_TEXT: Final = "nothing shows that the driver works"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Filter:
     title: str
     values: tuple[str, ...]
 
-    def class_of(self, value: str) -> str:
+    def css_class_of(self, value: str) -> str:
         """Return the class of a row with this value; those without a button of their own share the last."""
         return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
@@ -79,7 +79,7 @@ def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
         recipe: the recipe that the nodes were compared with, or empty.
     """
     filters = tuple(_make_filters(fleet.rows))
-    top = page_head(_page_title(fleet), "style.css", "fleet.css", rules="\n".join(_filter_rules(filters)))
+    top = page_head(_page_title(fleet), "style.css", "fleet.css", rules="\n".join(_filter_style_rules(filters)))
     whole = html_document(top, _page_body(fleet, about, recipe, filters, _MAX_TEXT_LENGTH))
     is_small = len(whole.encode("utf-8", "replace")) <= _MAX_PAGE_BYTES
     return whole if is_small else html_document(top, _page_body(fleet, about, recipe, filters, _BRIEF_TEXT_LENGTH))
@@ -145,7 +145,7 @@ def _render_cause(one: CauseTally) -> Markup:
 
 def _render_node_group(what: str, names: Sequence[str], *more: Markup | None) -> Markup:
     number = tag("span.number", f"{group_digits(len(names))} ×")
-    return tag("li", number, tag("div", tag("p", what), tag("p.names", _list_names(names)), *more))
+    return tag("li", number, tag("div", tag("p", what), tag("p.names", _join_node_names(names)), *more))
 
 
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
@@ -167,10 +167,10 @@ def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
 
 def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
     for one in skipped:
-        yield _render_node_group(_shorten(one.why or _UNPROVEN, _MAX_TEXT_LENGTH), one.reports)
+        yield _render_node_group(_shorten(one.why or _UNPROVEN_DRIVER_TEXT, _MAX_TEXT_LENGTH), one.reports)
 
 
-def _list_names(reports: Sequence[str]) -> str:
+def _join_node_names(reports: Sequence[str]) -> str:
     found = list(collapse_ranges(map(node_name, reports)))
     more = len(found) - _MOST_NAMES
     shown = ", ".join(_shorten(one, _BRIEF_TEXT_LENGTH) for one in found[:_MOST_NAMES])
@@ -254,7 +254,7 @@ def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
             yield _Filter(id_, title, tuple(values[:_MAX_GROUPS]))
 
 
-def _filter_rules(filters: Sequence[_Filter]) -> Iterator[str]:
+def _filter_style_rules(filters: Sequence[_Filter]) -> Iterator[str]:
     """Yield the style that makes the radio buttons filter: each hides rows of other classes."""
     names = [_NEEDS_LOOK_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
     yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
@@ -265,7 +265,7 @@ def _render_nodes(fleet: FleetSummary, filters: Sequence[_Filter], max_length: i
         fleet.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _is_faulty_or_deviating(row))
     )
     shown = ordered[:_MOST_NODES]
-    layers = tuple(id_ for id_ in STACK if id_ in fleet.layers)
+    layers = tuple(id_ for id_ in STACK_LAYERS if id_ in fleet.layers)
     layer_names = (tag("th.layer", tag("span", LAYER_TITLES[one]), scope="col") for one in layers)
     names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "driver"))
     rows = (_render_node(row, layers, filters, max_length) for row in shown)
@@ -283,7 +283,7 @@ def _render_nodes(fleet: FleetSummary, filters: Sequence[_Filter], max_length: i
 
 def _render_buttons(rows: Sequence[FleetRow], filters: Sequence[_Filter]) -> Markup:
     looks = sum(map(_is_faulty_or_deviating, rows))
-    first = len(rows) > _FEW_NODES and looks > 0
+    first = len(rows) > _MAX_UNFILTERED_NODES and looks > 0
     show = tag(
         "fieldset",
         tag("legend", "show"),
@@ -311,14 +311,14 @@ def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[
     looks = _is_faulty_or_deviating(row)
     classes = (
         _NEEDS_LOOK_CLASS if looks else _FINE_CLASS,
-        *(one.class_of(_FILTER_AXES[one.id][1](row)) for one in filters),
+        *(one.css_class_of(_FILTER_AXES[one.id][1](row)) for one in filters),
     )
     return tag(
         "tr",
         tag("th", _shorten(node_name(row.report), _BRIEF_TEXT_LENGTH), scope="row"),
         tag("td", condition_of(row), class_=condition_of(row).replace(" ", "-") if looks else None),
         (_render_cell(row.stack.get(layer)) for layer in layers),
-        tag("td", _describe_node(row, max_length)),
+        tag("td", _describe_node_faults(row, max_length)),
         tag("td", row.versions.get("driver", "")),
         class_=" ".join(classes),
     )
@@ -331,7 +331,7 @@ def _render_cell(state: State | None) -> Markup:
     return tag("td", mark, class_=state, title=word or None)
 
 
-def _describe_node(row: FleetRow, max_length: int) -> Iterator[Markup]:
+def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
     """Yield each fault of the node on its own line; in brief, only its kind."""
     is_brief = max_length == _BRIEF_TEXT_LENGTH
     if row.error:
@@ -348,7 +348,7 @@ def _describe_node(row: FleetRow, max_length: int) -> Iterator[Markup]:
         if row.unexplained and not is_brief:
             yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
-        yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN, max_length))
+        yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN_DRIVER_TEXT, max_length))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
         yield tag(

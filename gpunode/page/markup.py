@@ -16,10 +16,10 @@ from typing import Final, TypeAlias
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _PLAIN: Final = re.compile(r"[\x20-\x7e\n]*")
-_VOID: Final = frozenset({"meta", "link", "br", "input"})
+_VOID_ELEMENTS: Final = frozenset({"meta", "link", "br", "input"})
 _SELECTOR: Final = re.compile(r"(?P<name>[a-z0-9]+)(?:\.(?P<classes>[\w. -]+))?(?:#(?P<id>[\w-]+))?")
-_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9:-]*")
-_MARK: Final = "\N{REPLACEMENT CHARACTER}"
+_ATTRIBUTE_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9:-]*")
+_REPLACEMENT_MARK: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Markup(str):
@@ -42,7 +42,7 @@ def escape_invisible(text: str) -> str:
 
 
 def _visible_char(char: str) -> str:
-    if char in "\n\t" or char.isprintable() or char == _MARK:
+    if char in "\n\t" or char.isprintable() or char == _REPLACEMENT_MARK:
         return char
     return char.encode("unicode_escape").decode()
 
@@ -82,14 +82,14 @@ def tag(selector: str, /, *parts: Part, **attributes: str | float | bool | None)
         _render_attribute(key, value)
         for key, value in (("class", classes or None), ("id", match["id"]), *attributes.items())
     )
-    if match["name"] in _VOID:
+    if match["name"] in _VOID_ELEMENTS:
         return Markup(f"<{match['name']}{given}>")
     return Markup(f"<{match['name']}{given}>{join_markup(*parts)}</{match['name']}>")
 
 
 def _render_attribute(key: str, value: str | float | bool | None) -> str:
     name = key.rstrip("_").replace("_", "-")
-    assert _NAME.fullmatch(name), "names of attributes are written here, never taken from evidence"
+    assert _ATTRIBUTE_NAME.fullmatch(name), "names of attributes are written here, never taken from evidence"
     if value is None or value is False:
         return ""
     if value is True:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.model import Diagnosis, Finding, Fix, NextStep, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import LAYER_TITLES
-from gpunode.page.evidence import BRIEF, FULL, EvidenceDetail, render_citations, render_evidence_list
+from gpunode.page.evidence import BRIEF_DETAIL, FULL_DETAIL, EvidenceDetail, render_citations, render_evidence_list
 from gpunode.page.markup import (
     Markup,
     PageOrigin,
@@ -45,8 +45,8 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
     findings = examined.diagnosis.findings
     what = findings[0].title if findings and not examined.diagnosis.is_healthy else _verdict_title(examined)
     top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
-    whole = html_document(top, _page_body(examined, about, FULL))
-    return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF))
+    whole = html_document(top, _page_body(examined, about, FULL_DETAIL))
+    return whole if len(whole) <= _MAX_PAGE_LENGTH else html_document(top, _page_body(examined, about, BRIEF_DETAIL))
 
 
 def _verdict_title(examined: Examination) -> str:
@@ -70,7 +70,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_questions(diagnosis.open_questions, examined, detail),
         _render_unexplained(diagnosis.unexplained, examined, detail),
         _render_suspects(diagnosis, examined, detail),
-        _render_denied(examined.denied),
+        _render_denied_sources(examined.denied),
         render_topology(examined.snapshot, _concerned_gpus(diagnosis)),
         render_timeline(examined.snapshot),
         (_render_note(root) for root in diagnosis.roots if root.severity == "info"),
@@ -201,7 +201,7 @@ def _render_link(source: str) -> Markup:
     return tag("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
 
 
-def _render_denied(sources: Iterable[str]) -> Markup | None:
+def _render_denied_sources(sources: Iterable[str]) -> Markup | None:
     rows = [tag("li", tag("code", source)) for source in sources]
     advice = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
     return card("What could not be seen without root", advice, tag("ul.plain", rows)) if rows else None

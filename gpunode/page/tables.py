@@ -17,14 +17,16 @@ from gpunode.page.markup import Markup, card, column_heads, join_markup, scroll_
 from gpunode.page.words import count
 
 _MOST_DEVICES: Final = 64
-_MOST_NAMES: Final = 40
-_LEGEND: Final = "× is the width of a PCIe link, in lanes. An idle GPU lowers the speed of its link, never its width."
+_MAX_MATRIX_NAMES: Final = 40
+_DEVICE_TABLE_LEGEND: Final = (
+    "× is the width of a PCIe link, in lanes. An idle GPU lowers the speed of its link, never its width."
+)
 _DEVICE_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe"}
 _MOST_FAULTS: Final = 200
 # Later than any clock; a log that was made to do harm may have it.
 _LATEST_PLAUSIBLE_TIME: Final = 2e11
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_LIMITS: Final = (9e8, 1e9)
+_CLOCK_KIND_LIMITS: Final = (9e8, 1e9)
 _FAULT_LABELS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
@@ -43,7 +45,7 @@ def render_topology(snapshot: Snapshot, concerned: Collection[str] = ()) -> Mark
     return card(
         "How the GPUs are connected",
         scroll_box("every device", table(None, heads, devices)),
-        tag("p.legend", _LEGEND) if any(device.link.width for device in seen.devices) else None,
+        tag("p.legend", _DEVICE_TABLE_LEGEND) if any(device.link.width for device in seen.devices) else None,
         tag("details", tag("summary", "Every pair"), matrix) if matrix else None,
     )
 
@@ -83,7 +85,7 @@ def _describe_link(link: PcieLink) -> str:
 
 def _connection_matrix(topology: Topology) -> Markup | None:
     """Return the connections of each pair; None if unknown."""
-    names = topology.names[:_MOST_NAMES]
+    names = topology.names[:_MAX_MATRIX_NAMES]
     if not names:
         return None
     heads = join_markup(tag("td"), (tag("th", _device_heading(name, topology), scope="col") for name in names))
@@ -150,7 +152,7 @@ def _plausible_time(fault: Fault) -> float | None:
 
 def format_time(at: float) -> str:
     """Return a time for people, on the clock of its log."""
-    if at < _CLOCK_LIMITS[0]:
+    if at < _CLOCK_KIND_LIMITS[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)
-    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_LIMITS[1] else "%Y-%m-%d %H:%M:%S UTC")
+    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_KIND_LIMITS[1] else "%Y-%m-%d %H:%M:%S UTC")

@@ -37,8 +37,8 @@ STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
 }
 
 
-_NUMBERED: Final = re.compile(r"(?P<head>.*?)(?P<digits>[0-9]{1,18})(?P<rest>[^0-9]*)", re.DOTALL)
-_LAST_PART: Final = re.compile(r"[A-Za-z]*[0-9]+[^0-9]*\Z")
+_NUMBERED_NAME: Final = re.compile(r"(?P<head>.*?)(?P<digits>[0-9]{1,18})(?P<rest>[^0-9]*)", re.DOTALL)
+_LAST_NUMBERED_PART: Final = re.compile(r"[A-Za-z]*[0-9]+[^0-9]*\Z")
 
 
 def group_digits(number: int) -> str:
@@ -68,14 +68,14 @@ def collapse_ranges(names: Iterable[str]) -> Iterator[str]:
 
 
 def _is_successor(one: str, other: str) -> bool:
-    before, after = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    before, after = _NUMBERED_NAME.fullmatch(one), _NUMBERED_NAME.fullmatch(other)
     if not (before and after) or before["head"] != after["head"] or before["rest"] != after["rest"]:
         return False
     return str(int(before["digits"]) + 1).zfill(len(before["digits"])) == after["digits"]
 
 
 def _collapse_run(run: list[str]) -> list[str]:
-    last = _LAST_PART.search(run[-1]) if len(run) > 2 else None
+    last = _LAST_NUMBERED_PART.search(run[-1]) if len(run) > 2 else None
     return [f"{run[0]} … {last[0]}"] if last else run
 
 

@@ -16,8 +16,8 @@ from gpunode.package_id import PackageId
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes
 
-SCHEMA = 1
-LIMIT_BYTES = 1 << 20
+RECIPE_SCHEMA_VERSION = 1
+MAX_RECIPE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +47,32 @@ else:
     RuntimeName = Literal[_NAMES]
 KernelModuleType: TypeAlias = Literal["auto", "open", "proprietary"]
 DriverSource: TypeAlias = Literal["nvidia", "distro"]
-Scope: TypeAlias = Literal["compute", "media", "full"]
-Install: TypeAlias = Literal["if-missing", "never"]
+DriverScope: TypeAlias = Literal["compute", "media", "full"]
+InstallPolicy: TypeAlias = Literal["if-missing", "never"]
 CgroupDriver: TypeAlias = Literal["auto", "systemd"]
-Rdma: TypeAlias = Literal["none", "dma-buf", "peermem"]
+RdmaMode: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
-_NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
-_NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
+_BRANCH_OR_VERSION_PATTERN = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
+_BRANCH_OR_VERSION_IN_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
 # shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
-_PART = r"[A-Za-z0-9._~:/%+,=@-]"
-_ADDRESS = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_PART}*)?|file:/{_PART}+)"
-_ADDRESS_WORDS = (
+_ADDRESS_CHARACTER = r"[A-Za-z0-9._~:/%+,=@-]"
+_REPOSITORY_URL_PATTERN = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_ADDRESS_CHARACTER}*)?|file:/{_ADDRESS_CHARACTER}+)"
+_REPOSITORY_URL_IN_WORDS = (
     (
         "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
         "/etc/apt/auth.conf.d)"
     ),
     '"" for NVIDIA\'s own',
 )
-_KEY = r"|[0-9A-F]{40}( [0-9A-F]{40})*"
-_KEY_WORDS = ("40 upper-case hex digits; several keys with a blank between them", '"" for NVIDIA\'s own key')
-_KEY_FILE = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
-_KEY_FILE_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
+_FINGERPRINTS_PATTERN = r"|[0-9A-F]{40}( [0-9A-F]{40})*"
+_FINGERPRINTS_IN_WORDS = (
+    "40 upper-case hex digits; several keys with a blank between them",
+    '"" for NVIDIA\'s own key',
+)
+_KEY_FILE_NAME_PATTERN = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
+_KEY_FILE_NAME_IN_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,16 @@ class Driver:
         str,
         KeySpec(
             "which driver; none leaves it alone",
-            rf"auto|production|lts|none|{_NUMBER}",
-            ("auto", "production", "lts", "none", *_NUMBER_WORDS),
+            rf"auto|production|lts|none|{_BRANCH_OR_VERSION_PATTERN}",
+            ("auto", "production", "lts", "none", *_BRANCH_OR_VERSION_IN_WORDS),
         ),
     ] = "auto"
     kernel_module_type: Annotated[KernelModuleType, KeySpec("the kernel module; auto takes what the GPUs need")] = (
         "auto"
     )
     scope: Annotated[
-        Scope, KeySpec("compute has no display libraries; media adds video encoding and decoding; full adds a display")
+        DriverScope,
+        KeySpec("compute has no display libraries; media adds video encoding and decoding; full adds a display"),
     ] = "compute"
     persistence: Annotated[bool, KeySpec("whether nvidia-persistenced keeps the GPUs initialised")] = True
     source: Annotated[
@@ -107,35 +111,47 @@ class Repositories:
         str,
         KeySpec(
             "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)",
-            _ADDRESS,
-            _ADDRESS_WORDS,
+            _REPOSITORY_URL_PATTERN,
+            _REPOSITORY_URL_IN_WORDS,
         ),
     ] = ""
     toolkit: Annotated[
         str,
         KeySpec(
             "base of a mirror of the container toolkit's repository, above stable/deb and gpgkey",
-            _ADDRESS,
-            _ADDRESS_WORDS,
+            _REPOSITORY_URL_PATTERN,
+            _REPOSITORY_URL_IN_WORDS,
         ),
     ] = ""
     cuda_key_fingerprint: Annotated[
         str,
         KeySpec(
-            "every key in the key file of the CUDA repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS
+            "every key in the key file of the CUDA repository, if it is not NVIDIA's present one",
+            _FINGERPRINTS_PATTERN,
+            _FINGERPRINTS_IN_WORDS,
         ),
     ] = ""
     cuda_key_file: Annotated[
-        str, KeySpec("name of the key file beside the CUDA repository's index", _KEY_FILE, _KEY_FILE_WORDS)
+        str,
+        KeySpec(
+            "name of the key file beside the CUDA repository's index", _KEY_FILE_NAME_PATTERN, _KEY_FILE_NAME_IN_WORDS
+        ),
     ] = ""
     toolkit_key_fingerprint: Annotated[
         str,
         KeySpec(
-            "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one", _KEY, _KEY_WORDS
+            "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one",
+            _FINGERPRINTS_PATTERN,
+            _FINGERPRINTS_IN_WORDS,
         ),
     ] = ""
     toolkit_key_file: Annotated[
-        str, KeySpec("name of the key file at the base of the toolkit's repository", _KEY_FILE, _KEY_FILE_WORDS)
+        str,
+        KeySpec(
+            "name of the key file at the base of the toolkit's repository",
+            _KEY_FILE_NAME_PATTERN,
+            _KEY_FILE_NAME_IN_WORDS,
+        ),
     ] = ""
 
 
@@ -188,7 +204,9 @@ class RuntimeSettings:
     name: Annotated[
         RuntimeName, KeySpec("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime")
     ] = "none"
-    install: Annotated[Install, KeySpec("whether a missing runtime is installed from the distribution")] = "if-missing"
+    install: Annotated[InstallPolicy, KeySpec("whether a missing runtime is installed from the distribution")] = (
+        "if-missing"
+    )
     set_as_default: Annotated[
         bool | None, KeySpec("whether nvidia is the default runtime; if left out, the default is unchanged")
     ] = None
@@ -210,7 +228,7 @@ class GpuDirect:
     """GPUDirect: network cards, disks and programs reach GPU memory without a copy in the host's memory."""
 
     rdma: Annotated[
-        Rdma,
+        RdmaMode,
         KeySpec(
             "how network cards reach GPU memory; dma-buf needs the open kernel modules and no package, peermem is the "
             "older way and needs MLNX_OFED or DOCA-OFED"
@@ -263,7 +281,12 @@ class Expect:
 
     gpus: Annotated[int | None, KeySpec("how many GPUs")] = None
     model: Annotated[str, KeySpec("what every GPU's name contains (H100)")] = ""
-    driver: Annotated[str, KeySpec("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
+    driver: Annotated[
+        str,
+        KeySpec(
+            "the branch or version of the loaded driver", f"|{_BRANCH_OR_VERSION_PATTERN}", _BRANCH_OR_VERSION_IN_WORDS
+        ),
+    ] = ""
     min_memory_mib: Annotated[int | None, KeySpec("the least memory of every GPU, in MiB")] = None
     ecc: Annotated[bool | None, KeySpec("whether ECC is on")] = None
 

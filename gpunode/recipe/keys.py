@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gpunode.recipe import (
-    SCHEMA,
+    RECIPE_SCHEMA_VERSION,
     CudaToolkit,
     Driver,
     Expect,
@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "expect": Expect,
     }
 )
-KUBERNETES = "kubernetes"
+KUBERNETES_SECTION = "kubernetes"
 # What a recipe may call a table whose name it chooses.
 CHOSEN_NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -46,7 +46,7 @@ def sections(top: str) -> Mapping[str, type[Any]]:
 
     Those of Kubernetes are loaded when a recipe has them: most runs need none.
     """
-    if top == KUBERNETES:
+    if top == KUBERNETES_SECTION:
         from gpunode.recipe.kubernetes import SECTIONS as OF_KUBERNETES
 
         return OF_KUBERNETES
@@ -64,7 +64,7 @@ def section_at(key_path: tuple[str, ...]) -> str | None:
     return None
 
 
-def children(section: str) -> Iterator[tuple[str, str, bool]]:
+def child_tables(section: str) -> Iterator[tuple[str, str, bool]]:
     """The tables inside the one of ``section``: name, section, and whether it holds tables of chosen names."""
     for child in sections(section.partition(".")[0]):
         name, dot, rest = child.removeprefix(f"{section}.").partition(".")
@@ -107,8 +107,10 @@ class RecipeKey:
         return ("any text",) if str in self.types else (f"a whole number from {self.spec.least}",)
 
 
-TOP = (
-    RecipeKey("", "schema", (int,), (), SCHEMA, KeySpec("the format of recipes that this one is written in")),
+TOP_LEVEL_KEYS = (
+    RecipeKey(
+        "", "schema", (int,), (), RECIPE_SCHEMA_VERSION, KeySpec("the format of recipes that this one is written in")
+    ),
     RecipeKey(
         "", "extends", (str,), (), "", KeySpec("the recipe that this one changes: a shipped one by name, or a path")
     ),
@@ -118,14 +120,14 @@ TOP = (
 @cache
 def known_keys() -> tuple[RecipeKey, ...]:
     """Every key that a recipe may hold, in the order of the reference page."""
-    return tuple(key for section in ("", *SECTIONS, *sections(KUBERNETES)) for key in keys_in(section))
+    return tuple(key for section in ("", *SECTIONS, *sections(KUBERNETES_SECTION)) for key in keys_in(section))
 
 
 @cache
 def keys_in(section: str) -> tuple[RecipeKey, ...]:
     """The keys of a section; none where it only holds further tables."""
     if not section:
-        return (*TOP, *_keys_of("", Recipe))
+        return (*TOP_LEVEL_KEYS, *_keys_of("", Recipe))
     kind = sections(section.partition(".")[0]).get(section)
     return tuple(_keys_of(section, kind)) if kind else ()
 
@@ -136,12 +138,12 @@ def _keys_of(section: str, kind: type[Any]) -> Iterator[RecipeKey]:
         if get_origin(hint := hints[one.name]) is Annotated:
             held, spec = get_args(hint)
             choices = get_args(held) if get_origin(held) is Literal else ()
-            types = _types(held)
+            types = _toml_types(held)
             default = {} if types == (dict,) else None if one.default is MISSING else one.default
             yield RecipeKey(section, one.name, types, choices, default, spec)
 
 
-def _types(held: Any) -> tuple[type[Any], ...]:
+def _toml_types(held: Any) -> tuple[type[Any], ...]:
     """The types by which TOML gives a value of the type ``held``."""
     if get_origin(held) is Literal:
         return (str,)

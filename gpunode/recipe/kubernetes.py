@@ -13,36 +13,34 @@ from gpunode.recipe import KeySpec
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
 SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]
 MigStrategy: TypeAlias = Literal["none", "single", "mixed"]
-Registration: TypeAlias = Literal["none", "kubelet", "k3s", "rke2"]
-Effect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+NodeRegistration: TypeAlias = Literal["none", "kubelet", "k3s", "rke2"]
+TaintEffect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 # One namespace for labels and taints on all stacks.
-GPU_PRESENT: Final = "nvidia.com/gpu.present"
+GPU_PRESENT_LABEL: Final = "nvidia.com/gpu.present"
 # Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
-_FOREIGN_LABELS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
+_RESERVED_LABEL_DOMAINS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
 # RFC 1123, as the API server checks names and label values.
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
-_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
-LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
-_VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
-_REGISTRY = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
+_DNS_LABEL_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_SUBDOMAIN_PATTERN = rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})*"
+_LABEL_VALUE_PATTERN = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+LABEL_KEY_PATTERN = rf"({_DNS_SUBDOMAIN_PATTERN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+_CHART_VERSION_PATTERN = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
+_REGISTRY_PATTERN = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
 # No ".." and nothing hidden: it names a folder of a repository, and becomes a part of paths.
-_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-_PATH = rf"\.|(\./)?{_SEGMENT}(/{_SEGMENT})*"
-_HOST = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
+_PATH_SEGMENT_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_REPOSITORY_PATH_PATTERN = rf"\.|(\./)?{_PATH_SEGMENT_PATTERN}(/{_PATH_SEGMENT_PATTERN})*"
+_HOST_AND_PORT_PATTERN = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
 # Without a password: the URL stands in files that are committed.
-_GIT_URL = (
-    rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST}(/[A-Za-z0-9._~-]+)+/?|{_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
-)
+_GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT_PATTERN}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
 # It becomes the value of a label.
-_LAYOUT = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+_MIG_LAYOUT_NAME_PATTERN = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 
 
 def _chart_version(name: str) -> KeySpec:
     return KeySpec(
         f"version of the chart {name}; empty takes the one in gpunode's catalog",
-        _VERSION,
+        _CHART_VERSION_PATTERN,
         ("a version such as 0.20.0", '"" for the catalog\'s'),
     )
 
@@ -71,7 +69,7 @@ class MigResources:
         str,
         KeySpec(
             "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
-            _LAYOUT,
+            _MIG_LAYOUT_NAME_PATTERN,
             ("a name as in mig-parted's configuration", '"" for none'),
         ),
     ] = ""
@@ -82,10 +80,10 @@ class Taint:
     """The taint that keeps pods without a GPU off the nodes; no key, no taint."""
 
     key: Annotated[
-        str, KeySpec("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY}", ("a label key", '"" for no taint'))
+        str, KeySpec("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY_PATTERN}", ("a label key", '"" for no taint'))
     ] = ""
-    value: Annotated[str, KeySpec("value of the taint", _VALUE, ("a label value", '""'))] = ""
-    effect: Annotated[Effect, KeySpec("what the taint does to pods that do not tolerate it")] = "NoSchedule"
+    value: Annotated[str, KeySpec("value of the taint", _LABEL_VALUE_PATTERN, ("a label value", '""'))] = ""
+    effect: Annotated[TaintEffect, KeySpec("what the taint does to pods that do not tolerate it")] = "NoSchedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Extras:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class ChartVersions:
     """The versions of the charts and of what they install."""
 
     device_plugin: Annotated[str, _chart_version("nvidia-device-plugin")] = ""
@@ -114,16 +112,24 @@ class ArgoCd:
     """The place in which Argo CD runs the Applications of ``k8s render --format argocd``."""
 
     project: Annotated[
-        str, KeySpec("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
+        str,
+        KeySpec(
+            "project of the Applications", _DNS_SUBDOMAIN_PATTERN, ("a name of lower-case letters, digits, - and .",)
+        ),
     ] = "default"
     namespace: Annotated[
-        str, KeySpec("namespace in which Argo CD looks for Applications", _LABEL, ("lower-case letters, digits and -",))
+        str,
+        KeySpec(
+            "namespace in which Argo CD looks for Applications",
+            _DNS_LABEL_PATTERN,
+            ("lower-case letters, digits and -",),
+        ),
     ] = "argocd"
     server: Annotated[
         str,
         KeySpec(
             "API server of the cluster that has the GPUs; empty for the cluster in which Argo CD runs",
-            rf"|https://{_HOST}(/[A-Za-z0-9._~/-]*)?",
+            rf"|https://{_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~/-]*)?",
             ("https://host[:port][/path]", '"" for Argo CD\'s own cluster'),
         ),
     ] = ""
@@ -139,15 +145,25 @@ class ArgoCd:
         str,
         KeySpec(
             "git repository that holds the rendered folder; if set, its Application is rendered, too: argocd.yaml",
-            _GIT_URL,
+            _GIT_URL_PATTERN,
             ("https://host/path, ssh://git@host/path or git@host:path, without a password", '""'),
         ),
     ] = ""
     revision: Annotated[
-        str, KeySpec("branch, tag or commit of the repository", rf"{_SEGMENT}(/{_SEGMENT})*", ("a branch or tag",))
+        str,
+        KeySpec(
+            "branch, tag or commit of the repository",
+            rf"{_PATH_SEGMENT_PATTERN}(/{_PATH_SEGMENT_PATTERN})*",
+            ("a branch or tag",),
+        ),
     ] = "HEAD"
     path: Annotated[
-        str, KeySpec("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+        str,
+        KeySpec(
+            "the rendered folder in the repository",
+            _REPOSITORY_PATH_PATTERN,
+            ("a path without ..", '"." for all of it'),
+        ),
     ] = "gpu-stack"
 
 
@@ -156,23 +172,29 @@ class Flux:
     """The place in which Flux finds the folder of ``k8s render --format flux``."""
 
     namespace: Annotated[
-        str, KeySpec("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
+        str,
+        KeySpec("namespace of Flux and its GitRepository", _DNS_LABEL_PATTERN, ("lower-case letters, digits and -",)),
     ] = "flux-system"
     source: Annotated[
         str,
         KeySpec(
             "name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system",
-            _SUBDOMAIN,
+            _DNS_SUBDOMAIN_PATTERN,
             ("a name of lower-case letters, digits, - and .",),
         ),
     ] = "flux-system"
     path: Annotated[
-        str, KeySpec("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+        str,
+        KeySpec(
+            "the rendered folder in the repository",
+            _REPOSITORY_PATH_PATTERN,
+            ("a path without ..", '"." for all of it'),
+        ),
     ] = "gpu-stack"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindClusterSettings:
     """A kind cluster on this machine, whose workers get its GPUs."""
 
     workers: Annotated[
@@ -196,7 +218,12 @@ class NamedConfig:
     rename: Annotated[bool, KeySpec("as in [kubernetes.sharing]")] = False
     strategy: Annotated[MigStrategy, KeySpec("as in [kubernetes.mig]")] = "none"
     layout: Annotated[
-        str, KeySpec("as in [kubernetes.mig]", _LAYOUT, ("a name as in mig-parted's configuration", '"" for none'))
+        str,
+        KeySpec(
+            "as in [kubernetes.mig]",
+            _MIG_LAYOUT_NAME_PATTERN,
+            ("a name as in mig-parted's configuration", '"" for none'),
+        ),
     ] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
@@ -213,7 +240,7 @@ class Kubernetes:
         str,
         KeySpec(
             "where the objects are; empty: gpu-system, with gpu-operator gpu-operator, with hami kube-system",
-            rf"|{_LABEL}",
+            rf"|{_DNS_LABEL_PATTERN}",
             ("a name of lower-case letters, digits and -", '"" for the stack\'s own'),
         ),
     ] = ""
@@ -221,7 +248,7 @@ class Kubernetes:
         str,
         KeySpec(
             "the RuntimeClass of pods with GPUs; empty where nvidia is the default runtime",
-            rf"|{_SUBDOMAIN}",
+            rf"|{_DNS_SUBDOMAIN_PATTERN}",
             ("a name of lower-case letters, digits, - and .", '"" for none'),
         ),
     ] = "nvidia"
@@ -229,7 +256,7 @@ class Kubernetes:
         str,
         KeySpec(
             "a mirror that images are pulled from, for sites without internet access (registry.example.org/nvidia)",
-            _REGISTRY,
+            _REGISTRY_PATTERN,
             ("host[:port][/path]", '"" for the public registries'),
         ),
     ] = ""
@@ -237,9 +264,9 @@ class Kubernetes:
         Mapping[str, str],
         KeySpec(
             "further labels of the GPU nodes",
-            _VALUE,
+            _LABEL_VALUE_PATTERN,
             ("label values",),
-            name_pattern=LABEL_KEY,
+            name_pattern=LABEL_KEY_PATTERN,
             names=("a label key", "name or prefix/name"),
         ),
     ] = field(default_factory=lambda: MappingProxyType({}))
@@ -248,7 +275,7 @@ class Kubernetes:
         KeySpec("whether the GPU stack and its test pod run on control plane nodes, too, as in a cluster of one node"),
     ] = False
     node_registration: Annotated[
-        Registration,
+        NodeRegistration,
         KeySpec(
             "where setup writes the labels and taint with which a node joins: kubelet: /etc/default/kubelet; "
             "k3s and rke2: their config.yaml.d; none: k8s apply sets them"
@@ -258,8 +285,8 @@ class Kubernetes:
     mig: MigResources = field(default_factory=MigResources)
     taint: Taint = field(default_factory=Taint)
     extras: Extras = field(default_factory=Extras)
-    kind: Kind = field(default_factory=Kind)
-    versions: Versions = field(default_factory=Versions)
+    kind: KindClusterSettings = field(default_factory=KindClusterSettings)
+    versions: ChartVersions = field(default_factory=ChartVersions)
     argocd: ArgoCd = field(default_factory=ArgoCd)
     flux: Flux = field(default_factory=Flux)
     configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
@@ -271,9 +298,9 @@ def stack_labels(stack: Stack) -> Mapping[str, str]:
         case "gpu-operator" | "none":
             return {}
         case "hami":
-            return {"gpu": "on", GPU_PRESENT: "true"}
+            return {"gpu": "on", GPU_PRESENT_LABEL: "true"}
         case "device-plugin" | "dra":
-            return {GPU_PRESENT: "true"}
+            return {GPU_PRESENT_LABEL: "true"}
 
 
 def refuse_foreign_labels(settings: Kubernetes) -> None:
@@ -283,7 +310,7 @@ def refuse_foreign_labels(settings: Kubernetes) -> None:
         Refused: the cluster, NVIDIA's controllers or gpunode set such a label themselves.
     """
     for key in settings.labels:
-        if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _FOREIGN_LABELS):
+        if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _RESERVED_LABEL_DOMAINS):
             raise Refused(
                 f"[kubernetes] labels cannot set {key}",
                 why="the cluster, NVIDIA's controllers or gpunode set it themselves",
@@ -299,8 +326,8 @@ SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "kubernetes.mig": MigResources,
         "kubernetes.taint": Taint,
         "kubernetes.extras": Extras,
-        "kubernetes.kind": Kind,
-        "kubernetes.versions": Versions,
+        "kubernetes.kind": KindClusterSettings,
+        "kubernetes.versions": ChartVersions,
         "kubernetes.argocd": ArgoCd,
         "kubernetes.flux": Flux,
         "kubernetes.configs.*": NamedConfig,

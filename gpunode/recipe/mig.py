@@ -18,10 +18,10 @@ from gpunode.errors import MigFileError
 if TYPE_CHECKING:
     from yaml import Node
 
-_PROFILE: Final = re.compile(r"\d+g\.\d+gb(\+[a-z]+(\.[a-z]+)*|-me)?")
-_PROFILE_WORDS: Final = ("a profile such as 1g.10gb or 1g.10gb+me",)
-_DEVICE: Final = re.compile(r"0[xX]([0-9a-fA-F]{4})10[dD][eE](:0[xX]([0-9a-fA-F]{4})([0-9a-fA-F]{4}))?")
-_DEVICE_WORDS: Final = ("PCI ids such as 0x233010DE, or with the board's as in 0x20B010DE:0x134F10DE",)
+_PROFILE_NAME: Final = re.compile(r"\d+g\.\d+gb(\+[a-z]+(\.[a-z]+)*|-me)?")
+_PROFILE_NAME_IN_WORDS: Final = ("a profile such as 1g.10gb or 1g.10gb+me",)
+_DEVICE_FILTER: Final = re.compile(r"0[xX]([0-9a-fA-F]{4})10[dD][eE](:0[xX]([0-9a-fA-F]{4})([0-9a-fA-F]{4}))?")
+_DEVICE_FILTER_IN_WORDS: Final = ("PCI ids such as 0x233010DE, or with the board's as in 0x20B010DE:0x134F10DE",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class MigConfigEntry:
         return (is_model or not self.models) and (self.indices is None or index in self.indices)
 
 
-def read(data: bytes, file: str) -> Mapping[str, tuple[MigConfigEntry, ...]]:
+def read_mig_configurations(data: bytes, file: str) -> Mapping[str, tuple[MigConfigEntry, ...]]:
     """The configurations in ``data``, the content of ``file``, by name; the last entry that fits a GPU counts.
 
     Raises:
@@ -84,7 +84,7 @@ class _Reader:
     def _part(self, node: Node, key: str) -> MigConfigEntry:
         allowed = ("device-filter", "devices", "mig-enabled", "mig-devices")
         row = self._mapping(node, key, allowed, needed=("devices", "mig-enabled"))
-        enabled = self._truth(row["mig-enabled"], f"{key}.mig-enabled")
+        enabled = self._read_boolean(row["mig-enabled"], f"{key}.mig-enabled")
         devices = row.get("mig-devices")
         if enabled and devices is None:
             self._fail(node, f"{key} lacks mig-devices, which mig-enabled: true needs")
@@ -93,7 +93,7 @@ class _Reader:
             self._fail(devices, f"{key}.mig-devices names instances, but mig-enabled is false")
         models = row.get("device-filter")
         return MigConfigEntry(
-            self._models(models, f"{key}.device-filter") if models is not None else (),
+            self._read_device_filter(models, f"{key}.device-filter") if models is not None else (),
             self._indices(row["devices"], f"{key}.devices"),
             MappingProxyType(instances) if enabled else None,
         )
@@ -103,20 +103,20 @@ class _Reader:
         for profile, count in self._mapping(node, key).items():
             if "c." in profile:
                 self._fail(count, f"{key}.{profile}: gpunode makes one compute instance in each GPU instance")
-            if not _PROFILE.fullmatch(profile):
-                self._fail(count, f"{key}.{profile} is not a MIG profile", _PROFILE_WORDS)
+            if not _PROFILE_NAME.fullmatch(profile):
+                self._fail(count, f"{key}.{profile} is not a MIG profile", _PROFILE_NAME_IN_WORDS)
             found[profile] = self._number(count, f"{key}.{profile}")
         if found and not any(found.values()):
             self._fail(node, f"{key}: all counts are 0")
         return {profile: count for profile, count in found.items() if count}
 
-    def _models(self, node: Node, key: str) -> tuple[tuple[str, tuple[str, str] | None], ...]:
+    def _read_device_filter(self, node: Node, key: str) -> tuple[tuple[str, tuple[str, str] | None], ...]:
         nodes = node.value if node.id == "sequence" else [node]
         found = []
         for one in nodes:
-            match = _DEVICE.fullmatch(text := self._text(one, key))
+            match = _DEVICE_FILTER.fullmatch(text := self._text(one, key))
             if match is None:
-                self._fail(one, f"{key} holds {text[:60]!r}", _DEVICE_WORDS)
+                self._fail(one, f"{key} holds {text[:60]!r}", _DEVICE_FILTER_IN_WORDS)
             found.append((match[1].lower(), (match[3].lower(), match[4].lower()) if match[2] else None))
         return tuple(found)
 
@@ -162,7 +162,7 @@ class _Reader:
             self._fail(node, f"{key} is not a number", ("a whole number from 0 to 99",))
         return int(node.value)
 
-    def _truth(self, node: Node, key: str) -> bool:
+    def _read_boolean(self, node: Node, key: str) -> bool:
         if node.id != "scalar" or not node.tag.endswith(":bool") or node.value.lower() not in {"true", "false"}:
             self._fail(node, f"{key} is not a truth value", ("true", "false"))
         return bool(node.value.lower() == "true")

@@ -14,24 +14,24 @@ from types import MappingProxyType
 from typing import Any
 
 from gpunode.errors import RecipeError, UsageError
-from gpunode.recipe import LIMIT_BYTES, SCHEMA, Recipe
+from gpunode.recipe import MAX_RECIPE_BYTES, RECIPE_SCHEMA_VERSION, Recipe
 from gpunode.recipe.keys import (
     CHOSEN_NAME_PATTERN,
-    KUBERNETES,
+    KUBERNETES_SECTION,
     SECTIONS,
-    TOP,
+    TOP_LEVEL_KEYS,
     RecipeKey,
-    children,
+    child_tables,
     keys_in,
     known_keys,
     section_at,
     sections,
 )
 
-_MOST_LAYERS = 32
-_TRIES = 64
+_MAX_EXTENDED_RECIPES = 32
+_MAX_LINE_CANDIDATES = 64
 # Each is a line to read; and a file of nothing but mistakes must not keep root's run busy.
-_MOST_MISTAKES = 20
+_MAX_MISTAKES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Layer:
 
     def error(self, what: str, path: tuple[str, ...], allowed: tuple[str, ...] = ()) -> RecipeError:
         line = line_of(self.text, path)
-        return RecipeError(what, file=self.file, line=line, key=_brief(".".join(path)), allowed=allowed)
+        return RecipeError(what, file=self.file, line=line, key=_shorten_text(".".join(path)), allowed=allowed)
 
 
 def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
@@ -63,16 +63,16 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
         values.pop("description", None)
         values.update(layer.values)
     sections = {section: _build_table(section, section, values) for section in SECTIONS}
-    if any(path.startswith(f"{KUBERNETES}.") for path in values):
-        sections[KUBERNETES] = _build_table(KUBERNETES, KUBERNETES, values)
-    top = {key.name: values[key.name] for key in keys_in("") if key not in TOP and key.name in values}
+    if any(path.startswith(f"{KUBERNETES_SECTION}.") for path in values):
+        sections[KUBERNETES_SECTION] = _build_table(KUBERNETES_SECTION, KUBERNETES_SECTION, values)
+    top = {key.name: values[key.name] for key in keys_in("") if key not in TOP_LEVEL_KEYS and key.name in values}
     return Recipe(PurePosixPath(file).stem, **top, **sections)
 
 
 def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
     """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
     held = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
-    for name, child, is_chosen in children(section):
+    for name, child, is_chosen in child_tables(section):
         inside = f"{at}.{name}"
         if is_chosen:
             chosen = {path[len(inside) + 1 :].partition(".")[0] for path in values if path.startswith(f"{inside}.")}
@@ -95,8 +95,8 @@ def _load_layers(text: str, file: str, load: Callable[[str], str]) -> list[_Laye
             raise layers[-1].error(
                 f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
             )
-        if len(layers) == _MOST_LAYERS:
-            raise layers[-1].error(f"more than {_MOST_LAYERS} recipes extend one another", ("extends",))
+        if len(layers) == _MAX_EXTENDED_RECIPES:
+            raise layers[-1].error(f"more than {_MAX_EXTENDED_RECIPES} recipes extend one another", ("extends",))
         try:
             layers.append(_parse_layer(load(place), place))
         except RecipeError:
@@ -125,14 +125,17 @@ def resolve_base(extends: str, file: str) -> str:
 
 def _parse_layer(text: str, file: str) -> _Layer:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    if len(text) > LIMIT_BYTES:
-        raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
+    if len(text) > MAX_RECIPE_BYTES:
+        raise RecipeError(f"longer than the {MAX_RECIPE_BYTES >> 20} MiB that a recipe may have", file=file)
     layer = _Layer(file, text, read_toml(text, file))
-    if not _has_exact_type(layer.values.get("schema", SCHEMA), (int,)) or layer.values.get("schema", SCHEMA) != SCHEMA:
+    if (
+        not _has_exact_type(layer.values.get("schema", RECIPE_SCHEMA_VERSION), (int,))
+        or layer.values.get("schema", RECIPE_SCHEMA_VERSION) != RECIPE_SCHEMA_VERSION
+    ):
         raise layer.error(
             f"schema is {_shorten_value(layer.values['schema'])}: a format unknown to this gpunode",
             ("schema",),
-            (str(SCHEMA),),
+            (str(RECIPE_SCHEMA_VERSION),),
         )
     return _Layer(file, text, dict(_checked_values(layer)))
 
@@ -151,7 +154,7 @@ def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError)
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         reason = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1 if place else 0
-        raise error_kind(f"not TOML: {_brief(reason)}", file=file, line=line) from error
+        raise error_kind(f"not TOML: {_shorten_text(reason)}", file=file, line=line) from error
     return values
 
 
@@ -163,12 +166,12 @@ def _checked_values(layer: _Layer) -> Iterator[tuple[str, Any]]:
             yield ".".join(place), _check_value(layer, place, value)
         except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
             wrong.append(error)
-            if len(wrong) == _MOST_MISTAKES:
+            if len(wrong) == _MAX_MISTAKES_SHOWN:
                 break
     if wrong:
         first = wrong[0].with_others(wrong[1:])
-        if len(wrong) == _MOST_MISTAKES:
-            first.why += f"\nonly the first {_MOST_MISTAKES} mistakes are shown; there may be more"
+        if len(wrong) == _MAX_MISTAKES_SHOWN:
+            first.why += f"\nonly the first {_MAX_MISTAKES_SHOWN} mistakes are shown; there may be more"
         raise first
 
 
@@ -250,19 +253,19 @@ def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -
     path = ".".join(key_path)
     above = ".".join(key_path[:-1])
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
-    known += [f"{above}.{name}" for name, _, _ in children(section)] if section else [*SECTIONS, KUBERNETES]
+    known += [f"{above}.{name}" for name, _, _ in child_tables(section)] if section else [*SECTIONS, KUBERNETES_SECTION]
     elsewhere = [key.path for key in known_keys() if key.name == path]
     guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
-    return layer.error(f"there is no key {_brief(path)}{hint}", key_path, tuple(known))
+    return layer.error(f"there is no key {_shorten_text(path)}{hint}", key_path, tuple(known))
 
 
 def _shorten_value(value: object) -> str:
     """``value`` as TOML writes it, shortened."""
-    return _brief(json.dumps(value, ensure_ascii=False, default=str))
+    return _shorten_text(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _brief(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
@@ -278,16 +281,16 @@ def render(recipe: Recipe, *, defaults: bool = False) -> str:
         recipe: what is written.
         defaults: write every key, those without a value as a comment; False writes those that differ from the defaults.
     """
-    lines = [f"schema = {SCHEMA}"]
+    lines = [f"schema = {RECIPE_SCHEMA_VERSION}"]
     if recipe.description:
-        lines.append(f"description = {literal(recipe.description)}")
+        lines.append(f"description = {to_toml_literal(recipe.description)}")
     if recipe.skip or defaults:
         skip = next(key for key in keys_in("") if key.name == "skip")
-        lines += [f"# {skip.spec.doc}", f"skip = {literal(recipe.skip)}"]
+        lines += [f"# {skip.spec.doc}", f"skip = {to_toml_literal(recipe.skip)}"]
     for section in SECTIONS:
         lines += _render_table(section, section, getattr(recipe, section), defaults=defaults)
     if recipe.kubernetes:
-        lines += _render_table(KUBERNETES, KUBERNETES, recipe.kubernetes, defaults=defaults)
+        lines += _render_table(KUBERNETES_SECTION, KUBERNETES_SECTION, recipe.kubernetes, defaults=defaults)
     return "\n".join(lines) + "\n"
 
 
@@ -299,8 +302,8 @@ def _render_table(section: str, at: str, held: Any, *, defaults: bool) -> Iterat
         yield from ("", f"[{at}]")
     for key, value in shown:
         yield f"# {key.spec.doc}"
-        yield f"{key.name} = {literal(value)}" if value is not None else f"# {key.name} is not set"
-    for name, child, is_chosen in children(section):
+        yield f"{key.name} = {to_toml_literal(value)}" if value is not None else f"# {key.name} is not set"
+    for name, child, is_chosen in child_tables(section):
         inner = getattr(held, name)
         for one in inner if is_chosen else ():
             yield from _render_table(child, f"{at}.{name}.{one}", inner[one], defaults=defaults)
@@ -308,10 +311,10 @@ def _render_table(section: str, at: str, held: Any, *, defaults: bool) -> Iterat
             yield from _render_table(child, f"{at}.{name}", inner, defaults=defaults)
 
 
-def literal(value: object) -> str:
+def to_toml_literal(value: object) -> str:
     """``value``, a text, a number, or a list or table of those, as TOML writes it."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{literal(name)} = {literal(held)}' for name, held in value.items())}}}"
+        return f"{{{', '.join(f'{to_toml_literal(name)} = {to_toml_literal(held)}' for name, held in value.items())}}}"
     # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -320,7 +323,7 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
     """The line, from 1, in which TOML ``text`` sets the key ``path``, or the nearest table around it; else 0."""
     best, length = 0, 0
     candidates = ((number, len(found)) for number, found in _find_assignments(text) if found == path[: len(found)])
-    for number, depth in islice(candidates, _TRIES):
+    for number, depth in islice(candidates, _MAX_LINE_CANDIDATES):
         if depth > length and _outside_strings(text, number):
             best, length = number, depth
     return best

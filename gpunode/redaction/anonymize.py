@@ -22,10 +22,10 @@ IdentityKind: TypeAlias = Literal[
     "number", "user", "serial", "signer", "email", "host", "server", "address", "public address"
 ]
 
-_FLAGS: Final = re.IGNORECASE | re.MULTILINE
+_REGEX_FLAGS: Final = re.IGNORECASE | re.MULTILINE
 _HEX_PAIR: Final = "[0-9a-f]{2}"
 # Values of which only the digits are masked. The last group of each alternative is the value.
-_NUMBERS: Final = (
+_ID_NUMBER_PATTERNS: Final = (
     # UUIDs, in the paths of cgroups with underscores
     r"(?:(?<=pod)|(?<![0-9a-f]))([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12})(?![0-9a-f])",
     # nodes of clouds
@@ -53,7 +53,7 @@ _SERIAL: Final = (
     r"(?:\b(?:Serial(?:[ _-]?(?:Number|No\.?))?|S/N|Asset[ _]Tag)[\"']?[ \t]{0,60}[:=][ \t]*[\"']?"
     r"|\bchassisSN\b[\"']?[ \t:=]{1,9}[\"']?)(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})"
 )
-_SERIALS: Final = (
+_SERIAL_NUMBER_PATTERNS: Final = (
     _SERIAL,
     r"\bserial_(?:number|no)[ \t]+(?=[\w-]{0,40}\d)([\w-]{6,40})\b",
     # NVMe's qualified names, and disks by their id: nvme-MODEL_SERIAL
@@ -61,12 +61,12 @@ _SERIALS: Final = (
     r"(?-i:\b(?:nvme|ata|scsi|usb|virtio)-[A-Za-z\d][\w.+-]{2,80}_(?=[A-Z]{0,20}\d)([A-Z\d]{6,20})(?=-part\d|[^\w-]|\Z))",
 )
 # A table of nvidia-smi: by its head, or by the query before it.
-_GPU_QUERY_TABLE: Final = (
+_GPU_QUERY_CSV_HEAD: Final = (
     r"^(?:[^\n]{0,200}--query-gpu=([\w.,]{1,400})[^\n]{0,200}|([a-z_.]+(?:,[ ][\w.]+(?:[ ]\[\w+\])?){0,40}))\n"
 )
 _QUERIED_VALUE: Final = r"[\w.+/-]{1,64}|\[[^\]]{1,40}\]"
 _USER_NAME: Final = r"([a-z_][\w.-]{0,31})"
-_USERS: Final = (
+_USER_NAME_PATTERNS: Final = (
     # the owner of a home, a session or a sudo command; of a run of a package manager
     (
         r"(?-i:(?:(?<![\w./-])/home/|\bsudo(?:\[\d{1,10}\])?:[ \t]+|\b(?:for|of) user |\bUSER=|\b(?:ses|log)name[= ]"
@@ -81,7 +81,7 @@ _USERS: Final = (
     rf"(?-i:^{_USER_NAME}\+?[ ]+\d{{1,10}}[ ]+\d{{1,3}}\.\d[ ]+\d{{1,3}}\.\d[ ])",
 )
 # Who signs modules and programs: in a certificate, in the kernel's list of keys, in a module.
-_SIGNERS: Final = (
+_SIGNER_PATTERNS: Final = (
     r"^[ \t]*(?:Subject|Issuer):[ \t]*((?=[^\n]{0,200}=)[^\n]{1,500})",
     r"\bX\.509 cert '([^'\n]{1,200}?)(?=: [0-9a-f]{8,64}')",
     r"^signer:[ \t]+([^\n]{1,200})",
@@ -96,7 +96,7 @@ _EMAIL: Final = (
     r"(?!(?:service|socket|target|timer|slice|scope|mount|device|path|swap|automount)\b)[a-z]{2,24})(?![\w@-]|\.\w)"
 )
 _HOST_NAME: Final = r"([\w.-]{1,253})"
-_HOSTS: Final = (
+_HOST_NAME_PATTERNS: Final = (
     # before a message of journalctl and syslog
     (
         r"(?-i:^(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?) )"
@@ -140,17 +140,17 @@ _TOP_LEVEL_DOMAIN: Final = (
     r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
     r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"
 )
-_DOTTED: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
-_DOMAIN: Final = rf"({_DOTTED}[a-z][a-z\d-]{{1,62}})"
-_SERVERS: Final = (
+_DOMAIN_LABELS: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
+_DOMAIN: Final = rf"({_DOMAIN_LABELS}[a-z][a-z\d-]{{1,62}})"
+_SERVER_NAME_PATTERNS: Final = (
     rf"(?<=://)(?:[^\s/@\"'<>]{{1,256}}@)?{_DOMAIN}",
     rf"(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+){_DOMAIN}",
     (
         r"(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
         rf"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{{0,7}}[\"']?){_DOMAIN}(?=(?::\d{{1,5}})?/[a-z\d])"
     ),
-    rf"(?<![\w./@:-])({_DOTTED}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
-    rf"^[ \t]{{1,8}}[\"']?({_DOTTED}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
+    rf"(?<![\w./@:-])({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
+    rf"^[ \t]{{1,8}}[\"']?({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
     rf"\b(?:default_)?realm[\"']?[ \t]{{0,9}}[:= ][ \t]{{0,9}}[\"']?{_DOMAIN}",
 )
 # In resolv.conf and for systemd-resolved.
@@ -179,11 +179,11 @@ _IPV6: Final = r"(?<![\w:.])(?=[0-9a-f:]{0,40}\d)((?:[0-9a-f]{0,4}:){2,7}[0-9a-f
 # Host names that also mean something else. They are masked only where a host is named.
 _COMMON_HOST: Final = r"[a-z]*|.{1,5}|localhost.*|.*(?:nvidia|docker|containerd|kernel|systemd).*"
 # Default names that tools give: they identify nobody. A profile's name is its owner's.
-_DEFAULT_NAMES: Final = (
+_DEFAULT_CLUSTER_NODE_NAME: Final = (
     r"minikube(?:-m\d{1,3})?|kind(?:-(?:control-plane|worker)\d{0,3})?|k3d(?:-k3s-default(?:-(?:agent|server)-\d{1,3})?)?"
     r"|docker-desktop(?:-(?:control-plane|worker)\d{0,3})?|(?:lima-)?rancher-desktop|colima|orbstack|microk8s-vm"
 )
-_NO_HOST: Final = r"localhost.*|kubernetes|\d*"
+_NOT_A_HOST_NAME: Final = r"localhost.*|kubernetes|\d*"
 # Accounts that systems and clouds make. They identify nobody.
 _SYSTEM_USER: Final = (
     r"user-\d+|root|nobody|ubuntu|debian|core|runner|daemon|bin|sys|sync|games|man|lp|mail|news|uucp|proxy|www-data|backup|list"
@@ -197,31 +197,31 @@ _COMMON_USER: Final = (
     r"|kernel|driver|python\w*|jupyter|build\w*|deploy\w*|ansible|oper\w*|local|guest|default|nfs|web|cluster|training|model"
 )
 # Where a known name can only be a node's, even a plain word: static pods, leases, certificates and requests carry it.
-_NODE_CONTEXT: Final = (
+_NODE_CONTEXT_TEMPLATE: Final = (
     r"(?:(?<![a-zA-Z\d-])(?:kube-(?:apiserver|controller-manager|proxy|scheduler|vip)|cloud-controller-manager|etcd)-"
     r"|\b(?:nodes?|leases|csinodes)(?:\.[a-z\d.]{1,40})?(?:/|[ ]\\{0,7}\")|\bon node: |\b(?:control-plane|for) node "
     r"|\bobject=\\{0,7}\"/?|\bCN[ ]?=[ ]?)(WORDS(?:\.[a-z][a-z\d-]*)*)(?![a-z\d-])"
     r"|(?:://|@|\blookup[ ]|^127\.0\.1\.1[ \t]+|\bhostname[\"']?[:=][ ]?[\"']?)(WORDS)(?![a-z\d-])(?!\.\w)"
 )
-_ANYWHERE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
+_WORDS_ANYWHERE_TEMPLATE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
 MaskRule: TypeAlias = tuple[IdentityKind, str]
 # In this order. What they find is masked elsewhere, too.
 _MASK_RULES: Final[tuple[MaskRule, ...]] = (
-    *(("number", number) for number in _NUMBERS),
-    *(("user", user) for user in _USERS),
-    *(("serial", serial) for serial in _SERIALS),
-    *(("signer", signer) for signer in _SIGNERS),
-    *(("host", host) for host in _HOSTS),
+    *(("number", number) for number in _ID_NUMBER_PATTERNS),
+    *(("user", user) for user in _USER_NAME_PATTERNS),
+    *(("serial", serial) for serial in _SERIAL_NUMBER_PATTERNS),
+    *(("signer", signer) for signer in _SIGNER_PATTERNS),
+    *(("host", host) for host in _HOST_NAME_PATTERNS),
     ("email", _EMAIL),
     ("address", _IPV4),
     ("public address", _PUBLIC_IPV4),
     ("address", _IPV6),
 )
 # Reserved for benchmarks and documentation (RFC 2544, RFC 3849), and for carriers (RFC 6598).
-_MASK_IPV4: Final = ip_network("198.18.0.0/15")
-_MASK_IPV6: Final = ip_network("2001:db8::/32")
-_CARRIERS: Final = ip_network("100.64.0.0/10")
-_NODE_NAME_KEY: Final = "node-name"
+_MASK_IPV4_NETWORK: Final = ip_network("198.18.0.0/15")
+_MASK_IPV6_NETWORK: Final = ip_network("2001:db8::/32")
+_CARRIER_NAT_NETWORK: Final = ip_network("100.64.0.0/10")
+_NODE_NAME_EVIDENCE_KEY: Final = "node-name"
 
 
 def anonymize_evidence(evidence: Evidence) -> Evidence:
@@ -238,9 +238,9 @@ def anonymize_evidence(evidence: Evidence) -> Evidence:
         key: rewrite_capture(capture, contents, masks.mask_text, paths=masks.mask_text)
         for key, capture in sorted(evidence.items())
     }
-    if name := evidence.get(_NODE_NAME_KEY):
+    if name := evidence.get(_NODE_NAME_EVIDENCE_KEY):
         data = f"{masks.mask('host', name.text.strip())}\n".encode() if name.data else b""
-        masked[_NODE_NAME_KEY] = replace(name, data=data)
+        masked[_NODE_NAME_EVIDENCE_KEY] = replace(name, data=data)
     return masked
 
 
@@ -249,31 +249,41 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
     texts = [capture.text for capture in evidence.values()]
 
     def find_names(*patterns: str) -> set[str]:
-        matches = (match for one in patterns for text in texts for match in compile_cached(one, _FLAGS).finditer(text))
+        matches = (
+            match for one in patterns for text in texts for match in compile_cached(one, _REGEX_FLAGS).finditer(text)
+        )
         return {match[match.lastindex or 0].lower() for match in matches}
 
     certified = {
         name for names in find_names(_CERTIFICATE_NAMES) for name in compile_cached(_CERTIFICATE_NAME).findall(names)
     }
     searched = {name for names in find_names(_SEARCH_DOMAINS) for name in names.split() if "." in name.strip(".~")}
-    servers = find_names(*_SERVERS) | {name for name in certified | searched if "." in name}
-    hosts = {name.partition(".")[0] for name in find_names(*_HOSTS)} | (certified - servers)
-    if _NODE_NAME_KEY in evidence:
-        hosts.add(evidence[_NODE_NAME_KEY].text.strip().partition(".")[0].lower())
-    yield from _word_rule("host", _NODE_CONTEXT, hosts, other_than=_NO_HOST)
+    servers = find_names(*_SERVER_NAME_PATTERNS) | {name for name in certified | searched if "." in name}
+    hosts = {name.partition(".")[0] for name in find_names(*_HOST_NAME_PATTERNS)} | (certified - servers)
+    if _NODE_NAME_EVIDENCE_KEY in evidence:
+        hosts.add(evidence[_NODE_NAME_EVIDENCE_KEY].text.strip().partition(".")[0].lower())
+    yield from _mask_rule_for_words("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
-    yield from _word_rule("serial", _ANYWHERE, find_names(*_SERIALS) | queried, other_than=r"\D*|.{0,5}")
-    signers = {_common_name(signer) for signer in find_names(*_SIGNERS)}
-    yield from _word_rule("signer", _ANYWHERE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
-    yield from _word_rule("user", _ANYWHERE, find_names(*_USERS), other_than=_COMMON_USER)
-    yield from _word_rule("server", _ANYWHERE, servers, other_than=_PUBLIC_SERVER)
-    unmistakable = _ANYWHERE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
-    yield from _word_rule("host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_NAMES}")
+    yield from _mask_rule_for_words(
+        "serial", _WORDS_ANYWHERE_TEMPLATE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
+    )
+    signers = {_common_name(signer) for signer in find_names(*_SIGNER_PATTERNS)}
+    yield from _mask_rule_for_words(
+        "signer", _WORDS_ANYWHERE_TEMPLATE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}"
+    )
+    yield from _mask_rule_for_words(
+        "user", _WORDS_ANYWHERE_TEMPLATE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER
+    )
+    yield from _mask_rule_for_words("server", _WORDS_ANYWHERE_TEMPLATE, servers, other_than=_PUBLIC_SERVER)
+    unmistakable = _WORDS_ANYWHERE_TEMPLATE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
+    yield from _mask_rule_for_words(
+        "host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_CLUSTER_NODE_NAME}"
+    )
 
 
 def _queried_serials(text: str) -> Iterator[str]:
     """Yield the serial numbers in the tables that `nvidia-smi --query-gpu=… --format=csv` printed."""
-    for head in compile_cached(_GPU_QUERY_TABLE, re.MULTILINE).finditer(text):
+    for head in compile_cached(_GPU_QUERY_CSV_HEAD, re.MULTILINE).finditer(text):
         columns = [column.strip() for column in (head[1] or head[2]).split(",")]
         if (index := next((n for n, name in enumerate(columns) if name in {"serial", "gpu_serial"}), None)) is None:
             continue
@@ -291,7 +301,9 @@ def _common_name(signer: str) -> str:
     return (found[1] if found else signer).strip()
 
 
-def _word_rule(kind: IdentityKind, pattern: str, words: Iterable[str], *, other_than: str) -> Iterator[MaskRule]:
+def _mask_rule_for_words(
+    kind: IdentityKind, pattern: str, words: Iterable[str], *, other_than: str
+) -> Iterator[MaskRule]:
     """Yield the rule for any of ``words`` except ``other_than``."""
     kept = sorted((word for word in words if not compile_cached(other_than).fullmatch(word)), key=len, reverse=True)
     if kept:
@@ -308,7 +320,7 @@ class _Masks:
     def mask_text(self, text: str) -> str:
         """Return ``text`` with everything that identifies masked."""
         for kind, pattern in self._rules:
-            text = mask_matches(pattern, text, partial(self.mask, kind), _FLAGS)
+            text = mask_matches(pattern, text, partial(self.mask, kind), _REGEX_FLAGS)
         return text
 
     def _mask_number(self, value: str) -> str:
@@ -339,7 +351,7 @@ class _Masks:
                 is_kept = compile_cached(_PUBLIC_SERVER).fullmatch(value.partition("@")[2])
                 return value if is_kept else f"email-{self._number_of(kind, value)}@example.com"
             case "host":
-                is_kept = compile_cached(rf"host-\d+|{_DEFAULT_NAMES}").fullmatch(value)
+                is_kept = compile_cached(rf"host-\d+|{_DEFAULT_CLUSTER_NODE_NAME}").fullmatch(value)
                 return value if is_kept else f"host-{self._number_of(kind, value.partition('.')[0])}"
             case "server":
                 return f"server-{self._number_of(kind, value)}.example.com"
@@ -351,14 +363,19 @@ class _Masks:
             address = ip_address(value)
         except ValueError:
             return value
-        if address.is_loopback or address.is_link_local or address in _MASK_IPV6 or address in _MASK_IPV4:
+        if (
+            address.is_loopback
+            or address.is_link_local
+            or address in _MASK_IPV6_NETWORK
+            or address in _MASK_IPV4_NETWORK
+        ):
             return value
         if isinstance(address, IPv6Address):
-            return str(_MASK_IPV6[self._number_of("ipv6", str(address))])
-        is_local = address.is_private or address in _CARRIERS
+            return str(_MASK_IPV6_NETWORK[self._number_of("ipv6", str(address))])
+        is_local = address.is_private or address in _CARRIER_NAT_NETWORK
         if address.packed[0] in {0, 255} or not (is_local or is_public):
             return value
-        return str(_MASK_IPV4[self._number_of("ipv4", value)])
+        return str(_MASK_IPV4_NETWORK[self._number_of("ipv4", value)])
 
     def _number_of(self, kind: str, value: str) -> int:
         given = self._given.setdefault(kind, {})

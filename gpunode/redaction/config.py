@@ -44,26 +44,28 @@ _HARMLESS_VALUE: Final = (
     rf"|--?[a-z][\w-]*|sha256:[\da-f]{{64}}|v?\d+\.\d+[\w.+~:-]{{0,24}}|linux|amd64|arm64|[\]\[{{}}(),:;$]*|{PATH_VALUE})"
 )
 # Below these keys any value may be secret: HTTP headers, the data of a Kubernetes Secret.
-_HIDDEN_SECTION: Final = r".*headers?|(?:string)?data"
+_SENSITIVE_SECTION: Final = r".*headers?|(?:string)?data"
 _SHELL_KEYWORDS: Final = (
     r"if|then|elif|else|fi|for|in|while|until|do|done|case|esac|return|exit|exec|unset|export|declare|typeset|\[\[?|\]\]?|[{}!]"
     r"|&&|\|\|?|redacted"
 )
 _STRING: Final = r"\"\"\".*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\n]|'')*'"
 # In YAML a quoted string continues on the lines below, indented.
-_FOLDED_STRING: Final = r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
-_TOKEN: Final = (
+_MULTILINE_QUOTED_STRING: Final = (
+    r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
+)
+_SYNTAX_TOKEN: Final = (
     rf"(?P<string>{_STRING})|(?P<comment>(?<!\S)(?:\#|//)[^\n]*)|(?P<opens>[\[{{])|(?P<shuts>[\]}}])|(?P<comma>,)"
     r"|(?P<sign>[:=])|(?P<blank>\s+)|(?P<bare>[^\s\[\]{},:=\"'](?:[^\s\[\]{},=\"':]|:(?=\S))*|[\"'][^\n]*)"
 )
-_KEY_LINE: Final = (
+_LINE_WITH_KEY: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*)(?:(?:export[ \t]+)?"
     # A word with digits that ends with = is base64, not a key without a value.
     r"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))"
     r"(?P<key>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|[A-Za-z_.$*][^\s:=\"'{}\[\],#]*(?:[ \t][A-Za-z][\w-]*){0,3})"
     r"(?:[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*))?"
 )
-_TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
+_TABLE_OR_SECTION_HEADING: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
 _COMMENTED_SETTING: Final = r"[ \t]*(?:\#|;|//)[#; \t]*(?P<key>[\w.\"-]+)[ \t]*=[ \t]*(?P<value>\S[^\n]*)"
 
 
@@ -106,9 +108,9 @@ class _ConfigReader:
             yield from self._mask_scalar(*commented.span("value"), commented["key"])
         elif self._match(r"[ \t]*(?:#|;|//)[^\n]*\n?"):
             return
-        elif table := self._match(_TABLE):
+        elif table := self._match(_TABLE_OR_SECTION_HEADING):
             self._table, self._indents = tuple(re.findall(r"[\w-]+", table["table"])), []
-        elif keyed := self._match(_KEY_LINE, re.DOTALL):
+        elif keyed := self._match(_LINE_WITH_KEY, re.DOTALL):
             depth = len(keyed["lead"].expandtabs())
             while self._indents and self._indents[-1][0] >= depth:
                 self._indents.pop()
@@ -121,7 +123,7 @@ class _ConfigReader:
         """Read the rest of the line; of a list or table in brackets, only the opening bracket."""
         if self._match(r"[\[{]"):
             self._open_bracket(key)
-        elif string := self._match(_FOLDED_STRING, re.DOTALL) or self._match(_STRING, re.DOTALL):
+        elif string := self._match(_MULTILINE_QUOTED_STRING, re.DOTALL) or self._match(_STRING, re.DOTALL):
             yield from self._mask_scalar(*string.span(), key)
         elif self._match(r"[|>][\d+-]*[ \t]*(?:#[^\n]*)?\n"):
             while line := self._match(rf"[ \t]{{{depth + 1},}}[^\n]*\n?|[ \t]*\n"):
@@ -140,7 +142,7 @@ class _ConfigReader:
     # ---- brackets
 
     def _read_token(self) -> Iterator[Mask]:
-        token = self._match(_TOKEN, re.DOTALL)
+        token = self._match(_SYNTAX_TOKEN, re.DOTALL)
         assert token is not None  # every character starts one
         match token.lastgroup:
             case "opens":
@@ -169,7 +171,7 @@ class _ConfigReader:
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
-        return name_strength(key) == "strong" or any(compile_cached(_HIDDEN_SECTION).fullmatch(one) for one in around)
+        return name_strength(key) == "strong" or any(map(compile_cached(_SENSITIVE_SECTION).fullmatch, around))
 
     def _mask_scalar(self, first: int, last: int, key: str) -> Iterator[Mask]:
         """Yield the mask of the span without its quotes and blanks."""

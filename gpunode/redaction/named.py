@@ -18,19 +18,21 @@ _STRONG_NAMES: Final = (
 )
 _WEAK_NAMES: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
 # Weak by themselves, strong after another word: `token`, HF_TOKEN, apiKey.
-_LAST_WORDS: Final = ("token", "secret", "key", "pass", "pat")
-SECRET_NAMES: Final = tuple(sorted((*_STRONG_NAMES, *_WEAK_NAMES, *_LAST_WORDS), key=lambda name: (-len(name), name)))
-_WORDS_BEFORE: Final = r"(?:.*[ _.-]|(?-i:.+(?=[A-Z][a-z])))"
+_SECRET_LAST_WORDS: Final = ("token", "secret", "key", "pass", "pat")
+SECRET_NAMES: Final = tuple(
+    sorted((*_STRONG_NAMES, *_WEAK_NAMES, *_SECRET_LAST_WORDS), key=lambda name: (-len(name), name))
+)
+_LEADING_WORDS: Final = r"(?:.*[ _.-]|(?-i:.+(?=[A-Z][a-z])))"
 # Names that only look like a secret's. A package is called passwd.
 _HARMLESS_NAMES: Final = (
     r"(?:.*[\W_])?(?:p_?key|pubkey|public[_-]?key|topology_?key|(?:module_)?sig_?key|static_?key|bypass|compass"
     r"|(?:max|min|num|prompt|completion|batched)[_-]?tokens?|xauth\w*|pci[\w-]*sig)"
 )
-_NAME: Final = (
-    rf"(?!(?:{_HARMLESS_NAMES})\Z)(?:(?P<strong>(?!passwd\Z)(?:.*(?:{'|'.join(_STRONG_NAMES)})|{_WORDS_BEFORE}(?:{'|'.join(_LAST_WORDS)})|\w+pass"
+_SECRET_NAME: Final = (
+    rf"(?!(?:{_HARMLESS_NAMES})\Z)(?:(?P<strong>(?!passwd\Z)(?:.*(?:{'|'.join(_STRONG_NAMES)})|{_LEADING_WORDS}(?:{'|'.join(_SECRET_LAST_WORDS)})|\w+pass"
     r"|.*(?:api|access|auth|secret|private|licen[cs]e|shared|preshared|master|account|storage|encryption|munge|join|wep"
     r"|setup|registration|signing|host|ssh)[_ -]?(?:key|token)))"
-    rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_WORDS_BEFORE}?(?:{'|'.join(_WEAK_NAMES)})))s?(?: again)?"
+    rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_LEADING_WORDS}?(?:{'|'.join(_WEAK_NAMES)})))s?(?: again)?"
 )
 # Values that are not secret, whatever their names.
 _PLAIN_VALUE: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
@@ -48,18 +50,18 @@ _ANY_SECRET_NAME: Final = "|".join(
     f"{first}(?:{'|'.join(name[1:] for name in SECRET_NAMES if name[0] == first)})"
     for first in sorted({*"".join(n[0] for n in SECRET_NAMES)})
 )
-_HEAD: Final = (
+_SECRET_NAME_AND_SIGN: Final = (
     rf"(?:{_ANY_SECRET_NAME})s?(?: again)?(?P<close>\\*[\"']?\]?)"
     r"(?P<sign>[ \t]*\+?(?:=>?|:=?)[ \t]*|,[ \t]*|[ \t]+(?:is|was):?[ \t]+|[ \t]+|\0|\\?\n[ \t]*-[ \t]+)"
 )
-_ENTRY: Final = (
+_NAME_AND_VALUE_ENTRY: Final = (
     rf"\bname\\*[\"']?[:=][ \t]*\\*[\"']?(?P<named>[\w.-]*(?:{_ANY_SECRET_NAME})s?)\\*[\"']?"
     r"[ \t]*(?:,|\n(?:[ \t]*#[^\n]*\n)*)\s*\\*[\"']?value\\*[\"']?[:=][ \t]*"
 )
 _STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # A list of strings, as in JSON and TOML.
-_STRINGS: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
-_BLOCK: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
+_STRING_ARRAY: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
+_YAML_BLOCK_INDICATOR: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
 # The output of a command, in a shell.
 _COMMAND_SUBSTITUTION: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
 # A value. The group is what is between its quotes.
@@ -73,13 +75,13 @@ _VALUE: Final = (
 )
 
 
-def _matches(pattern: str, value: str) -> bool:
+def _matches_whole_value(pattern: str, value: str) -> bool:
     return compile_cached(pattern).fullmatch(value) is not None
 
 
 def name_strength(name: str) -> Strength:
     """Return how likely ``name`` is the name of a secret."""
-    found = compile_cached(_NAME).fullmatch(name.strip("\"'-"))
+    found = compile_cached(_SECRET_NAME).fullmatch(name.strip("\"'-"))
     return "" if found is None else "strong" if found["strong"] else "weak"
 
 
@@ -87,14 +89,16 @@ def is_plain_value(name: str, value: str) -> bool:
     """Return whether ``value`` is a configuration keyword, part of an error message, or a file path."""
     if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    is_file = name.endswith(("key", "file", "path")) and _matches(PATH_VALUE, value.rstrip(";"))
-    return is_file or _matches(_PLAIN_VALUE, value) or _matches(_ERROR_WORD, value.rstrip(".,;:!"))
+    is_file = name.endswith(("key", "file", "path")) and _matches_whole_value(PATH_VALUE, value.rstrip(";"))
+    return (
+        is_file or _matches_whole_value(_PLAIN_VALUE, value) or _matches_whole_value(_ERROR_WORD, value.rstrip(".,;:!"))
+    )
 
 
 def looks_secret(value: str) -> bool:
     """Return whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
-    if len(value) < 6 or _matches(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
+    if len(value) < 6 or _matches_whole_value(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
         return value.isdigit() and len(value) > 8
     if has_digit and has_letter:
         return not compile_cached(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
@@ -108,7 +112,11 @@ def is_secret(name: str, value: str, sign: str) -> bool:
     # What only consists of = ends a word in base64; nothing is assigned there.
     if not how or is_plain_value(last, value) or not value.strip("="):
         return False
-    if (how == "weak" or last.endswith("tokens")) and _matches(_NUMBER, value) and not _matches(r"\d{9,}", value):
+    if (
+        (how == "weak" or last.endswith("tokens"))
+        and _matches_whole_value(_NUMBER, value)
+        and not _matches_whole_value(r"\d{9,}", value)
+    ):
         return False  # a count
     if sign in {" ", "is"}:
         return name.startswith("-") or ((how == "strong" or sign == "is") and looks_secret(value))
@@ -127,7 +135,9 @@ def secret_spans(text: str) -> Iterator[Span]:
     end = 0
     # Lower case makes the search several times as fast. In some alphabets it changes the length.
     small = text.lower() if len(text.lower()) == len(text) else text
-    for match in compile_cached(rf"(?:{_HEAD})|{_ENTRY}", 0 if small is not text else re.IGNORECASE).finditer(small):
+    for match in compile_cached(
+        rf"(?:{_SECRET_NAME_AND_SIGN})|{_NAME_AND_VALUE_ENTRY}", 0 if small is not text else re.IGNORECASE
+    ).finditer(small):
         if match.start() >= end:
             for span in _value_spans(text, match):
                 if span[0] < span[1]:
@@ -138,11 +148,11 @@ def secret_spans(text: str) -> Iterator[Span]:
 def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
     """Yield the spans of secret values of the name in ``match``."""
     at, line = match.end(), text.rfind("\n", 0, match.start()) + 1
-    found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _parse_head(text, match, line)
+    found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _parse_name_and_sign(text, match, line)
     if found is None:
         return
     name, sign, before = found
-    is_block = compile_cached(_BLOCK).match(text, at) is not None
+    is_block = compile_cached(_YAML_BLOCK_INDICATOR).match(text, at) is not None
     if is_block or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
         how = name_strength(name)
         for first, last in _spans_below(text, line, at, is_block=is_block) if how else ():
@@ -150,7 +160,7 @@ def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
                 yield first, last
     elif (inner := compile_cached(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
         return  # a table, whose values have names of their own
-    elif elements := compile_cached(_STRINGS).match(text, at):
+    elif elements := compile_cached(_STRING_ARRAY).match(text, at):
         for string in compile_cached(_STRING).finditer(text, *elements.span()):
             first, last = string.start() + 1, string.end() - 1
             if is_secret(name, text[first:last], '"' if sign == ":" else sign):
@@ -161,7 +171,7 @@ def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
             yield first, last
 
 
-def _parse_head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:
+def _parse_name_and_sign(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:
     """Return name, sign and preceding character; None if no value can follow."""
     start = match.start()
     while start > line and (text[start - 1].isalnum() or text[start - 1] in "_.-"):

@@ -86,12 +86,12 @@ SecretForm: TypeAlias = tuple[Sequence[str], Callable[[str], str]]
 
 def redact_text(value: str) -> str:
     """Return ``value`` without secrets. Idempotent."""
-    return mask_until_stable(lambda one: redact_once(one, (*CONTEXT_FREE, *CONTEXTUAL)), value)
+    return mask_until_stable(lambda one: redact_once(one, (*CONTEXT_FREE_FORMS, *CONTEXTUAL_FORMS)), value)
 
 
 def redact_known_shapes(value: str) -> str:
     """Return a message by gpunode without what is a secret in any context."""
-    return mask_until_stable(lambda one: redact_once(one, CONTEXT_FREE), value)
+    return mask_until_stable(lambda one: redact_once(one, CONTEXT_FREE_FORMS), value)
 
 
 def redact_once(value: str, forms: Iterable[SecretForm] | None = None) -> str:
@@ -100,7 +100,7 @@ def redact_once(value: str, forms: Iterable[SecretForm] | None = None) -> str:
     is_dos = "\r\n" in plain and not compile_cached(r"(?<!\r)\n").search(plain)
     after = plain = compile_cached(r"\r+(?=\n)").sub("", plain) if is_dos else plain
     lowered = plain.lower()
-    for words, mask in (*CONTEXT_FREE, *CONTEXTUAL) if forms is None else forms:
+    for words, mask in (*CONTEXT_FREE_FORMS, *CONTEXTUAL_FORMS) if forms is None else forms:
         if any(word in lowered for word in words):
             after = mask(after)
     if after == plain:
@@ -129,18 +129,18 @@ def _mask_named(value: str) -> str:
 
 
 # Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
-_ID_NAMES: Final = (
+_HARMLESS_ID_NAMES: Final = (
     r"(?:sha\d+|md5|digest|hash|sum|id|ids|uid|uuid|guid|serial|commit|revision|srcversion|container|sandbox|pod|image"
     r"|version|containerd|runc|crun|docker-init|layer|snapshot|build|pci|fingerprint|machine|thumbprint|cert|name|path|dir|ref|parent|blob|checksum|resourceversion|etag)"
 )
 # The kernel's own word for a key that it loads: who has it, and its fingerprint.
-_CERTIFICATE: Final = r"\bX\.509 cert '[^'\n]*\Z"
+_INSIDE_CERTIFICATE_NAME: Final = r"\bX\.509 cert '[^'\n]*\Z"
 # Letters of both cases with digits, or hexadecimal digits.
 _RANDOM_WORD: Final = (
     r"(?<![A-Za-z\d+/_])(?=[A-Z\d+]*[a-z])(?=[A-Za-z+]*\d)"
     r"(?:[\da-f]{64}|[\da-f]{48}|[\da-f]{40}|[\da-f]{32}|(?=[a-z\d+]*[A-Z])[A-Za-z\d+]{32,100})={0,2}(?![\w/.+=:-])"
 )
-_NAME_BEFORE: Final = (
+_NAME_BEFORE_VALUE: Final = (
     r"(?:(?<![\w.-])--?(?P<option>[a-z][\w-]*)[= ]|(?<![\w@-])(?P<name>[a-z][\w.-]*)[\"']?(?:=|:[ \t]*))\\*[\"']?\Z"
 )
 
@@ -150,33 +150,37 @@ def _mask_random(value: str) -> str:
 
     def mask(run: re.Match[str]) -> str:
         before = value[max(0, run.start() - 200) : run.start()]
-        if compile_cached(_CERTIFICATE).search(before):
+        if compile_cached(_INSIDE_CERTIFICATE_NAME).search(before):
             return run[0]
-        by = compile_cached(_NAME_BEFORE).search(before[-100:])
+        by = compile_cached(_NAME_BEFORE_VALUE).search(before[-100:])
         name = by and (by["option"] or by["name"])
-        return MASK if name and not compile_cached(rf"[\w.-]*{_ID_NAMES}").fullmatch(name) else run[0]
+        return MASK if name and not compile_cached(rf"[\w.-]*{_HARMLESS_ID_NAMES}").fullmatch(name) else run[0]
 
     return compile_cached(_RANDOM_WORD, 0).sub(mask, value)
 
 
-def _mask_cut_keys(value: str) -> str:
+def _mask_truncated_private_keys(value: str) -> str:
     """``value`` without the lines of private keys whose beginning was cut off, as a journal's newest lines are.
 
     In a journal each line has words of its own before the key's.
     """
     lines = value.split("\n")
-    for end in [number for number, line in enumerate(lines) if compile_cached(_KEY_END, 0).search(line)]:
+    for end in [number for number, line in enumerate(lines) if compile_cached(_PRIVATE_KEY_END, 0).search(line)]:
         for number in range(end - 1, -1, -1):
             # Of a key's lines only the last is shorter than the others.
-            if not (found := compile_cached(_KEY_LAST if number == end - 1 else _KEY_LINE, 0).search(lines[number])):
+            if not (
+                found := compile_cached(_PRIVATE_KEY_LAST_LINE if number == end - 1 else _PRIVATE_KEY_LINE, 0).search(
+                    lines[number]
+                )
+            ):
                 break
             lines[number] = lines[number][: found.start(1)] + MASK + lines[number][found.end(1) :]
     return "\n".join(lines)
 
 
-_KEY_END: Final = r"-----END [A-Z ]{0,40}PRIVATE KEY"
-_KEY_LAST: Final = r"(?<!\S)([A-Za-z0-9+/]{2,128}={0,2})[ \t\r]*\Z"
-_KEY_LINE: Final = r"(?<!\S)([A-Za-z0-9+/]{48,128}={0,2}|redacted)[ \t\r]*\Z"
+_PRIVATE_KEY_END: Final = r"-----END [A-Z ]{0,40}PRIVATE KEY"
+_PRIVATE_KEY_LAST_LINE: Final = r"(?<!\S)([A-Za-z0-9+/]{2,128}={0,2})[ \t\r]*\Z"
+_PRIVATE_KEY_LINE: Final = r"(?<!\S)([A-Za-z0-9+/]{48,128}={0,2}|redacted)[ \t\r]*\Z"
 
 
 def _mask_exec_passwords(value: str) -> str:
@@ -205,8 +209,8 @@ def _mask_userinfo(value: str) -> str:
 
 
 # Secrets in any context.
-CONTEXT_FREE: Final[tuple[SecretForm, ...]] = (
-    (("private key",), _mask_cut_keys),
+CONTEXT_FREE_FORMS: Final[tuple[SecretForm, ...]] = (
+    (("private key",), _mask_truncated_private_keys),
     _make_form(("Static key V1",), r"-----BEGIN OpenVPN ANY-----(.*?)(?=-----END|\Z)", re.DOTALL),
     _make_form(("Private-Lines:",), r"ANY[ \t]*\d{1,3}\n((?:[A-Za-z0-9+/]{1,76}={0,2}(?:\n|\Z)){1,200})"),
     _make_form(("PRIVATE KEY",), r"-----BEGIN [A-Z ]{0,40}ANY(?: BLOCK)?-----(.*?)(?=-----END|\Z)", re.DOTALL),
@@ -228,7 +232,7 @@ CONTEXT_FREE: Final[tuple[SecretForm, ...]] = (
 )
 _ECHOED_TEXT: Final = r"((?:\"[^\"]{0,1000}\"|'[^']{0,1000}'|[^|\n\"']){1,200}?)"
 # Secrets by the name, the option or the program that precedes them.
-CONTEXTUAL: Final[tuple[SecretForm, ...]] = (
+CONTEXTUAL_FORMS: Final[tuple[SecretForm, ...]] = (
     (SECRET_NAMES, _mask_named),
     _make_form(
         ("authorization",),

@@ -12,10 +12,10 @@ from typing import Any
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.runtimes.model import ConfigEdit as ConfigEdit
+from gpunode.runtimes.model import ConfigLayer as ConfigLayer
 from gpunode.runtimes.model import DesiredConfig as DesiredConfig
 from gpunode.runtimes.model import Edit as Edit
 from gpunode.runtimes.model import Files as Files
-from gpunode.runtimes.model import Layer as Layer
 from gpunode.runtimes.model import ObservedConfig as ObservedConfig
 from gpunode.runtimes.model import Removal as Removal
 from gpunode.runtimes.model import Runtime as Runtime
@@ -25,7 +25,7 @@ from gpunode.runtimes.model import satisfies as satisfies
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
 # be there if its daemon reloads, or its containers stop with it.
-_RULES = (
+_RULE_NAMES = (
     "reads",
     "locate_row",
     "configure",
@@ -37,17 +37,17 @@ _RULES = (
 )
 # Where a runtime's files are is asked on every node; these modules say it without the runtime's editor.
 _LIGHT_RULES = frozenset({"reads", "locate_row"})
-_LIGHT = {"docker": "docker_nodes", "crio": "crio_files"}
+_LIGHT_MODULE_BY_RUNTIME = {"docker": "docker_nodes", "crio": "crio_files"}
 
 
 def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
     """Return a rule whose module is loaded on its first use: most nodes have one runtime, most commands need none."""
-    module = _LIGHT.get(id, id) if rule in _LIGHT_RULES else id
+    module = _LIGHT_MODULE_BY_RUNTIME.get(id, id) if rule in _LIGHT_RULES else id
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
 
 def _row(known: ContainerRuntime) -> Runtime:
-    rules = {rule: _load_on_use(known.id, rule) for rule in _RULES}
+    rules = {rule: _load_on_use(known.id, rule) for rule in _RULE_NAMES}
     return Runtime(**{one.name: getattr(known, one.name) for one in fields(known)}, **rules)
 
 

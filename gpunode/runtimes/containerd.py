@@ -15,26 +15,26 @@ from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes import containerd_files
 from gpunode.runtimes.containerd_files import CONFIG as CONFIG
 from gpunode.runtimes.containerd_files import (
-    CRI_PLUGINS,
-    DUMP,
-    SCHEMA_SINCE,
+    CONFIG_DUMP_SOURCE,
+    CRI_PLUGIN_BY_SCHEMA,
+    FIRST_VERSION_BY_SCHEMA,
     ConfigFile,
-    check_plugin,
     effective_cri_table,
     find_nameless_default,
-    is_drop_in,
-    load,
-    read,
+    load_config_files,
+    parse_config_file,
+    refuse_misshapen_cri_table,
+    uses_drop_in,
 )
 from gpunode.runtimes.containerd_files import DROP_IN as DROP_IN
-from gpunode.runtimes.containerd_plugin import explain_runc_entry, is_runc_shim, systemd_cgroup
+from gpunode.runtimes.containerd_plugin import explain_runc_entry, find_systemd_cgroup_settings, is_runc_shim
 from gpunode.runtimes.model import (
-    NAMELESS,
+    NAMELESS_DEFAULT_NAME,
     ConfigEdit,
+    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
-    Layer,
     ObservedConfig,
     Removal,
     Runtime,
@@ -77,21 +77,21 @@ def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedC
         Refused: one is not TOML, or not shaped as containerd's configuration.
     """
     desired = _with_unit_config(files, desired)
-    return _observe(load(files, desired), desired)
+    return _observe(load_config_files(files, desired), desired)
 
 
-def dump(data: bytes) -> ObservedConfig:
+def parse_config_dump(data: bytes) -> ObservedConfig:
     """Parse what ``containerd config dump`` printed: the configuration as the daemon itself reads it.
 
     Raises:
         Refused: it is not what that command prints.
     """
-    return _observe((read(data, DUMP),), DesiredConfig())
+    return _observe((parse_config_file(data, CONFIG_DUMP_SOURCE),), DesiredConfig())
 
 
 def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
-        check_plugin(file)
+        refuse_misshapen_cri_table(file)
     plugin = effective_cri_table(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers = {}
@@ -100,10 +100,12 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
         handlers[name] = str(handler.get("options", {}).get("BinaryName", "")) if runs else ""
     return ObservedConfig(
         handlers,
-        NAMELESS if find_nameless_default(plugin, desired) else containerd.get("default_runtime_name") or None,
+        NAMELESS_DEFAULT_NAME
+        if find_nameless_default(plugin, desired)
+        else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
-        systemd_cgroup(plugin, desired),
+        find_systemd_cgroup_settings(plugin, desired),
         loaded[0].read_as,
         # Schema 3 is containerd 2's, whose default is true.
         has_default_cdi=plugin.get("enable_cdi") is False and "cdi_spec_dirs" in plugin and loaded[0].read_as < 3,
@@ -143,8 +145,8 @@ def _refuse_vendor_config(named: containerd_files.UnitConfig) -> None:
 
 def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     root = desired.config or CONFIG
-    desired = absolute(desired, root)
-    loaded = load(files, desired)
+    desired = with_absolute_paths(desired, root)
+    loaded = load_config_files(files, desired)
     present = _observe(loaded, desired)
     how = _explain_edit_mode(loaded[0], desired)
     _refuse_newer_schema(loaded, desired)
@@ -165,7 +167,7 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     )
     after = apply_edits(files, ConfigEdit(edits))
     _refuse_overruled_edit(after, desired, present)
-    if "runc" in _observe(load(after, desired), desired).handlers.keys() - present.handlers.keys():
+    if "runc" in _observe(load_config_files(after, desired), desired).handlers.keys() - present.handlers.keys():
         how = f"{how}; {explain_runc_entry(loaded[0].read_as, desired)}"
     return ConfigEdit(edits, how, _edit_notes(loaded, after, desired))
 
@@ -185,19 +187,19 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
     return tuple(containerd_editing.state_notes(loaded, present, desired))
 
 
-def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it.
 
     Raises:
         Refused: one of them cannot be read.
     """
     desired = _with_unit_config(files, desired)
-    loaded, drop_in = load(files, desired), desired.drop_in or DROP_IN
+    loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
-        loaded = (*loaded, read(files[drop_in], drop_in, desired))
+        loaded = (*loaded, parse_config_file(files[drop_in], drop_in, desired))
     tables = ((file, (*file.cri, "containerd")) for file in loaded)
     return tuple(
-        Layer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))
+        ConfigLayer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))
         for file, table in tables
     )
 
@@ -213,7 +215,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     return containerd_editing.complete_removal(removal, _with_unit_config(removal.files, desired))
 
 
-def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
+def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
     """``desired`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
@@ -240,7 +242,7 @@ def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:
     if desired.mode != "auto":
         return "as a drop-in, as requested" if desired.mode == "drop-in" else "in place, as requested"
     version = ".".join(map(str, desired.version)) if desired.version else ""
-    if is_drop_in(root, desired):
+    if uses_drop_in(root, desired):
         return f"as a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
     if root.schema == 1:
         return f"in place: {root.path} has configuration schema 1, which supports no drop-ins"
@@ -254,7 +256,7 @@ def _refuse_newer_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -
     Source: containerd 1.6.20, 1.7.24 and 2.1.9, ``config dump`` of such files.
     """
     for file in loaded:
-        since = SCHEMA_SINCE.get(file.schema, ())
+        since = FIRST_VERSION_BY_SCHEMA.get(file.schema, ())
         if desired.version is not None and desired.version < since:
             present, first = (".".join(map(str, version)) for version in (desired.version, since))
             raise Refused(
@@ -269,10 +271,10 @@ def _refuse_newer_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -
 def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     """Refuses what is no schema of containerd's, and a drop-in for the one that has none."""
     for file in loaded:
-        if file.schema not in CRI_PLUGINS:
+        if file.schema not in CRI_PLUGIN_BY_SCHEMA:
             raise Refused(
                 f"{file.path}: version = {file.schema} is a configuration schema that gpunode does not know",
-                why=f"it knows {', '.join(map(str, CRI_PLUGINS))}",
+                why=f"it knows {', '.join(map(str, CRI_PLUGIN_BY_SCHEMA))}",
                 hint=f"`containerd config default` shows a schema that your containerd knows; move {file.path} to it",
             )
     root = loaded[0]
@@ -298,9 +300,9 @@ def _misplaced_version_line(root: ConfigFile) -> int:
 
 def _refuse_overruled_edit(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
     """Refuses what another file overrules."""
-    loaded = load(files, desired)
+    loaded = load_config_files(files, desired)
     found = _observe(loaded, desired)
-    meant_default = desired.handler if desired.default and found.default != NAMELESS else found.default
+    meant_default = desired.handler if desired.default and found.default != NAMELESS_DEFAULT_NAME else found.default
     if desired.not_default and found.default == desired.handler:
         meant_default = "runc"
     if found.handlers.get(desired.handler) == desired.binary and found.default == meant_default:

@@ -9,23 +9,31 @@ from typing import TypeAlias
 
 from gpunode.runtimes.containerd_files import (
     CONFIG,
+    CONFIG_DUMP_SOURCE,
     DROP_IN,
-    DUMP,
     ConfigFile,
-    check_plugin,
     edit_document,
     effective_cri_table,
     files_in_effect,
     find_nameless_default,
     imports_matching,
-    is_drop_in,
-    load,
-    merged,
-    merges,
-    read,
+    load_config_files,
+    merge_tables,
+    merges_cri_tables,
+    parse_config_file,
+    refuse_misshapen_cri_table,
+    uses_drop_in,
 )
-from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
-from gpunode.runtimes.model import NAMELESS, RUNC_FAMILY, DesiredConfig, Files, ObservedConfig, Removal, needs_runc
+from gpunode.runtimes.containerd_plugin import RUNC_RUNTIME_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
+from gpunode.runtimes.model import (
+    NAMELESS_DEFAULT_NAME,
+    RUNC_FAMILY,
+    DesiredConfig,
+    Files,
+    ObservedConfig,
+    Removal,
+    needs_runc,
+)
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, put
 
@@ -40,11 +48,11 @@ class ContainerdEditor:
 
     def contents(self) -> _Contents:
         """Each file that may change, in the order of writing."""
-        changed = self._edit_by_drop_in() if is_drop_in(self.root, self.desired) else self._edit_in_place()
+        changed = self._edit_by_drop_in() if uses_drop_in(self.root, self.desired) else self._edit_in_place()
         if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
-                    now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
+                    now = parse_config_file(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
                     changed[file.path] = self._render_file(now, _with_cri_enabled(now))
         return changed
 
@@ -57,7 +65,7 @@ class ContainerdEditor:
 
     def _choose_file(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
-        stands_alone = not merges(self.root.schema, self.desired)
+        stands_alone = not merges_cri_tables(self.root.schema, self.desired)
         files = (file for file in reversed(files_in_effect(self.loaded)) if stands_alone or self._has_entry(file))
         return next(files, self.root)
 
@@ -69,26 +77,33 @@ class ContainerdEditor:
         plugin = effective_cri_table(self.loaded, self.desired)
         if self.desired.source is None:
             return plugin
-        dumped = read(self.desired.source, DUMP)
+        dumped = parse_config_file(self.desired.source, CONFIG_DUMP_SOURCE)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
-        return merged(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
+        return merge_tables(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
 
     def _edit_by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
-        present = read(self.files.get(path), path, self.desired)
-        check_plugin(present)  # it may be one that nothing imports so far
+        present = parse_config_file(self.files.get(path), path, self.desired)
+        refuse_misshapen_cri_table(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
-            present = read(None, path, self.desired)
-        foreign = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
-        foreign = foreign if foreign.schema == self.root.schema else read(None, path, self.desired)
+            present = parse_config_file(None, path, self.desired)
+        foreign = (
+            present
+            if self.desired.others is None
+            else parse_config_file(self.desired.others or None, path, self.desired)
+        )
+        foreign = foreign if foreign.schema == self.root.schema else parse_config_file(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
         base = effective_cri_table(others, self.desired)
-        if self.desired.source is not None and (dumped := read(self.desired.source, DUMP)).schema == self.root.schema:
+        if (
+            self.desired.source is not None
+            and (dumped := parse_config_file(self.desired.source, CONFIG_DUMP_SOURCE)).schema == self.root.schema
+        ):
             base = dumped.plugin
-        own = merged(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
+        own = merge_tables(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
         plugin = with_handler(
-            merged(base, own), PluginContext(base, self.root.schema, self._is_cri_enabled), self.desired
+            merge_tables(base, own), PluginContext(base, self.root.schema, self._is_cri_enabled), self.desired
         )
         if self.desired.mode == "auto":
             plugin = _drop_in_table(plugin, base, own, self.desired)
@@ -179,13 +194,13 @@ def _drop_in_table(plugin: Document, base: Document, own: Document, desired: Des
 
     Also an entry that ``base`` has: readers who do not know that this containerd merges files see only the drop-in.
     """
-    kept = merged(own)
+    kept = merge_tables(own)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
     entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
     changed: Document = {}
     for path, _, value in compare_documents(base, plugin):
         changed = changed if value is MISSING else put(changed, path, value)
-    return merged(kept, changed, entry)
+    return merge_tables(kept, changed, entry)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -194,10 +209,12 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     Without a runc it is left where it had none before gpunode.
     """
     if _lacks_runc(removal.after, desired) and not _lacks_runc(removal.former, desired):
-        loaded = load(removal.after, desired)
-        counts = (loaded[0],) if merges(loaded[0].schema, desired) else files_in_effect(loaded)
+        loaded = load_config_files(removal.after, desired)
+        counts = (loaded[0],) if merges_cri_tables(loaded[0].schema, desired) else files_in_effect(loaded)
         file = counts[-1] if counts else loaded[0]
-        document = put(file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": GENERIC_TYPE})
+        document = put(
+            file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": RUNC_RUNTIME_TYPE}
+        )
         content = edit_document(file, document, removal.after.get(file.path))
         removal = removal.with_file(file.path, content).with_notes(
             f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones"
@@ -206,7 +223,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
-    loaded = load(files, desired)
+    loaded = load_config_files(files, desired)
     containerd = effective_cri_table(loaded, desired).get("containerd", {})
     runtimes = containerd.get("runtimes", {})
     if not runtimes or any(file.disabled for file in loaded):
@@ -217,12 +234,12 @@ def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
 
 def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     """Have the root go on importing what others have put beside gpunode's drop-in since."""
-    loaded = load(removal.files, desired)
-    root, left = loaded[0], {file.path for file in load(removal.after, desired)}
+    loaded = load_config_files(removal.files, desired)
+    root, left = loaded[0], {file.path for file in load_config_files(removal.after, desired)}
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
     needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
     content = removal.after.get(root.path)
-    now = read(content, root.path, desired)
+    now = parse_config_file(content, root.path, desired)
     if needed:
         document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
         return removal.with_file(root.path, edit_document(now, document, content)).with_notes(
@@ -246,7 +263,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
     Raises:
         Refused: a file cannot be read, or its imports cannot be taken out.
     """
-    loaded = load(files, desired)
+    loaded = load_config_files(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
     return {file.path: _without_imports(file, files[file.path]) for file in wanted}
 
@@ -262,7 +279,7 @@ def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str])
         Refused: a file cannot be read, or its imports cannot be changed.
     """
     root = desired.config or CONFIG
-    loaded = load(files, desired)
+    loaded = load_config_files(files, desired)
     if not staged:
         return files.get(root, b"")
     imports = [staged.get(file.path, file.path) for file in loaded[1:]]
@@ -276,7 +293,7 @@ def edit_notes(
     for file in loaded:
         if desired.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
-    yield from state_notes(load(after, desired), observed, desired)
+    yield from state_notes(load_config_files(after, desired), observed, desired)
     yield from _newly_imported_notes(loaded, after, desired)
     yield from _nameless_default_notes(loaded, after, desired)
     yield from _lost_key_notes(loaded, after, desired)
@@ -291,14 +308,14 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
     if (
         observed.default
         and not observed.default.startswith("$")
-        and observed.default not in {"runc", *observed.handlers, NAMELESS}
+        and observed.default not in {"runc", *observed.handlers, NAMELESS_DEFAULT_NAME}
     ):
         yield f"the default runtime, {observed.default}, has no entry, so the CRI plugin does not load"
     yield from _ignored_table_notes(loaded, desired)
     if desired.cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
-    if is_drop_in(root, desired) and present is not None:
+    if uses_drop_in(root, desired) and present is not None:
         own_keys = (f"runtimes.{desired.handler}.", "default_runtime_name")
         for path, *values in compare_documents(root.plugin, present.plugin):
             where = ".".join(path)
@@ -309,7 +326,7 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
 def _ignored_table_notes(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
     """Note that one file's CRI table replaces those of the others, which say otherwise."""
     *others, last = files_in_effect(loaded) or (loaded[0],)
-    if merges(loaded[0].schema, desired):
+    if merges_cri_tables(loaded[0].schema, desired):
         return
     for file in others:
         if unread := _missing_keys(file.plugin, last.plugin):
@@ -327,7 +344,7 @@ def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> lis
 def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """The files that nothing imported so far, and that are read now."""
     before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
-    if others := [file.path for file in load(after, desired) if file.path not in before]:
+    if others := [file.path for file in load_config_files(after, desired) if file.path not in before]:
         yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
 
 
@@ -337,7 +354,7 @@ def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired:
     if not former or not desired.default:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_nameless_default(effective_cri_table(load(after, desired), desired), desired):
+    if find_nameless_default(effective_cri_table(load_config_files(after, desired), desired), desired):
         yield (
             f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
             "default_runtime"
@@ -350,7 +367,7 @@ def _lost_key_notes(loaded: Sequence[ConfigFile], after: Files, desired: Desired
     """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
     former, now = (
         effective_cri_table(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
-        for each in (loaded, load(after, desired))
+        for each in (loaded, load_config_files(after, desired))
     )
     if gone := _missing_keys(former, now):
         yield (

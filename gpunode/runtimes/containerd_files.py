@@ -28,26 +28,26 @@ from gpunode.runtimes.tomlread import Document, Path, TomlFile, parse_file
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
 DROP_IN = CONTAINER_RUNTIMES["containerd"].drop_in
-CRI_PLUGINS = {
+CRI_PLUGIN_BY_SCHEMA = {
     1: "cri",
     2: "io.containerd.grpc.v1.cri",
     3: "io.containerd.cri.v1.runtime",
     4: "io.containerd.cri.v1.runtime",
 }
-_CRI_NAMES = frozenset(
+_CRI_PLUGIN_NAMES = frozenset(
     {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"}
 )
 # The first containerd that reads each schema, as far as it matters: all that are in use read the first two. 1.6 uses
 # nothing of a newer one, 1.7 and later refuse it.
-SCHEMA_SINCE: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
+FIRST_VERSION_BY_SCHEMA: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
-MERGES = (2, 1)
-_RELATIVE_PATTERNS = (1, 7)
+FIRST_VERSION_MERGING_TABLES = (2, 1)
+_FIRST_WITH_RELATIVE_PATTERNS = (1, 7)
 # The first containerd that reads this folder unasked (PR 12323).
-_READS_CONF_D = (2, 2)
-_CONF_D = "/etc/containerd/conf.d/*.toml"
-NEW_NAMES = (2,)
-DUMP = "the output of `containerd config dump`"
+_FIRST_READING_CONF_D = (2, 2)
+_CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
+FIRST_VERSION_WITH_NEW_NAMES = (2,)
+CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ConfigFile(TomlFile):
     @property
     def cri(self) -> Path:
         """The path of the CRI plugin's table in this file."""
-        return ("plugins", CRI_PLUGINS.get(self.read_as, CRI_PLUGINS[3]))
+        return ("plugins", CRI_PLUGIN_BY_SCHEMA.get(self.read_as, CRI_PLUGIN_BY_SCHEMA[3]))
 
     @property
     def plugin(self) -> Document:
@@ -85,7 +85,7 @@ class ConfigFile(TomlFile):
         disabled = self.document.get("disabled_plugins", [])
         if not isinstance(disabled, list):
             raise self.wrong_type_error(("disabled_plugins",), disabled, "a list")
-        return tuple(name for name in disabled if isinstance(name, str) and name in _CRI_NAMES)
+        return tuple(name for name in disabled if isinstance(name, str) and name in _CRI_PLUGIN_NAMES)
 
     @property
     def imports(self) -> list[str]:
@@ -103,7 +103,7 @@ class ConfigFile(TomlFile):
         raise self.wrong_type_error(keys, value, "true or false")
 
 
-def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
+def parse_config_file(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
     """The file; a missing one is as one without keys.
 
     Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
@@ -115,8 +115,8 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
     dump = command("containerd", "--config", path, "config", "dump")
     text, document = parse_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
-    is_new = desired is not None and desired.version is not None and desired.version >= NEW_NAMES
-    has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins
+    is_new = desired is not None and desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES
+    has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     file = ConfigFile(path, text, document, version, read_as)
     if not isinstance(version, int) or isinstance(version, bool):
@@ -124,7 +124,7 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
     return file
 
 
-def check_plugin(file: ConfigFile) -> None:
+def refuse_misshapen_cri_table(file: ConfigFile) -> None:
     """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
     containerd = (*file.cri, "containerd")
     default = file.table(containerd).get("default_runtime_name", "")
@@ -145,7 +145,11 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
-            found += [place for one in read(files.get(path), path).imports for place in _resolve_import(one, path)]
+            found += [
+                place
+                for one in parse_config_file(files.get(path), path).imports
+                for place in _resolve_import(one, path)
+            ]
     return tuple(
         dict.fromkeys(one for place in found for one in (widen_pattern(place) if is_pattern(place) else (place,)))
     )
@@ -179,7 +183,7 @@ def is_pattern(place: str) -> bool:
     return "*" in place
 
 
-def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
+def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
     """The files that containerd reads, the root first, in its order: later ones win.
 
     Raises:
@@ -192,7 +196,7 @@ def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
         path, *pending = pending
         if path in loaded or (path not in files and path != root):
             continue
-        loaded[path] = read(files.get(path), path, desired)
+        loaded[path] = parse_config_file(files.get(path), path, desired)
         for written in loaded[path].imports or _default_imports(loaded[path], root, desired):
             pending += _match_files(written, path, files, desired)
     return tuple(loaded.values())
@@ -201,7 +205,9 @@ def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
 def _default_imports(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
     """Return what containerd imports if its root file says nothing of imports; written out, it means the same."""
     is_silent = file.path == root and "imports" not in file.document
-    return [_CONF_D] if is_silent and desired.version is not None and desired.version >= _READS_CONF_D else []
+    return (
+        [_CONF_D_GLOB] if is_silent and desired.version is not None and desired.version >= _FIRST_READING_CONF_D else []
+    )
 
 
 def _match_files(import_path: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
@@ -209,7 +215,7 @@ def _match_files(import_path: str, parent: str, files: Files, desired: DesiredCo
         is_pattern(import_path)
         and not import_path.startswith("/")
         and desired.version
-        and desired.version < _RELATIVE_PATTERNS
+        and desired.version < _FIRST_WITH_RELATIVE_PATTERNS
     ):
         return ()  # taken as relative to the daemon's own working directory
     places = _resolve_import(import_path, parent)
@@ -264,9 +270,9 @@ def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) ->
     A file that another schema than the root's gives other names does not count (2.1.9, ``config dump``).
     """
     plugins = [file.plugin for file in files_in_effect(loaded)]
-    if not merges(loaded[0].schema, desired):
+    if not merges_cri_tables(loaded[0].schema, desired):
         return plugins[-1] if plugins else {}
-    return merged(*plugins)
+    return merge_tables(*plugins)
 
 
 def files_in_effect(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
@@ -279,43 +285,45 @@ def find_nameless_default(plugin: Document, desired: DesiredConfig) -> Document:
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if desired.version is not None and desired.version >= NEW_NAMES:
+    if desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES:
         return {}
     found = plugin.get("containerd", {}).get("default_runtime", {})
     return found if isinstance(found, dict) and found.get("runtime_type") else {}
 
 
-def merges(schema: int, desired: DesiredConfig) -> bool:
+def merges_cri_tables(schema: int, desired: DesiredConfig) -> bool:
     """Return whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
-    return schema > 3 or (schema > 1 and desired.version is not None and desired.version >= MERGES)
+    return schema > 3 or (
+        schema > 1 and desired.version is not None and desired.version >= FIRST_VERSION_MERGING_TABLES
+    )
 
 
 def first_merging_version(schema: int) -> tuple[int, ...]:
     """Return the first containerd that reads a file of ``schema`` and merges drop-ins into it key by key."""
-    return max(MERGES, SCHEMA_SINCE.get(schema, MERGES))
+    return max(FIRST_VERSION_MERGING_TABLES, FIRST_VERSION_BY_SCHEMA.get(schema, FIRST_VERSION_MERGING_TABLES))
 
 
-def is_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:
+def uses_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:
     """Return whether the handler goes into a drop-in."""
-    return desired.mode == "drop-in" or (desired.mode == "auto" and merges(root.schema, desired))
+    return desired.mode == "drop-in" or (desired.mode == "auto" and merges_cri_tables(root.schema, desired))
 
 
-def merged(*tables: Mapping[str, Any]) -> Document:
+def merge_tables(*tables: Mapping[str, Any]) -> Document:
     """The tables as one, key by key; later ones win."""
     result: Document = {}
     for table in tables:
         for key, value in table.items():
             if isinstance(former := result.get(key), dict) and isinstance(value, dict):
-                result[key] = merged(former, value)
+                result[key] = merge_tables(former, value)
             else:
                 result[key] = copy.deepcopy(value)
     return result
 
 
 UNIT = "containerd.service"
-_CONFIG = frozenset({"config", "c"})
+_CONFIG_OPTION_NAMES = frozenset({"config", "c"})
 # Every other flag takes a value.
-_SWITCHES = frozenset({"help", "h", "version", "v"})
+_OPTIONS_WITHOUT_VALUE = frozenset({"help", "h", "version", "v"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,19 +347,19 @@ def unit_patterns(files: Files) -> tuple[str, ...]:
 def find_unit_config(files: Files) -> UnitConfig | None:
     """The configuration that the unit names; None where it leaves containerd its usual one."""
     command = systemd.find_start_command(files, UNIT)
-    path = config_of(command.argv) if command else ""
+    path = find_config_argument(command.argv) if command else ""
     return UnitConfig(path, command.sources[0]) if command and path else None
 
 
-def config_of(argv: Sequence[str]) -> str:
+def find_config_argument(argv: Sequence[str]) -> str:
     """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
     words = list(_daemon_arguments(argv))
     found = ""
     while words and words[0].startswith("-"):
         name, mark, value = words.pop(0).lstrip("-").partition("=")
-        if not mark and name not in _SWITCHES:
+        if not mark and name not in _OPTIONS_WITHOUT_VALUE:
             value = words.pop(0) if words else ""
-        if name in _CONFIG:
+        if name in _CONFIG_OPTION_NAMES:
             found = value
     # A service's working folder is the root, unless told otherwise.
     return posixpath.normpath(posixpath.join("/", found)) if found else ""

@@ -6,9 +6,9 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.runtimes.containerd_files import NEW_NAMES, find_nameless_default, merged
+from gpunode.runtimes.containerd_files import FIRST_VERSION_WITH_NEW_NAMES, find_nameless_default, merge_tables
 from gpunode.runtimes.model import (
-    NAMELESS,
+    NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
     DesiredConfig,
     cgroup_handlers,
@@ -18,12 +18,12 @@ from gpunode.runtimes.model import (
 )
 from gpunode.runtimes.tomlread import Document
 
-GENERIC_TYPE: Final = "io.containerd.runc.v2"
-OLD_TYPE: Final = "io.containerd.runtime.v1.linux"
-_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
+RUNC_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
+OLD_RUNC_RUNTIME_TYPE: Final = "io.containerd.runtime.v1.linux"
+_RUNC_RUNTIME_TYPE_PREFIXES = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # What nvidia-ctk writes where there is no runtime to copy from.
-_GENERIC: Document = {
-    "runtime_type": GENERIC_TYPE,
+_GENERIC_RUNC_ENTRY: Document = {
+    "runtime_type": RUNC_RUNTIME_TYPE,
     "runtime_root": "",
     "runtime_engine": "",
     "privileged_without_host_devices": False,
@@ -52,12 +52,12 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
-    whole = merged(beside.inherited, plugin)
+    whole = merge_tables(beside.inherited, plugin)
     nameless = {} if mimics_nvidia_ctk(desired) else find_nameless_default(whole, desired)
     model = _find_template(known, nameless, former.get("default_runtime_name", ""), desired)
     former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
     is_default_under_systemd = is_under_systemd(
-        NAMELESS if nameless else former_default, systemd_cgroup(whole, desired)
+        NAMELESS_DEFAULT_NAME if nameless else former_default, find_systemd_cgroup_settings(whole, desired)
     )
     runtimes[desired.handler] = known[desired.handler] = _make_handler_entry(
         known.get(desired.handler), model, beside, desired
@@ -67,7 +67,7 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
         if find_nameless_default(plugin, desired) and not mimics_nvidia_ctk(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
-            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_TYPE:
+            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_RUNC_RUNTIME_TYPE:
                 del result["systemd_cgroup"]
                 desired = replace(desired, systemd_cgroup=True)
     elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
@@ -83,7 +83,7 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     return result
 
 
-def systemd_cgroup(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
+def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
     """Return SystemdCgroup of each runtime of the CRI plugin's table that mentions it.
 
     containerd 1 has two older places: the options of the nameless default runtime, and a key of the plugin that holds
@@ -91,12 +91,12 @@ def systemd_cgroup(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
     """
     containerd = plugin.get("containerd", {})
     nameless = find_nameless_default(plugin, desired)
-    entries = {**containerd.get("runtimes", {}), **({NAMELESS: nameless} if nameless else {})}
+    entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
     options = {name: entry.get("options", {}) for name, entry in entries.items()}
     found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
-    is_new = desired.version is not None and desired.version >= NEW_NAMES
+    is_new = desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES
     if plugin.get("systemd_cgroup") is True and not is_new:
-        found[NAMELESS if nameless else containerd.get("default_runtime_name") or "runc"] = True
+        found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
     return found
 
 
@@ -117,9 +117,9 @@ def _find_template(runtimes: Document, nameless: Document, default: str, desired
     first = () if not default or default.startswith("nvidia") else (default,)
     named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
     # The oldest type's keys mean nothing to runc's shim.
-    candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_TYPE else named
+    candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_RUNC_RUNTIME_TYPE else named
     # Options of a VM's shim mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
-    found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC))
+    found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC_RUNC_ENTRY))
     return found
 
 
@@ -134,7 +134,7 @@ def _make_handler_entry(
         return existing
     kept = existing if existing and is_runc_shim(existing) else {}
     entry = {**copy.deepcopy(template), **copy.deepcopy(kept)}
-    entry["runtime_type"] = entry.get("runtime_type") or GENERIC_TYPE
+    entry["runtime_type"] = entry.get("runtime_type") or RUNC_RUNTIME_TYPE
     entry["options"] = {**template.get("options", {}), **kept.get("options", {}), "BinaryName": desired.binary}
     if beside.schema == 1:
         entry["options"]["Runtime"] = desired.binary
@@ -147,14 +147,14 @@ def _make_runc_entry(source: Document) -> Document:
     rest = {key: value for key, value in source.items() if key != "options"}
     return {
         **rest,
-        "runtime_type": source.get("runtime_type") or GENERIC_TYPE,
+        "runtime_type": source.get("runtime_type") or RUNC_RUNTIME_TYPE,
         **({"options": options} if options else {}),
     }
 
 
 def is_runc_shim(entry: Document) -> bool:
     """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
-    return str(entry.get("runtime_type") or GENERIC_TYPE).startswith((*_OF_RUNC, "${"))
+    return str(entry.get("runtime_type") or RUNC_RUNTIME_TYPE).startswith((*_RUNC_RUNTIME_TYPE_PREFIXES, "${"))
 
 
 def _runs_binary(entry: Document, binary: str) -> bool:

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.errors import Refused
-from gpunode.runtimes.crio_files import UNREAD_FOLDER, config_of, folder_of
+from gpunode.runtimes.crio_files import UNREAD_CRIO_FOLDER, folder_of, root_file_of
 from gpunode.runtimes.crio_files import reads as reads
 from gpunode.runtimes.model import (
     CRIO_DROP_IN,
     CRIO_FOLDER,
     RUNC_FAMILY,
     ConfigEdit,
+    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
-    Layer,
     ObservedConfig,
     Removal,
     with_absolute_binary,
@@ -35,13 +35,13 @@ from gpunode.runtimes.model import (
 from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse_file, put
 
-_RUNTIME: Path = ("crio", "runtime")
-_RUNTIMES: Path = (*_RUNTIME, "runtimes")
-_DEFAULT: Path = (*_RUNTIME, "default_runtime")
-_CGROUP: Path = (*_RUNTIME, "cgroup_manager")
+_RUNTIME_TABLE_PATH: Path = ("crio", "runtime")
+_RUNTIMES_TABLE_PATH: Path = (*_RUNTIME_TABLE_PATH, "runtimes")
+_DEFAULT_RUNTIME_KEY_PATH: Path = (*_RUNTIME_TABLE_PATH, "default_runtime")
+_CGROUP_MANAGER_KEY_PATH: Path = (*_RUNTIME_TABLE_PATH, "cgroup_manager")
 # With these CRI-O runs another binary in the handler's place.
-_OTHER_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
-_LEFTOVER = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
+_KEYS_CHANGING_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
+_BACKUP_FILE_NAME = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
 class _CrioFile(TomlFile):
@@ -54,7 +54,7 @@ class _CrioFile(TomlFile):
 def files_in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
     folders = {CRIO_FOLDER, *([folder_of(desired.drop_in)] if desired.drop_in else [])}
-    paths = [path for path in files if path == config_of(desired) or any(path.startswith(f"{f}/") for f in folders)]
+    paths = [path for path in files if path == root_file_of(desired) or any(path.startswith(f"{f}/") for f in folders)]
     return tuple(sorted(paths, key=_make_sort_key(desired)))
 
 
@@ -91,13 +91,16 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
 
 
-def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return the files that CRI-O reads, in its order.
 
     Raises:
         Refused: one of them cannot be read.
     """
-    return tuple(Layer(file.path, file.document, _RUNTIMES, _DEFAULT) for file in _load_files(files, desired))
+    return tuple(
+        ConfigLayer(file.path, file.document, _RUNTIMES_TABLE_PATH, _DEFAULT_RUNTIME_KEY_PATH)
+        for file in _load_files(files, desired)
+    )
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -110,7 +113,7 @@ def _make_sort_key(desired: DesiredConfig) -> Callable[[str], tuple[int, list[st
     """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
 
     def rank(path: str) -> tuple[int, list[str]]:
-        place = 0 if path == config_of(desired) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
+        place = 0 if path == root_file_of(desired) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
         return place, path.split("/")
 
     return rank
@@ -133,10 +136,10 @@ def _parse_file(path: str, data: bytes | None) -> _CrioFile:
 
 def _check_shape(file: _CrioFile) -> None:
     """Raises where CRI-O itself would not take what gpunode reads."""
-    texts = [_DEFAULT, _CGROUP]
-    for name in file.table(_RUNTIMES):
-        file.table((*_RUNTIMES, name))
-        texts += [(*_RUNTIMES, name, "runtime_path"), (*_RUNTIMES, name, "runtime_type")]
+    texts = [_DEFAULT_RUNTIME_KEY_PATH, _CGROUP_MANAGER_KEY_PATH]
+    for name in file.table(_RUNTIMES_TABLE_PATH):
+        file.table((*_RUNTIMES_TABLE_PATH, name))
+        texts += [(*_RUNTIMES_TABLE_PATH, name, "runtime_path"), (*_RUNTIMES_TABLE_PATH, name, "runtime_type")]
     for keys in texts:
         if not isinstance(value := at(file.document, keys), str | None):
             raise file.wrong_type_error(keys, value, "a string")
@@ -146,7 +149,7 @@ def _merge_runtime_tables(read: Iterable[_CrioFile]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
-        own = at(file.document, _RUNTIME) or {}
+        own = at(file.document, _RUNTIME_TABLE_PATH) or {}
         merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
     return merged
 
@@ -166,7 +169,7 @@ def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tu
     """
     existing = _merge_runtime_tables(read)["runtimes"].get(desired.handler) or {}
     kept = existing if _is_oci(existing) else {}
-    if _binary(kept) == desired.binary and not any(kept.get(key) for key in _OTHER_BINARY):
+    if _binary(kept) == desired.binary and not any(kept.get(key) for key in _KEYS_CHANGING_BINARY):
         return existing, ()
     sources = read if desired.source is None else [_parse_file("the output of `crio status config`", desired.source)]
     runtimes = _merge_runtime_tables(sources)["runtimes"]
@@ -176,18 +179,18 @@ def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tu
     notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in skipped)
     if model is None:
         notes = (*notes, f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults")
-    return _copy({**(runtimes[model] if model else {}), **kept}, desired), notes
+    return _copy_handler_entry({**(runtimes[model] if model else {}), **kept}, desired), notes
 
 
-def _copy(template: Document, desired: DesiredConfig) -> Document:
+def _copy_handler_entry(template: Document, desired: DesiredConfig) -> Document:
     """Return the handler's table, copied from that of the runtime which it replaces."""
-    entry = {key: value for key, value in copy.deepcopy(template).items() if key not in _OTHER_BINARY}
+    entry = {key: value for key, value in copy.deepcopy(template).items() if key not in _KEYS_CHANGING_BINARY}
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
 def _template_names(files: Sequence[_CrioFile], desired: DesiredConfig) -> list[str]:
     """Return the runtimes that the handler may replace, the first choice first; some may be missing."""
-    named = (at(file.document, _DEFAULT) for file in reversed(files))
+    named = (at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(files))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))
 
@@ -195,19 +198,20 @@ def _template_names(files: Sequence[_CrioFile], desired: DesiredConfig) -> list[
 def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
     if desired.mode == "in-place":
-        return config_of(desired), f"in place, in {config_of(desired)}: as requested"
+        return root_file_of(desired), f"in place, in {root_file_of(desired)}: as requested"
     if desired.drop_in:
-        if desired.drop_in == config_of(desired):
+        if desired.drop_in == root_file_of(desired):
             raise Refused(
                 f"{desired.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="edit the configuration itself:\n"
                 "sudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
-        if folder_of(desired.drop_in) == UNREAD_FOLDER:
+        if folder_of(desired.drop_in) == UNREAD_CRIO_FOLDER:
             raise Refused(
                 f"CRI-O does not read {desired.drop_in}",
-                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_FOLDER} by mistake",
+                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_CRIO_FOLDER} by "
+                "mistake",
                 hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
         return desired.drop_in, f"drop-in {desired.drop_in}: as requested"
@@ -219,29 +223,33 @@ def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str
     ]
     if later:
         return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
-    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(desired)}"
+    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {root_file_of(desired)}"
 
 
 def _mentions_handler(file: _CrioFile, desired: DesiredConfig) -> bool:
-    keys = [(*_RUNTIMES, desired.handler), *[_DEFAULT] * desired.default, *[_CGROUP] * desired.systemd_cgroup]
+    keys = [
+        (*_RUNTIMES_TABLE_PATH, desired.handler),
+        *[_DEFAULT_RUNTIME_KEY_PATH] * desired.default,
+        *[_CGROUP_MANAGER_KEY_PATH] * desired.systemd_cgroup,
+    ]
     return any(at(file.document, key) is not None for key in keys)
 
 
 def _desired_document(target: _CrioFile, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
-    document = put(target.document, (*_RUNTIMES, desired.handler), entry)
+    document = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
     if desired.default:
-        document = put(document, _DEFAULT, desired.handler)
+        document = put(document, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
     if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
-        document = put(document, _CGROUP, "systemd")
+        document = put(document, _CGROUP_MANAGER_KEY_PATH, "systemd")
     return document
 
 
 def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
     """The keys in which CRI-O reads something else than is desired."""
-    unmet = [(*_RUNTIMES, desired.handler)] if merged["runtimes"].get(desired.handler) != entry else []
-    unmet += [_DEFAULT] if desired.default and merged.get("default_runtime") != desired.handler else []
-    unmet += [_CGROUP] if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []
+    unmet = [(*_RUNTIMES_TABLE_PATH, desired.handler)] if merged["runtimes"].get(desired.handler) != entry else []
+    unmet += [_DEFAULT_RUNTIME_KEY_PATH] if desired.default and merged.get("default_runtime") != desired.handler else []
+    unmet += [_CGROUP_MANAGER_KEY_PATH] if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []
     return unmet
 
 
@@ -253,7 +261,7 @@ def _with_file(read: Sequence[_CrioFile], target: _CrioFile, desired: DesiredCon
 
 def _overruled_error(read: Sequence[_CrioFile], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
     rank = _make_sort_key(desired)
-    order = f"CRI-O reads {config_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
+    order = f"CRI-O reads {root_file_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
     settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
     return Refused(
@@ -288,14 +296,14 @@ def _notes(files: Files, read: Sequence[_CrioFile], desired: DesiredConfig) -> I
     if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):
         yield f"CRI-O reads {desired.drop_in} only when it is started with --config-dir {folder_of(desired.drop_in)}"
     for file in read:
-        if _LEFTOVER.search(file.path):
+        if _BACKUP_FILE_NAME.search(file.path):
             yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"
     yield from _unread_file_notes(files)
 
 
 def _unread_file_notes(files: Files) -> Iterator[str]:
     for path in sorted(files):
-        if path.startswith(f"{UNREAD_FOLDER}/"):
+        if path.startswith(f"{UNREAD_CRIO_FOLDER}/"):
             yield (
                 f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {CRIO_FOLDER}; it can be removed"
             )

@@ -12,41 +12,50 @@ from typing import Any, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsonread
-from gpunode.runtimes.docker_nodes import Node, check_usable, find_docker, installation_notes
+from gpunode.runtimes.docker_nodes import NodeDocker, find_docker, installation_notes, refuse_unusable_docker
 from gpunode.runtimes.docker_nodes import reads as reads
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.documents import edit_file
-from gpunode.runtimes.jsonread import BLANK, Path
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Layer, ObservedConfig, Removal, runs
+from gpunode.runtimes.jsonread import JSON_BLANKS, Path
+from gpunode.runtimes.model import (
+    ConfigEdit,
+    ConfigLayer,
+    DesiredConfig,
+    Edit,
+    Files,
+    ObservedConfig,
+    Removal,
+    runs_desired_binary,
+)
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.text import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.tomlread import Document, put
 
 # The one name that dockerd keeps for itself.
-_RESERVED = "runc"
+_RESERVED_RUNTIME_NAME = "runc"
 # From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 # Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
-_TAKES_MARK = (23,)
+_FIRST_ACCEPTING_BYTE_ORDER_MARK = (23,)
 # A member's path with its new value.
 KeyChange: TypeAlias = tuple[Path, Any]
 # sed's words for it.
-_MARK_OUT = r"1s/^\xEF\xBB\xBF//"
+_REMOVE_BYTE_ORDER_MARK_SED_SCRIPT = r"1s/^\xEF\xBB\xBF//"
 
 
-def flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The flags that dockerd is started with, but for the one that names its file."""
     return find_docker(files, desired).flags.words
 
 
-def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return dockerd's one file.
 
     Raises:
         Refused: it cannot be read.
     """
     config = find_docker(files, desired).config
-    return (Layer(config, parse_daemon_json(files.get(config), config), ("runtimes",), ("default-runtime",)),)
+    return (ConfigLayer(config, parse_daemon_json(files.get(config), config), ("runtimes",), ("default-runtime",)),)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -84,10 +93,14 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         Refused: the file cannot be read, or dockerd would not start with it.
     """
     node = find_docker(files, desired)
-    check_usable(files, node, desired)
-    _check_names(desired, node.config)
+    refuse_unusable_docker(files, node, desired)
+    _refuse_bad_names(desired, node.config)
     document = parse_daemon_json(files.get(node.config), node.config)
-    if has_byte_order_mark(files.get(node.config)) and desired.version is not None and desired.version < _TAKES_MARK:
+    if (
+        has_byte_order_mark(files.get(node.config))
+        and desired.version is not None
+        and desired.version < _FIRST_ACCEPTING_BYTE_ORDER_MARK
+    ):
         raise bom_refusal(node.config)
     configured = _observe(node, document)
     changes = [
@@ -97,10 +110,12 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
-    return ConfigEdit(_edit(files.get(node.config), node, document, changes), how, notes)
+    return ConfigEdit(_make_edits(files.get(node.config), node, document, changes), how, notes)
 
 
-def _edit(before: bytes | None, node: Node, document: Document, changes: Sequence[KeyChange]) -> tuple[Edit, ...]:
+def _make_edits(
+    before: bytes | None, node: NodeDocker, document: Document, changes: Sequence[KeyChange]
+) -> tuple[Edit, ...]:
     """Return the edit that makes ``changes``; none where they change nothing.
 
     Raises:
@@ -126,7 +141,7 @@ def bom_refusal(path: str) -> Refused:
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
         why="dockerd accepts one from version 23 on; this version would neither reload the file nor start with it",
-        hint=f"{command('sed', '-i', _MARK_OUT, path)}\nthen run the command again",
+        hint=f"{command('sed', '-i', _REMOVE_BYTE_ORDER_MARK_SED_SCRIPT, path)}\nthen run the command again",
     )
 
 
@@ -141,7 +156,7 @@ def applies_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bo
     unasked = desired.version is not None and desired.version >= _CDI_UNASKED
     if (unasked if old.cdi is None else old.cdi) != (unasked if new.cdi is None else new.cdi):
         return False
-    return new.default is not None or old.default in {None, _RESERVED}
+    return new.default is not None or old.default in {None, _RESERVED_RUNTIME_NAME}
 
 
 def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
@@ -158,7 +173,7 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     text = decode(data, path)
-    if not text.strip(BLANK):
+    if not text.strip(JSON_BLANKS):
         return {}
     try:
         document = jsonread.parse(text)
@@ -211,7 +226,7 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     )
 
 
-def _observe(node: Node, document: Document) -> ObservedConfig:
+def _observe(node: NodeDocker, document: Document) -> ObservedConfig:
     cdi = object_at(document, "features").get("cdi")
     of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
     return ObservedConfig(
@@ -222,8 +237,8 @@ def _observe(node: Node, document: Document) -> ObservedConfig:
     )
 
 
-def _check_names(desired: DesiredConfig, path: str) -> None:
-    if desired.handler in {"", _RESERVED}:
+def _refuse_bad_names(desired: DesiredConfig, path: str) -> None:
+    if desired.handler in {"", _RESERVED_RUNTIME_NAME}:
         raise Refused(
             f"{path}: a runtime cannot be named {desired.handler!r}",
             why="dockerd reserves that name and would not start with it"
@@ -237,7 +252,7 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
 
 
 def _handler_changes(document: Document, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
-    if runs(observed.handlers.get(desired.handler), desired):
+    if runs_desired_binary(observed.handlers.get(desired.handler), desired):
         return []
     where = ("runtimes", desired.handler)
     existing = object_at(document, "runtimes").get(desired.handler, {})
@@ -247,18 +262,18 @@ def _handler_changes(document: Document, observed: ObservedConfig, desired: Desi
     return [(where, {"args": [], "path": desired.binary})]
 
 
-def _default_changes(node: Node, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
+def _default_changes(node: NodeDocker, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
     is_default = observed.default == desired.handler
     if not (desired.not_default if is_default else desired.default):
         return []
     # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
-    wanted = desired.handler if desired.default else _RESERVED
+    wanted = desired.handler if desired.default else _RESERVED_RUNTIME_NAME
     if node.flags.last("default-runtime") is not None:
         raise _set_by_flag_error(node, "default-runtime", "default-runtime", f'="{wanted}"')
     return [(("default-runtime",), wanted)]
 
 
-def _cdi_changes(node: Node, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
+def _cdi_changes(node: NodeDocker, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
     if not desired.cdi or observed.cdi is True:
         return []
     if "feature" in node.flags.given:
@@ -266,7 +281,7 @@ def _cdi_changes(node: Node, observed: ObservedConfig, desired: DesiredConfig) -
     return [(("features", "cdi"), True)]
 
 
-def _set_by_flag_error(node: Node, directive: str, flag: str, wanted: str) -> Refused:
+def _set_by_flag_error(node: NodeDocker, directive: str, flag: str, wanted: str) -> Refused:
     unit = node.kind.unit
     values = " ".join(f"--{flag}={value}" for value in node.flags.given[flag])
     return Refused(
@@ -278,7 +293,7 @@ def _set_by_flag_error(node: Node, directive: str, flag: str, wanted: str) -> Re
     )
 
 
-def _notes(node: Node, document: Document, desired: DesiredConfig) -> tuple[str, ...]:
+def _notes(node: NodeDocker, document: Document, desired: DesiredConfig) -> tuple[str, ...]:
     notes = [
         f"dockerd will not start with {node.config} as it is: {conflict} is on its command line too"
         for conflict in conflicts(node.flags, tuple(document))

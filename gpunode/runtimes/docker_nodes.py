@@ -38,16 +38,16 @@ SNAP = DockerInstallation(
 # Every user has one of their own; systemctl --user starts it.
 ROOTLESS = DockerInstallation("", "", "")
 
-_SNAP_UNIT = f"/etc/systemd/system/{SNAP.unit}"
-_SNAP_PROGRAMS = "/snap/docker/"
-_DESKTOP_UNIT = "/usr/lib/systemd/user/docker-desktop.service"
-_OF_DESKTOP = "/.docker/daemon.json"
+_SNAP_UNIT_FILE = f"/etc/systemd/system/{SNAP.unit}"
+_SNAP_FOLDER = "/snap/docker/"
+_DESKTOP_UNIT_FILE = "/usr/lib/systemd/user/docker-desktop.service"
+_DESKTOP_CONFIG_ENDING = "/.docker/daemon.json"
 _TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-_OF_A_USER = re.compile(r"(?P<home>/.+)/\.config/docker/daemon\.json")
+_ROOTLESS_CONFIG_PATH = re.compile(r"(?P<home>/.+)/\.config/docker/daemon\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeDocker:
     """The docker that is meant, and how it is started.
 
     Attributes:
@@ -73,8 +73,8 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     node = find_docker(files, desired)
     unit_files = systemd.unit_source_patterns(files, ENGINE.unit)
     if home := _rootless_home(desired.config):
-        unit_files = (*systemd.unit_source_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
-    marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
+        unit_files = (*systemd.unit_source_patterns(files, ENGINE.unit, _user_unit_folders(home)), _TOOLKIT_CONFIG)
+    marks = (_SNAP_UNIT_FILE, SNAP.config, _DESKTOP_UNIT_FILE)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
 
@@ -86,22 +86,22 @@ def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     return row if here == row else here
 
 
-def find_docker(files: Files, desired: DesiredConfig) -> Node:
+def find_docker(files: Files, desired: DesiredConfig) -> NodeDocker:
     """Return the docker whose file is requested, else the installed one."""
     if home := _rootless_home(desired.config):
-        folders = _user_folders(home)
+        folders = _user_unit_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
         flags = flags_of_command(systemd.find_start_command(files, ENGINE.unit, folders))
-        return Node(ROOTLESS, desired.config, flags, files, like if like in files else "")
+        return NodeDocker(ROOTLESS, desired.config, flags, files, like if like in files else "")
     kind = _find_installation(files, desired)
     flags = flags_of_command(systemd.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
     own = flags.config or kind.config
     if desired.config and desired.config != own:
-        return Node(kind, desired.config, Flags(), files)
-    return Node(kind, own, flags, files)
+        return NodeDocker(kind, desired.config, Flags(), files)
+    return NodeDocker(kind, own, flags, files)
 
 
-def check_usable(files: Files, node: Node, desired: DesiredConfig) -> None:
+def refuse_unusable_docker(files: Files, node: NodeDocker, desired: DesiredConfig) -> None:
     """Raise unless this docker can do what is requested.
 
     Raises:
@@ -113,40 +113,40 @@ def check_usable(files: Files, node: Node, desired: DesiredConfig) -> None:
             why=f"{node.config} is the only file of its daemon",
             hint="leave --drop-in-config and --mode drop-in out",
         )
-    only_desktop = not desired.config and node.kind is ENGINE and _DESKTOP_UNIT in files and not _has_engine(files)
-    if only_desktop or desired.config.endswith(_OF_DESKTOP):
+    only_desktop = not desired.config and node.kind is ENGINE and _DESKTOP_UNIT_FILE in files and not _has_engine(files)
+    if only_desktop or desired.config.endswith(_DESKTOP_CONFIG_ENDING):
         raise Refused(
             f"{node.config} is Docker Desktop's" if desired.config else "the docker of this machine is Docker Desktop",
             why="its daemon runs in a virtual machine that reads no file of this machine and has no GPU",
             hint="install Docker Engine beside it (docker.io or docker-ce), select it with `docker context use "
             "default`, then run the command again",
         )
-    if node.kind is SNAP and desired.binary.startswith("/") and not desired.binary.startswith(_SNAP_PROGRAMS):
+    if node.kind is SNAP and desired.binary.startswith("/") and not desired.binary.startswith(_SNAP_FOLDER):
         raise Refused(
             f"docker is a snap here, and a snap's daemon cannot run {desired.binary}",
             why="a snap runs only its own programs; docker's ships NVIDIA's runtime and registers it when "
             "its daemon starts on a machine with an NVIDIA driver",
             hint="sudo snap restart docker, then `docker info` names the runtime nvidia; or register the snap's "
-            f"own: --nvidia-runtime-path={_SNAP_PROGRAMS}current/usr/bin/nvidia-container-runtime",
+            f"own: --nvidia-runtime-path={_SNAP_FOLDER}current/usr/bin/nvidia-container-runtime",
         )
 
 
-def installation_notes(files: Files, node: Node) -> tuple[str, ...]:
+def installation_notes(files: Files, node: NodeDocker) -> tuple[str, ...]:
     """Notes for the user about this docker."""
     if node.kind is ROOTLESS:
         return _rootless_notes(files)
     notes = []
     if node.kind is SNAP and DOCKER_CONFIG in files:
         notes.append(f"docker is a snap here and does not read {DOCKER_CONFIG}")
-    if _SNAP_UNIT in files and node.kind is ENGINE:
+    if _SNAP_UNIT_FILE in files and node.kind is ENGINE:
         notes.append(f"docker is also installed as a snap, which has its own file: {SNAP.config}")
-    if _DESKTOP_UNIT in files:
+    if _DESKTOP_UNIT_FILE in files:
         notes.append("Docker Desktop is installed too: containers of its context, desktop-linux, see no GPU")
     return tuple(notes)
 
 
 _RESTART_ROOTLESS = "a rootless docker is restarted by its user: systemctl --user restart docker"
-_NO_CGROUPS = (
+_SET_NO_CGROUPS_NOTE = (
     "a rootless docker cannot set device cgroups, so the container toolkit needs no-cgroups = true: "
     "gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true. That applies to every runtime on "
     "this machine: if one that runs as root uses GPUs too, use CDI for the rootless one instead"
@@ -156,7 +156,7 @@ _NO_CGROUPS = (
 def _rootless_notes(files: Files) -> tuple[str, ...]:
     if _has_no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
         return (_RESTART_ROOTLESS,)
-    return (_RESTART_ROOTLESS, _NO_CGROUPS)
+    return (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
 
 
 def _has_no_cgroups(config: bytes) -> bool:
@@ -173,7 +173,7 @@ def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallati
         return SNAP
     if _has_engine(files) or desired.config:
         return ENGINE
-    return SNAP if _SNAP_UNIT in files or (SNAP.config in files and DOCKER_CONFIG not in files) else ENGINE
+    return SNAP if _SNAP_UNIT_FILE in files or (SNAP.config in files and DOCKER_CONFIG not in files) else ENGINE
 
 
 def _has_engine(files: Files) -> bool:
@@ -183,9 +183,9 @@ def _has_engine(files: Files) -> bool:
 
 def _rootless_home(config: str) -> str:
     """The home of the user whose rootless docker reads ``config``; empty for another file."""
-    found = _OF_A_USER.fullmatch(config)
+    found = _ROOTLESS_CONFIG_PATH.fullmatch(config)
     return found["home"] if found else ""
 
 
-def _user_folders(home: str) -> tuple[str, ...]:
+def _user_unit_folders(home: str) -> tuple[str, ...]:
     return (f"{home}/.config/systemd/user", "/etc/systemd/user", "/usr/lib/systemd/user")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gpunode.facts import systemd
 
 # Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
-_DIRECTIVES = {
+_DIRECTIVE_BY_FLAG = {
     "add-runtime": "runtimes",
     "authorization-plugin": "authorization-plugins",
     "cdi-spec-dir": "cdi-spec-dirs",
@@ -31,7 +31,7 @@ _DIRECTIVES = {
     "registry-mirror": "registry-mirrors",
     "storage-opt": "storage-opts",
 }
-_SHORT = {
+_LONG_FLAG_BY_SHORT = {
     "b": "bridge",
     "D": "debug",
     "G": "group",
@@ -41,16 +41,16 @@ _SHORT = {
     "p": "pidfile",
     "s": "storage-driver",
 }
-_SWITCHES = frozenset("D")
-_MERGED = frozenset({"runtimes"})
+_SHORT_FLAGS_WITHOUT_VALUE = frozenset("D")
+_MERGED_DIRECTIVES = frozenset({"runtimes"})
 _TRUE = frozenset({"1", "t", "true"})
 
 
 # What dockerd's log says of a SIGHUP: begun and done at level info, rejected at level error.
 # Source: moby v20.10.24, v26.1.5 and v28.5.2: daemon/config, daemon/reload.go, cmd/dockerd/daemon.go.
-_BEGUN = "Got signal to reload configuration"
-_TAKEN = "Reloaded configuration:"
-_REJECTED = ("unable to configure the Docker daemon with file", "Error reconfiguring the daemon")
+_RELOAD_BEGUN_MESSAGE = "Got signal to reload configuration"
+_RELOAD_DONE_MESSAGE = "Reloaded configuration:"
+_RELOAD_REJECTED_MESSAGES = ("unable to configure the Docker daemon with file", "Error reconfiguring the daemon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,14 @@ class ReloadOutcome:
     ended: bool
 
 
-def reload(log: str) -> ReloadOutcome:
+def parse_reload_log(log: str) -> ReloadOutcome:
     """The reload that dockerd's ``log`` since the signal tells of."""
     lines = log.splitlines()
-    rejection = next((line for line in lines if any(words in line for words in _REJECTED)), "")
-    taken = any(_TAKEN in line for line in lines)
-    return ReloadOutcome(rejection, bool(rejection) or taken or not any(_BEGUN in line for line in lines))
+    rejection = next((line for line in lines if any(words in line for words in _RELOAD_REJECTED_MESSAGES)), "")
+    taken = any(_RELOAD_DONE_MESSAGE in line for line in lines)
+    return ReloadOutcome(
+        rejection, bool(rejection) or taken or not any(_RELOAD_BEGUN_MESSAGE in line for line in lines)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,11 @@ def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
         name, mark, value = _split_flag(word)
         own = [word]
         if name and not mark:
-            takes_next = bool(words) and not words[0].startswith("-") and word not in {f"-{one}" for one in _SWITCHES}
+            takes_next = (
+                bool(words)
+                and not words[0].startswith("-")
+                and word not in {f"-{one}" for one in _SHORT_FLAGS_WITHOUT_VALUE}
+            )
             value = words.pop(0) if takes_next else "true"
             own += [value] if takes_next else []
         if name:
@@ -147,7 +153,7 @@ def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{directive} (--{name})"
         for name in given.given
-        if (directive := _DIRECTIVES.get(name, name)) in directives and directive not in _MERGED
+        if (directive := _DIRECTIVE_BY_FLAG.get(name, name)) in directives and directive not in _MERGED_DIRECTIVES
     )
 
 
@@ -165,7 +171,7 @@ def _split_flag(word: str) -> tuple[str, str, str]:
     if word.startswith("--"):
         name, mark, value = word[2:].partition("=")
         return name, mark, value
-    if word.startswith("-") and word[1:2] in _SHORT:
+    if word.startswith("-") and word[1:2] in _LONG_FLAG_BY_SHORT:
         rest = word[2:].removeprefix("=")
-        return _SHORT[word[1]], rest and "=", rest
+        return _LONG_FLAG_BY_SHORT[word[1]], rest and "=", rest
     return "", "", ""

@@ -16,9 +16,9 @@ from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runti
 
 States = Mapping[str, FileState]
 # Twenty thousand mirrors take more than a megabyte.
-_LIMIT_BYTES = 16 << 20
+_MAX_CONFIG_FILE_BYTES = 16 << 20
 # A unit whose file leads to /dev/null.
-_MASKED = FileState(b"")
+_FILE_MASKING_UNIT = FileState(b"")
 
 
 def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
@@ -77,7 +77,7 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
 def _state_in_facts(facts: Facts, path: str) -> FileState | None:
     fact = facts.file(path)
     if isinstance(fact, Unknown) and is_unit_file(path):
-        return _MASKED
+        return _FILE_MASKING_UNIT
     return need(fact, f"what {path} holds")
 
 
@@ -101,18 +101,18 @@ def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: D
 
 def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:
     """Read as ``probe_states`` does, the file at ``path`` alone."""
-    capture = run_probe(Probe(f"file:{path}", path=path, limit_bytes=_LIMIT_BYTES))
+    capture = run_probe(Probe(f"file:{path}", path=path, limit_bytes=_MAX_CONFIG_FILE_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome == "ok":
         return {path: _make_state(capture.data, capture.ownership)}
     if capture.outcome == "failed" and is_unit_file(path):
-        return {path: _MASKED}
+        return {path: _FILE_MASKING_UNIT}
     raise _unreadable_error(path, capture)
 
 
 def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> States:
-    capture = run_probe(Probe(f"files:{pattern}", glob=pattern, limit_bytes=_LIMIT_BYTES))
+    capture = run_probe(Probe(f"files:{pattern}", glob=pattern, limit_bytes=_MAX_CONFIG_FILE_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome != "ok":

@@ -44,7 +44,7 @@ class ContainerdInstallation:
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeChoice:
+class ChosenRuntime:
     """The row to go by, and what the user should know of the choice."""
 
     row: Runtime
@@ -82,7 +82,7 @@ def _microk8s_row(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
     # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
     return replace(
         _bundled_containerd(containerd, "microk8s", replace(kubelet, unit=""), microk8s.locate),
-        config=microk8s.TEMPLATE,
+        config=microk8s.CONTAINERD_TEMPLATE_FILE,
         reads=microk8s.reads,
         configure=microk8s.configure,
         inspect=microk8s.inspect,
@@ -92,16 +92,16 @@ def _microk8s_row(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
 def _k0s_row(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     from gpunode.runtimes import k0s
 
-    state = known(facts.file(k0s.CONFIG), None)
-    is_managed = k0s.is_managed(state.content if state else None)
+    state = known(facts.file(k0s.K0S_CONTAINERD_CONFIG_FILE), None)
+    is_managed = k0s.is_managed_by_k0s(state.content if state else None)
     return replace(
         _bundled_containerd(containerd, "k0s", kubelet, k0s.locate),
-        config=k0s.CONFIG,
+        config=k0s.K0S_CONTAINERD_CONFIG_FILE,
         beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
         configure=k0s.configure,
         inspect=k0s.inspect,
-        generated=frozenset({k0s.CONFIG} if is_managed else ()),
+        generated=frozenset({k0s.K0S_CONTAINERD_CONFIG_FILE} if is_managed else ()),
         watches=is_managed,
     )
 
@@ -152,14 +152,14 @@ INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
     ),
 )
 # Of runtimes that are no containerd, or whose containerd is not configured by itself.
-_OTHERS: Final[Mapping[str, str]] = {
+_OTHER_RUNTIME_BY_SOCKET: Final[Mapping[str, str]] = {
     "/run/crio/crio.sock": "CRI-O",
     "/run/dockershim.sock": "docker",
     "/run/cri-dockerd.sock": "docker",
     "/run/k3s/cri-dockerd/cri-dockerd.sock": "docker",
     "/run/rke2/cri-dockerd/cri-dockerd.sock": "docker",
 }
-_DOCKERS_OWN: Final = "/run/docker/containerd/containerd.sock"
+_DOCKERS_CONTAINERD_SOCKET: Final = "/run/docker/containerd/containerd.sock"
 
 
 def installation(id: str) -> ContainerdInstallation:  # noqa: A002 - the rows' own word
@@ -167,23 +167,23 @@ def installation(id: str) -> ContainerdInstallation:  # noqa: A002 - the rows' o
     return {row.id: row for row in INSTALLATIONS}[id]
 
 
-def socket_of(unit: str) -> str:
+def containerd_socket_of(unit: str) -> str:
     """Return the socket of the containerd that ``unit`` starts; empty for other units."""
     return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
 
 
-def choose_row(row: Runtime, facts: Facts) -> RuntimeChoice:
+def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
     """Return what to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
-    if has_products(row):
+    if is_brought_by_products(row):
         return _choose_for_kubelet(_locate_row(row, facts), facts)
-    return RuntimeChoice(_locate_row(row, facts))
+    return ChosenRuntime(_locate_row(row, facts))
 
 
-def has_products(row: Runtime) -> bool:
+def is_brought_by_products(row: Runtime) -> bool:
     """Return whether products bring this runtime, each with rules of its own."""
     return any(product.brings == row.id for product in INSTALLATIONS)
 
@@ -219,18 +219,18 @@ def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfi
     return replace(desired, systemd_cgroup=True)
 
 
-def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> RuntimeChoice:
+def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
     if isinstance(facts.kubelet, Unknown):
-        return RuntimeChoice(containerd, _unknown_kubelet_note(containerd, facts.kubelet))
+        return ChosenRuntime(containerd, _unknown_kubelet_note(containerd, facts.kubelet))
     kubelet = facts.kubelet.value
     if kubelet is None or kubelet.socket == containerd.socket:
-        return RuntimeChoice(containerd)
-    if other := _OTHERS.get(kubelet.socket):
+        return ChosenRuntime(containerd)
+    if other := _OTHER_RUNTIME_BY_SOCKET.get(kubelet.socket):
         note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.unit}"
-        return RuntimeChoice(containerd, (note,))
+        return ChosenRuntime(containerd, (note,))
     for product in INSTALLATIONS:
         if product.id == kubelet.kind and kubelet.socket in product.sockets:
-            return RuntimeChoice(product.row(containerd, kubelet, facts))
+            return ChosenRuntime(product.row(containerd, kubelet, facts))
     raise _unknown_socket_error(kubelet)
 
 
@@ -242,7 +242,7 @@ def _unknown_kubelet_note(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
 
 
 def _unknown_socket_error(kubelet: Kubelet) -> Refused:
-    if kubelet.socket == _DOCKERS_OWN:
+    if kubelet.socket == _DOCKERS_CONTAINERD_SOCKET:
         return Refused(
             f"the kubelet here uses {kubelet.socket}, which is dockerd's own containerd",
             why="dockerd generates that containerd's configuration at every start, without the CRI plugin",

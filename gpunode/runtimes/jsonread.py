@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeAlias
 
 Path: TypeAlias = tuple[str, ...]
 # What JSON calls white space.
-BLANK = " \t\r\n"
+JSON_BLANKS = " \t\r\n"
 # Deeper than this neither dockerd's decoder goes (Go's encoding/json, maxNestingDepth).
-_DEEPEST = 10_000
+_MAX_NESTING_DEPTH = 10_000
 
 
 class MalformedJson(Exception):
@@ -40,7 +40,7 @@ class Number(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberPosition:
     """The position of a member: the offset of its key, and its value's with the one behind its end."""
 
     start: int
@@ -60,7 +60,7 @@ class Object(dict[str, Any]):
     def __init__(self, start: int) -> None:
         super().__init__()
         self.start = self.end = start
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, MemberPosition] = {}
 
 
 def parse(text: str) -> Any:
@@ -69,26 +69,26 @@ def parse(text: str) -> Any:
     Raises:
         MalformedJson: it is not JSON, something follows it, or an object has a key twice.
     """
-    scan, opened = _Scan(text), list[_Open]()
+    scan, opened = _Scan(text), list[_OpenContainer]()
     while True:
         value = scan.start_value()
-        if isinstance(value, Object | list) and not scan.accept(_CLOSING[type(value)]):
-            if len(opened) == _DEEPEST:
-                scan.fail(f"nested too deeply, more than {_DEEPEST} times")
-            opened.append(_Open(value))
+        if isinstance(value, Object | list) and not scan.accept(_CLOSING_BRACKET_BY_TYPE[type(value)]):
+            if len(opened) == _MAX_NESTING_DEPTH:
+                scan.fail(f"nested too deeply, more than {_MAX_NESTING_DEPTH} times")
+            opened.append(_OpenContainer(value))
             opened[-1].expect(scan)
             continue
-        _end(value, scan.at)
+        _set_object_end(value, scan.at)
         while opened:
             opened[-1].add(value, scan.at)
             if scan.accept_comma():
                 opened[-1].expect(scan)
                 break
-            closing = _CLOSING[type(opened[-1].container)]
+            closing = _CLOSING_BRACKET_BY_TYPE[type(opened[-1].container)]
             if not scan.accept(closing):
                 scan.unexpected(f"a comma or {closing}")
             value = opened.pop().container
-            _end(value, scan.at)
+            _set_object_end(value, scan.at)
         else:
             scan.finish()
             return value
@@ -97,17 +97,17 @@ def parse(text: str) -> Any:
 def position(text: str, path: Path) -> tuple[int, int]:
     """Line and column, from 1, of the value at ``path`` in a valid document."""
     if not path:
-        return _place(text, SPACE.match(text, 0).end())  # type: ignore[union-attr]  # it matches everywhere
-    return _place(text, parent_object(parse(text), path).members[path[-1]].value)
+        return _line_and_column(text, SPACE.match(text, 0).end())  # type: ignore[union-attr]  # it matches everywhere
+    return _line_and_column(text, find_parent_object(parse(text), path).members[path[-1]].value)
 
 
 def source_text(text: str, path: Path) -> str:
     """The value at ``path`` in a valid document, as it is written there."""
-    member = parent_object(parse(text), path).members[path[-1]]
+    member = find_parent_object(parse(text), path).members[path[-1]]
     return text[member.value : member.end]
 
 
-def parent_object(root: Any, path: Path) -> Object:
+def find_parent_object(root: Any, path: Path) -> Object:
     """The object that has the member at ``path``."""
     for key in path[:-1]:
         root = root[key]
@@ -117,9 +117,9 @@ def parent_object(root: Any, path: Path) -> Object:
 SPACE = re.compile(r"[ \t\r\n]*")
 STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
+_UNQUOTED_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
 _CONSTANTS = {"true": True, "false": False, "null": None}
-_CLOSING: dict[type, str] = {Object: "}", list: "]"}
+_CLOSING_BRACKET_BY_TYPE: dict[type, str] = {Object: "}", list: "]"}
 
 
 class _Scan:
@@ -172,7 +172,7 @@ class _Scan:
         if found := _NUMBER.match(self.text, start):
             self.at = found.end()
             return Number(found[0])
-        word = _WORD.match(self.text, start)
+        word = _UNQUOTED_WORD.match(self.text, start)
         if word is None or word[0] not in _CONSTANTS:
             self.unexpected("a value")
         self.at = word.end()
@@ -194,7 +194,7 @@ class _Scan:
         at = self.skip()
         if at == len(self.text):
             self.fail(f"the file ends where {meant} is expected")
-        word = _WORD.match(self.text, at)
+        word = _UNQUOTED_WORD.match(self.text, at)
         found = word[0] if word else self.text[at]
         if found.startswith(("//", "/*", "#")):
             self.fail(f"a comment where {meant} is expected")
@@ -203,7 +203,7 @@ class _Scan:
         self.fail(f"{found!r} where {meant} is expected")
 
     def fail(self, reason: str) -> NoReturn:
-        raise MalformedJson(reason, *_place(self.text, self.at))
+        raise MalformedJson(reason, *_line_and_column(self.text, self.at))
 
     def _unreadable_string(self) -> NoReturn:
         begin = self.at
@@ -217,7 +217,7 @@ class _Scan:
         self.fail(f"the control character {self.text[self.at]!r} in a string")
 
 
-class _Open:
+class _OpenContainer:
     """An object or array whose closing bracket has not come yet."""
 
     __slots__ = ("container", "key", "start", "value")
@@ -235,7 +235,9 @@ class _Open:
             scan.unexpected("a key")
         self.key = scan.string()
         if self.key in self.container:
-            raise DuplicateKey(f"the key {json.dumps(self.key)} appears twice", *_place(scan.text, self.start))
+            raise DuplicateKey(
+                f"the key {json.dumps(self.key)} appears twice", *_line_and_column(scan.text, self.start)
+            )
         if not scan.accept(":"):
             scan.unexpected("a colon")
         self.value = scan.skip()
@@ -243,15 +245,15 @@ class _Open:
     def add(self, value: Any, end: int) -> None:
         if isinstance(self.container, Object):
             self.container[self.key] = value
-            self.container.members[self.key] = Member(self.start, self.value, end)
+            self.container.members[self.key] = MemberPosition(self.start, self.value, end)
         else:
             self.container.append(value)
 
 
-def _end(value: Any, at: int) -> None:
+def _set_object_end(value: Any, at: int) -> None:
     if isinstance(value, Object):
         value.end = at
 
 
-def _place(text: str, at: int) -> tuple[int, int]:
+def _line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, parent_object, parse
+from gpunode.runtimes.jsonread import JSON_BLANKS, STRING, Number, Object, Path, find_parent_object, parse
 from gpunode.runtimes.text import MISSING, compare_documents
 
 
@@ -29,7 +29,7 @@ def put(text: str, path: Path, value: Any) -> str:
 
 def drop(text: str, path: Path) -> str:
     """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
-    holder = parent_object(parse(text), path)
+    holder = find_parent_object(parse(text), path)
     keys = list(holder.members)
     index = keys.index(path[-1])
     member = holder.members[path[-1]]
@@ -42,7 +42,7 @@ def drop(text: str, path: Path) -> str:
 
 def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """``text``, which reads as ``before``, so that it reads as ``after``."""
-    text = text if text.strip(BLANK) else "{}\n"
+    text = text if text.strip(JSON_BLANKS) else "{}\n"
     for path, _, value in compare_documents(before, after):
         text = drop(text, path) if value is MISSING else put(text, path, value)
     return text
@@ -79,7 +79,7 @@ def _indent(text: str, at: int) -> str:
 
 def _space_before(text: str, at: int) -> str:
     start = at
-    while text[start - 1] in BLANK:
+    while text[start - 1] in JSON_BLANKS:
         start -= 1
     return text[start:at]
 

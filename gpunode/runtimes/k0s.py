@@ -15,24 +15,26 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import first_merging_version, imports_matching, read
+from gpunode.runtimes.containerd_files import first_merging_version, imports_matching, parse_config_file
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
-CONFIG: Final = "/etc/k0s/containerd.toml"
-FOLDER: Final = "/etc/k0s/containerd.d"
-DROP_IN: Final = f"{FOLDER}/99-nvidia.toml"
-_MARK: Final = "# k0s_managed=true"
+K0S_CONTAINERD_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
+K0S_DROP_IN_FOLDER: Final = "/etc/k0s/containerd.d"
+DROP_IN: Final = f"{K0S_DROP_IN_FOLDER}/99-nvidia.toml"
+_MANAGED_BY_K0S_LINE: Final = "# k0s_managed=true"
 
 
-def is_managed(data: bytes | None) -> bool:
+def is_managed_by_k0s(data: bytes | None) -> bool:
     """Return whether k0s makes the file: its first line says so (blank before 1.30), or it is not there."""
     lines = (data or b"").decode("utf-8", "replace").lstrip("\r\n").splitlines()
-    return data is None or lines[:1] == [_MARK]
+    return data is None or lines[:1] == [_MANAGED_BY_K0S_LINE]
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The generated file, what it imports, and the drop-ins."""
-    return tuple(dict.fromkeys((*containerd_files.reads(files, locate(files, desired)), f"{FOLDER}/*.toml")))
+    return tuple(
+        dict.fromkeys((*containerd_files.reads(files, locate(files, desired)), f"{K0S_DROP_IN_FOLDER}/*.toml"))
+    )
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
@@ -46,44 +48,48 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: a file cannot be read, or the request is impossible there.
     """
-    if not is_managed(files.get(CONFIG)):
+    if not is_managed_by_k0s(files.get(K0S_CONTAINERD_CONFIG_FILE)):
         edited = containerd.configure(files, locate(files, desired))
-        return replace(edited, how=f"{edited.how}; {CONFIG} lacks the mark of k0s, so k0s leaves it alone")
-    if CONFIG not in files:
+        return replace(
+            edited, how=f"{edited.how}; {K0S_CONTAINERD_CONFIG_FILE} lacks the mark of k0s, so k0s leaves it alone"
+        )
+    if K0S_CONTAINERD_CONFIG_FILE not in files:
         raise Refused(
-            f"{CONFIG} does not exist yet",
+            f"{K0S_CONTAINERD_CONFIG_FILE} does not exist yet",
             why="k0s creates it at its first start, and its schema is not known until then",
             hint="start k0s once, then run the command again",
         )
     if desired.mode == "in-place":
-        raise _refuse_lost_edit("gpunode does not edit it in place")
+        raise _lost_edit_error("gpunode does not edit it in place")
     if desired.drop_in not in {"", DROP_IN}:
         raise Refused(
             f"k0s does not read {desired.drop_in}",
-            why=f"it looks for drop-ins in {FOLDER}",
+            why=f"it looks for drop-ins in {K0S_DROP_IN_FOLDER}",
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
     edited = _with_actual_before(files, containerd.configure(_with_drop_ins(files), locate(files, desired)))
-    if any(edit.path == CONFIG for edit in edited.edits):
-        raise _refuse_lost_edit("this change requires an edit of it")
+    if any(edit.path == K0S_CONTAINERD_CONFIG_FILE for edit in edited.edits):
+        raise _lost_edit_error("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
 
 
-def _refuse_lost_edit(what: str) -> Refused:
+def _lost_edit_error(what: str) -> Refused:
     return Refused(
-        f"{CONFIG}: {what}",
+        f"{K0S_CONTAINERD_CONFIG_FILE}: {what}",
         why="k0s regenerates it at every start, so the edit would be lost",
-        hint=f"leave --mode out, and put other settings into a file in {FOLDER}",
+        hint=f"leave --mode out, and put other settings into a file in {K0S_DROP_IN_FOLDER}",
     )
 
 
 def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
     """Return ``desired`` for the generated file and the drop-in that k0s reads."""
-    if not is_managed(files.get(CONFIG)):
-        return replace(desired, config=CONFIG, version=None)
+    if not is_managed_by_k0s(files.get(K0S_CONTAINERD_CONFIG_FILE)):
+        return replace(desired, config=K0S_CONTAINERD_CONFIG_FILE, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
-    version = first_merging_version(read(files.get(CONFIG), CONFIG).schema)
-    return replace(desired, config=CONFIG, drop_in=DROP_IN, mode="auto", version=version)
+    version = first_merging_version(
+        parse_config_file(files.get(K0S_CONTAINERD_CONFIG_FILE), K0S_CONTAINERD_CONFIG_FILE).schema
+    )
+    return replace(desired, config=K0S_CONTAINERD_CONFIG_FILE, drop_in=DROP_IN, mode="auto", version=version)
 
 
 def _with_drop_ins(files: Files) -> Files:
@@ -91,15 +97,18 @@ def _with_drop_ins(files: Files) -> Files:
 
     Our drop-in of another schema is from before an upgrade of k0s, and not read any more.
     """
-    data = files.get(CONFIG)
-    if data is None or not is_managed(data):
+    data = files.get(K0S_CONTAINERD_CONFIG_FILE)
+    if data is None or not is_managed_by_k0s(data):
         return files
-    root = read(data, CONFIG)
-    if DROP_IN in files and read(files[DROP_IN], DROP_IN).schema != root.schema:
+    root = parse_config_file(data, K0S_CONTAINERD_CONFIG_FILE)
+    if DROP_IN in files and parse_config_file(files[DROP_IN], DROP_IN).schema != root.schema:
         files = {path: content for path, content in files.items() if path != DROP_IN}
     if any(imports_matching(root, DROP_IN)):
         return files
-    return {**files, CONFIG: f'version = {root.schema}\nimports = ["{FOLDER}/*.toml"]\n'.encode()}
+    return {
+        **files,
+        K0S_CONTAINERD_CONFIG_FILE: f'version = {root.schema}\nimports = ["{K0S_DROP_IN_FOLDER}/*.toml"]\n'.encode(),
+    }
 
 
 def _with_actual_before(files: Files, edited: ConfigEdit) -> ConfigEdit:

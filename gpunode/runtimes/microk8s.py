@@ -17,7 +17,7 @@ from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
-TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
+CONTAINERD_TEMPLATE_FILE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -36,16 +36,16 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: it is not there or cannot be read, or a drop-in was requested.
     """
-    if TEMPLATE not in files:
+    if CONTAINERD_TEMPLATE_FILE not in files:
         raise Refused(
-            f"{TEMPLATE} does not exist",
+            f"{CONTAINERD_TEMPLATE_FILE} does not exist",
             why="microk8s generates containerd's configuration from it, and does not start without it",
             hint="reinstall or refresh the snap: snap refresh microk8s",
         )
     if desired.mode == "drop-in":
         raise Refused(
             "microk8s does not support drop-ins",
-            why=f"it only fills in the variables of {TEMPLATE}",
+            why=f"it only fills in the variables of {CONTAINERD_TEMPLATE_FILE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
     edited = containerd.configure(files, locate(files, desired))
@@ -55,4 +55,4 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
     """Return ``desired`` for the template."""
     del files
-    return replace(desired, config=TEMPLATE, drop_in="", mode="in-place", version=None)
+    return replace(desired, config=CONTAINERD_TEMPLATE_FILE, drop_in="", mode="in-place", version=None)

@@ -16,7 +16,7 @@ CRIO_FOLDER = CRIO_DROP_IN.rpartition("/")[0]
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
 # The name under which containerd's CRI plugin has a default runtime that was given none (``default_runtime``).
-NAMELESS = "default"
+NAMELESS_DEFAULT_NAME = "default"
 
 EditMode: TypeAlias = Literal["auto", "in-place", "drop-in"]
 # Every file that is there among the paths and patterns that ``Runtime.reads`` named.
@@ -103,7 +103,8 @@ class ObservedConfig:
         default: the default runtime's name; None when the text names none.
         cri_disabled: whether containerd's CRI plugin is switched off, so that no kubelet can use it.
         cdi: None when the text does not say.
-        systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is ``NAMELESS``.
+        systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is
+            ``NAMELESS_DEFAULT_NAME``.
         schema: containerd's configuration schema; None for docker.
         is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
         has_default_cdi: whether ``cdi`` is False as containerd 1.7's ``config default`` prints it, which nobody chose.
@@ -120,7 +121,7 @@ class ObservedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConfigLayer:
     """A file of a runtime's configuration, as a document.
 
     Attributes:
@@ -166,7 +167,7 @@ class Removal:
 
 Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
 Configure: TypeAlias = Callable[[Files, DesiredConfig], ConfigEdit]
-Layers: TypeAlias = Callable[[Files, DesiredConfig], tuple[Layer, ...]]
+Layers: TypeAlias = Callable[[Files, DesiredConfig], tuple[ConfigLayer, ...]]
 CompleteRemoval: TypeAlias = Callable[[Removal, DesiredConfig], Removal]
 Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 
@@ -216,7 +217,7 @@ def keep_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     return row
 
 
-def no_layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+def no_layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return no files: no handler is registered in any."""
     del files, desired
     return ()
@@ -246,7 +247,7 @@ def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Fil
 
 
 TOOLKIT_PROGRAM_NAME: Final = "nvidia-container-runtime"
-INSTALLED: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
+INSTALLED_TOOLKIT_PROGRAM: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 
 
 def with_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
@@ -256,22 +257,22 @@ def with_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> D
         Refused: its binary is another relative path; ``why`` that is of no use.
     """
     if desired.binary == TOOLKIT_PROGRAM_NAME:
-        return replace(desired, binary=INSTALLED)
+        return replace(desired, binary=INSTALLED_TOOLKIT_PROGRAM)
     if not desired.binary.startswith("/"):
         raise Refused(
             f"{where}the runtime binary {desired.binary!r} is not an absolute path",
             why=why,
-            hint=f"give its full path, such as {INSTALLED}",
+            hint=f"give its full path, such as {INSTALLED_TOOLKIT_PROGRAM}",
         )
     return desired
 
 
-def runs(binary: str | None, desired: DesiredConfig) -> bool:
+def runs_desired_binary(binary: str | None, desired: DesiredConfig) -> bool:
     """Return whether a handler with this ``binary`` runs what is desired.
 
     dockerd looks the bare name up in its PATH, where the package puts it.
     """
-    return binary == desired.binary or {binary, desired.binary} == {TOOLKIT_PROGRAM_NAME, INSTALLED}
+    return binary == desired.binary or {binary, desired.binary} == {TOOLKIT_PROGRAM_NAME, INSTALLED_TOOLKIT_PROGRAM}
 
 
 def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
@@ -301,7 +302,7 @@ def is_under_systemd(default: str, cgroup: Mapping[str, bool]) -> bool:
 
     Another default than one of the runc shim's says nothing: a VM has no such driver, and NVIDIA's own is the handler.
     """
-    return default in {*RUNC_FAMILY, NAMELESS} and cgroup.get(default, False)
+    return default in {*RUNC_FAMILY, NAMELESS_DEFAULT_NAME} and cgroup.get(default, False)
 
 
 def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desired: DesiredConfig) -> bool:

@@ -13,7 +13,7 @@ from gpunode.runtimes.model import ObservedConfig, Runtime
 Version: TypeAlias = "tuple[int, ...] | None"
 _HAS_CDI, _ON_BY_DEFAULT = (1, 7), (2,)
 # Only containerd 2 reads it.
-_SCHEMA_OF_2: Final = 3
+_SCHEMA_OF_CONTAINERD_2: Final = 3
 
 
 def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
@@ -56,4 +56,4 @@ def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> 
 
 
 def _is_on_by_default(observed: ObservedConfig, version: Version) -> bool:
-    return (version or ()) >= _ON_BY_DEFAULT or (observed.schema or 0) >= _SCHEMA_OF_2
+    return (version or ()) >= _ON_BY_DEFAULT or (observed.schema or 0) >= _SCHEMA_OF_CONTAINERD_2

@@ -24,14 +24,14 @@ MIN_VERSION = (4, 1)
 Version = tuple[int, ...]
 # In the order in which podman reads them, the last one wins.
 CONFIG = "/etc/containers/containers.conf"
-_CONFIGS = (
+_CONTAINERS_CONF_GLOBS = (
     "/usr/share/containers/containers.conf",
     "/usr/share/containers/containers.conf.d/*.conf",
     CONFIG,
     "/etc/containers/containers.conf.d/*.conf",
 )
-_READS_UP_TO = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
-_CONFIGURABLE = (5, 5)
+_MAX_CDI_SPEC_BY_PODMAN_VERSION = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
+_FIRST_WITH_CONFIGURABLE_FOLDERS = (5, 5)
 locate_row = keep_row
 layers = no_layers
 complete_removal = keep_removal
@@ -40,7 +40,7 @@ complete_removal = keep_removal
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """Return the files that set podman's CDI folders."""
     del files, desired
-    return _CONFIGS
+    return _CONTAINERS_CONF_GLOBS
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -63,15 +63,17 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     Raises:
         Refused: a file of its configuration is not UTF-8.
     """
-    if version is None or version < _CONFIGURABLE:
+    if version is None or version < _FIRST_WITH_CONFIGURABLE_FOLDERS:
         return CDI_FOLDERS
-    configured = [folders for path in sorted(files, key=_rank) if (folders := _configured_folders(path, files[path]))]
+    configured = [
+        folders for path in sorted(files, key=_reading_order_key) if (folders := _configured_folders(path, files[path]))
+    ]
     if configured:
         return configured[-1]
-    return ("/etc/cdi",) if version[:2] == _CONFIGURABLE else CDI_FOLDERS
+    return ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
 
 
-def _rank(path: str) -> tuple[bool, bool, str]:
+def _reading_order_key(path: str) -> tuple[bool, bool, str]:
     return not path.startswith("/usr/"), ".conf.d/" in path, path
 
 
@@ -87,5 +89,7 @@ def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
 def supports_spec(version: Version | None, spec_version: str) -> bool:
     """Return whether podman reads specifications of that version of CDI, as far as it is known."""
     numbers = tuple(int(part) for part in spec_version.split(".") if part.isdecimal())
-    limit = next((most for before, most in _READS_UP_TO if version is not None and version < before), None)
+    limit = next(
+        (most for before, most in _MAX_CDI_SPEC_BY_PODMAN_VERSION if version is not None and version < before), None
+    )
     return limit is None or numbers[:2] <= limit

@@ -20,19 +20,19 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, read
+from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, parse_config_file
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal
 
-_DROP_IN: Final = "99-nvidia.toml"
+_DROP_IN_FILE_NAME: Final = "99-nvidia.toml"
 # What the product registers by itself, by the name of the program that it looks for.
-_FOUND: Final = {
+_DETECTED_PROGRAM_BY_HANDLER: Final = {
     "nvidia": "nvidia-container-runtime",
     "nvidia-cdi": "nvidia-container-runtime.cdi",
     "nvidia-experimental": "nvidia-container-runtime-experimental",
 }
-_PATH: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_DETECTION_PATH_FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 # A template that includes the runtimes which the product finds: its base template does.
-_RENDERS_FOUND: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
+_RENDERS_DETECTED_RUNTIMES: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class Rancher:
 
     def template(self, schema: int) -> str:
         """Return the template from which a file of ``schema`` is generated."""
-        return f"{self.folder}/config{_suffix(schema)}.toml.tmpl"
+        return f"{self.folder}/config{_schema_suffix(schema)}.toml.tmpl"
 
     def drop_in(self, schema: int) -> str:
         """Return gpunode's drop-in beside a generated file of ``schema``."""
-        return f"{self.folder}/config{_suffix(schema)}.toml.d/{_DROP_IN}"
+        return f"{self.folder}/config{_schema_suffix(schema)}.toml.d/{_DROP_IN_FILE_NAME}"
 
     @property
     def beside(self) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Rancher:
                 why=f"{self.product} regenerates it at every start, so the edit would be lost",
                 hint=f"omit --mode: gpunode writes to the place that {self.product} reads",
             )
-        desired = containerd.absolute(desired, self.config)
+        desired = containerd.with_absolute_paths(desired, self.config)
         if desired.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
             raise Refused(
                 f"{self.product} does not read {desired.drop_in}",
@@ -116,7 +116,7 @@ class Rancher:
         return self._configure_by_detection(files, located)
 
     def _read_generated(self, files: Files) -> ConfigFile:
-        return read(files.get(self.config), self.config)
+        return parse_config_file(files.get(self.config), self.config)
 
     def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
         """Return ``desired`` for the generated file, and for the drop-in that it imports."""
@@ -156,9 +156,9 @@ class Rancher:
 
     def _is_auto_detected(self, desired: DesiredConfig) -> bool:
         """Return whether the product finds the handler's program by itself, under the same name."""
-        program = _FOUND.get(desired.handler)
+        program = _DETECTED_PROGRAM_BY_HANDLER.get(desired.handler)
         folder, _, name = desired.binary.rpartition("/")
-        return name == program and folder in _PATH
+        return name == program and folder in _DETECTION_PATH_FOLDERS
 
     def _configure_by_detection(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         """Leave the handler to the product, which registers what it finds on its PATH.
@@ -174,12 +174,13 @@ class Rancher:
         if not self._is_auto_detected(desired):
             raise Refused(
                 f"this {self.product} cannot register {desired.handler} with {desired.binary} by itself",
-                why=f"it looks for {', '.join(_FOUND.values())} on its PATH, and reads drop-ins only since spring 2026",
+                why=f"it looks for {', '.join(_DETECTED_PROGRAM_BY_HANDLER.values())} on its PATH, and reads drop-ins "
+                "only since spring 2026",
                 hint=f"omit the runtime's name and path, upgrade {self.product}, or add the runtime to a template, "
                 f"{self.template(self._read_generated(files).schema)}",
             )
         template = self.template(self._read_generated(files).schema)
-        if template in files and not _RENDERS_FOUND.search(files[template]):
+        if template in files and not _RENDERS_DETECTED_RUNTIMES.search(files[template]):
             raise Refused(
                 f"{template} prevents {self.product} from registering {desired.handler}",
                 why=f"the template includes none of the runtimes that {self.product} finds by itself",
@@ -192,13 +193,14 @@ class Rancher:
         """Return whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's)."""
         binary = present.handlers.get(desired.handler, "")
         return binary == desired.binary or (
-            self._is_auto_detected(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
+            self._is_auto_detected(desired)
+            and posixpath.basename(binary) == _DETECTED_PROGRAM_BY_HANDLER[desired.handler]
         )
 
     def _default_edits(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
         """Yield the product's own setting of the default runtime, where that is desired and not so already."""
         data = files.get(self.settings)
-        after = _setting(desired)
+        after = _default_runtime_setting(desired)
         if desired.default and (present is None or present.default != desired.handler) and data != after:
             yield Edit(self.settings, data, after)
 
@@ -218,20 +220,20 @@ class Rancher:
                 removal = removal.with_notes(
                     f"{path} keeps the lines between gpunode's two marks: delete them if they were for this"
                 )
-        if removal.after.get(self.settings) == _setting(desired):
+        if removal.after.get(self.settings) == _default_runtime_setting(desired):
             is_recorded = removal.former.get(self.settings) != removal.files[self.settings]
             former = removal.former.get(self.settings) if is_recorded else None
             removal = removal.with_file(self.settings, former)
-        if desired.handler in _FOUND:
+        if desired.handler in _DETECTED_PROGRAM_BY_HANDLER:
             removal = removal.with_notes(
                 f"{self.product} registers {desired.handler} by itself if nvidia-container-toolkit is installed"
             )
         return removal
 
 
-def _setting(desired: DesiredConfig) -> bytes:
+def _default_runtime_setting(desired: DesiredConfig) -> bytes:
     return f"# made by gpunode\ndefault-runtime: {desired.handler}\n".encode()
 
 
-def _suffix(schema: int) -> str:
+def _schema_suffix(schema: int) -> str:
     return "" if schema < 3 else "-v3"

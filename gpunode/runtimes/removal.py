@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpunode.errors import Refused
 from gpunode.runtimes.documents import edit_file, parse_document
-from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Layer, Removal, Runtime
+from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, ConfigLayer, DesiredConfig, Edit, Files, Removal, Runtime
 from gpunode.runtimes.reversal import changed_handlers
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, at, put
@@ -49,12 +49,12 @@ def remove_handler(
     Raises:
         Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
     """
-    files, removal = reverted.files, _replace_entry(row, desired, reverted, contents_before)
+    files, removal = reverted.files, _restore_entry(row, desired, reverted, contents_before)
     is_recorded = removal.after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
             raise _foreign_handler_error(row, desired, files)
-        removal = _replace_entry(row, desired, removal, dict.fromkeys(files))
+        removal = _restore_entry(row, desired, removal, dict.fromkeys(files))
     removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
     edits = tuple(
@@ -109,7 +109,7 @@ def _foreign_handler_error(row: Runtime, desired: DesiredConfig, files: Files) -
     )
 
 
-def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
+def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
     """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
     layers, main = row.layers(removal.after, desired), desired.config or row.config
     root = next((layer.document for layer in layers if layer.path == main), {})
@@ -156,7 +156,7 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
     return removal
 
 
-def _edit(layer: Layer, document: Document, content: bytes) -> bytes:
+def _edit(layer: ConfigLayer, document: Document, content: bytes) -> bytes:
     edited = edit_file(content, layer.path, layer.document, document)
     if edited is None:
         raise Refused(

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunode import merging
 from gpunode.errors import Refused
-from gpunode.runtimes.containerd_files import CRI_PLUGINS
+from gpunode.runtimes.containerd_files import CRI_PLUGIN_BY_SCHEMA
 from gpunode.runtimes.documents import edit_file, is_json, parse_document, reads_as
 from gpunode.runtimes.model import Edit
 from gpunode.runtimes.text import same
@@ -23,7 +23,7 @@ from gpunode.runtimes.tomlread import Document, Path, at, put
 
 
 @dataclass(frozen=True, slots=True)
-class Reversal:
+class RevertedFile:
     """A file without gpunode's edit.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reversal:
     removed: tuple[Path, ...] = ()
 
 
-def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> Reversal | None:
+def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> RevertedFile | None:
     """Return ``now`` without ``edit``; None if they cannot be separated.
 
     A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
@@ -51,9 +51,9 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
             tables of tables.
     """
     if now == edit.after:
-        return Reversal(edit.before or b"")
+        return RevertedFile(edit.before or b"")
     if edit.after is None:
-        return Reversal(now)
+        return RevertedFile(now)
     path = edit.path
     try:
         was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, now))
@@ -64,7 +64,7 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     name, new_name = _find_cri_plugin(made), _find_cri_plugin(found)
     is_migrated = bool(name and new_name) and name != new_name
     if is_migrated:
-        was, made = (_migrate(document, name, new_name) for document in (was, made))
+        was, made = (_migrate_handlers(document, name, new_name) for document in (was, made))
     keys = _KeyReversal(entries)
     reverted = keys.revert_table(was, made, found, ())
     if "plugins" in reverted and found.get("version", 1) != 1:
@@ -75,19 +75,19 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     added = {*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}
     removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
     if edit.before is None and not reverted and (is_json(path) or _adds_no_line(now, edit.after)):
-        return Reversal(b"", tuple(keys.changed), removed)
+        return RevertedFile(b"", tuple(keys.changed), removed)
     content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
     if content is None or not reads_as(content, path, reverted):
         content = edit_file(now, path, found, reverted)
-    return None if content is None else Reversal(content, tuple(keys.changed), removed)
+    return None if content is None else RevertedFile(content, tuple(keys.changed), removed)
 
 
 def _find_cri_plugin(document: Document) -> str:
     """Return containerd's name for the CRI plugin that has the handlers; empty where none has."""
-    return next((one for one in CRI_PLUGINS.values() if at(document, ("plugins", one, "containerd"))), "")
+    return next((one for one in CRI_PLUGIN_BY_SCHEMA.values() if at(document, ("plugins", one, "containerd"))), "")
 
 
-def _migrate(document: Document, name: str, new_name: str) -> Document:
+def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
     """Return what ``containerd config migrate`` makes of the handlers with a program, and of the plugin's other keys.
 
     The others, as runc, stay in the migrated file: containerd has them anyway, and somebody may have set more there.
@@ -98,9 +98,9 @@ def _migrate(document: Document, name: str, new_name: str) -> Document:
     return put(unversioned, ("plugins", new_name), put(plugin, path, handlers))
 
 
-def _revert_lines(edit: Edit, now: bytes) -> Reversal | None:
+def _revert_lines(edit: Edit, now: bytes) -> RevertedFile | None:
     content = merging.merged(edit.after or b"", edit.before or b"", now)
-    return None if content is None else Reversal(content)
+    return None if content is None else RevertedFile(content)
 
 
 def _adds_no_line(now: bytes, after: bytes) -> bool:
@@ -117,7 +117,7 @@ def _leaves(document: Document, above: Path = ()) -> Iterator[Path]:
 
 # Keys.
 
-_GONE = object()
+_NO_VALUE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class _KeyReversal:
         """Return the table ``now`` without what made ``after`` of ``before``; one that is new has no former values."""
         result = dict(now)
         for key in {**before, **after}:
-            was, made, found = (table.get(key, _GONE) for table in (before, after, now))
+            was, made, found = (table.get(key, _NO_VALUE) for table in (before, after, now))
             if same(was, made) or same(found, was):
                 continue
             value = was if same(found, made) else self._revert_value(was, made, found, (*here, key), is_new=is_new)
-            if value is _GONE:
+            if value is _NO_VALUE:
                 result.pop(key, None)
             else:
                 result[key] = value
@@ -147,7 +147,7 @@ class _KeyReversal:
         """Return a value that is neither what gpunode made it nor what it was."""
         if isinstance(made, dict):
             return self._revert_inner_table(was, made, found, here)
-        if isinstance(made, list) and isinstance(found, list) and (was is _GONE or isinstance(was, list)):
+        if isinstance(made, list) and isinstance(found, list) and (was is _NO_VALUE or isinstance(was, list)):
             former = was if isinstance(was, list) else []
             if any(item not in former for item in made) or any(item not in made for item in former):
                 return _revert_list(former, made, found)
@@ -156,7 +156,7 @@ class _KeyReversal:
     def _revert_inner_table(self, was: Any, made: Document, found: Any, here: Path) -> Any:
         is_new = not isinstance(was, dict)
         if not isinstance(found, dict):
-            is_theirs = not is_new and (found is not _GONE or self.revert_table(was, made, {}, here))
+            is_theirs = not is_new and (found is not _NO_VALUE or self.revert_table(was, made, {}, here))
             return self._keep(found, here) if is_theirs else found
         if self._is_entry(made, here, is_new=is_new):
             if program_of(found) != program_of(made):

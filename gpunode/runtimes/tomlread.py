@@ -17,7 +17,7 @@ Path: TypeAlias = tuple[str, ...]
 Document: TypeAlias = dict[str, Any]
 
 
-class Verbatim(str):
+class VerbatimFloat(str):
     """A float as it was written, so that 1e3 stays 1e3 and nan equals nan."""
 
     __slots__ = ()
@@ -33,7 +33,7 @@ def parse(text: str) -> Document:
     Raises:
         ValueError: the text is not TOML, or holds a number that Python will not read.
     """
-    document: Document = loads(text, parse_float=Verbatim)
+    document: Document = loads(text, parse_float=VerbatimFloat)
     return document
 
 

@@ -20,14 +20,14 @@ from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
 from gpunode.runtimes.text import compare_documents, same
-from gpunode.runtimes.tomlread import Document, Path, Verbatim, parse
+from gpunode.runtimes.tomlread import Document, Path, VerbatimFloat, parse
 
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.
-_ROUNDS = 2
+_MAX_EDIT_ROUNDS = 2
 # No TOML text holds this character: it marks what is new or gone, until the lines around it are laid out.
-_MARK = "\0"
-_HEADER = re.compile(r"^([ \t]*)\[([^\[\n].*?)\][ \t]*(?:#.*)?$", re.MULTILINE)
+_INSERTED_TEXT_MARK = "\0"
+_TABLE_HEADER_LINE = re.compile(r"^([ \t]*)\[([^\[\n].*?)\][ \t]*(?:#.*)?$", re.MULTILINE)
 _LINE_ABOVE_HEADER = re.compile(r"^([ \t]*(?:[^#\s].*)?)\n(?=[ \t]*\[)", re.MULTILINE)
 _KEY_BELOW_HEADER = re.compile(r"^([ \t]*)\[[^\[\n].*\n\1([ \t]*)[^\s#\[]", re.MULTILINE)
 
@@ -61,7 +61,7 @@ def edit(text: str, before: Document, after: Document) -> str:
     is_terminated = not text or text.endswith("\n")
     result = former = (text.replace("\r\n", "\n") if is_crlf else text) + ("" if is_terminated else "\n")
     read, replaced, line = before, None, 0
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_EDIT_ROUNDS):
         try:
             result, ends = _edit_once(result, read, after)
             read = parse(result)
@@ -79,7 +79,7 @@ def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[s
     """Return the edited text, and the ends of the lines that were changed or taken out."""
     document = tomlkit.parse(text)
     root = _Part(document)
-    headers = {name: indent for indent, name in _HEADER.findall(text)}
+    headers = {name: indent for indent, name in _TABLE_HEADER_LINE.findall(text)}
     _restore_indents(root, headers)
     if (written := document.as_string()) != text:
         pairs = enumerate(zip(written.split("\n"), text.split("\n"), strict=False), 1)
@@ -250,11 +250,13 @@ class _Editor:
         if at or part.key is not None:
             part.body.insert(at, _make_entry(lines))
         else:  # above all tables, but below the comments about the whole file
-            tables = (n for n, (key, item) in enumerate(part.body) if key or item.as_string().startswith(_MARK))
+            tables = (
+                n for n, (key, item) in enumerate(part.body) if key or item.as_string().startswith(_INSERTED_TEXT_MARK)
+            )
             self._insert_tables(part, next(tables, len(part.body)), lines)
 
     def _insert_tables(self, part: _Part, at: int, lines: str) -> None:
-        part.body.insert(at, _make_entry(f"{_MARK}{lines}{_MARK}\n"))
+        part.body.insert(at, _make_entry(f"{_INSERTED_TEXT_MARK}{lines}{_INSERTED_TEXT_MARK}\n"))
 
     def _format_tables(self, path: Path, table: Document, indent: str) -> str:
         """Write ``table``; one that only holds tables needs no header."""
@@ -301,7 +303,7 @@ class _Editor:
             part.body[index] = _make_entry("")
             is_last_of_root = part.key is None and not part.end_of_lines()
             if is_last_of_root or (isinstance(item, Table) and not key.is_dotted()):
-                part.body[index] = _make_entry(f"{_MARK}{_MARK}\n{_collect_comments(item)}")
+                part.body[index] = _make_entry(f"{_INSERTED_TEXT_MARK}{_INSERTED_TEXT_MARK}\n{_collect_comments(item)}")
 
     def _note_lines(self, part: _Part, key: Key | None = None, item: Item | None = None) -> None:
         """Note the lines of an entry of ``part``; braces stand on one line, which changes with all in them."""
@@ -382,7 +384,7 @@ def _format_keys(keys: Path, quote: str) -> str:
 def _format_value(value: Any, quote: str) -> str:
     """Write ``value`` on one line."""
     match value:
-        case Verbatim():
+        case VerbatimFloat():
             return str(value)
         case str():
             is_literal = quote == "'" and not re.search(r"['\x00-\x1f\x7f]", value)
@@ -399,9 +401,9 @@ def _format_value(value: Any, quote: str) -> str:
 def _lay_out(text: str, *, has_gaps: bool) -> str:
     """Return ``text`` without marks: comments that touch a header stay above it, gaps are as between the others."""
     blank = "\n" if has_gaps else ""
-    text = text.replace(f"{_MARK}\n{_MARK}", blank)
-    while _MARK in text:
-        head, lines, tail = text.split(_MARK, 2)
+    text = text.replace(f"{_INSERTED_TEXT_MARK}\n{_INSERTED_TEXT_MARK}", blank)
+    while _INSERTED_TEXT_MARK in text:
+        head, lines, tail = text.split(_INSERTED_TEXT_MARK, 2)
         tail = tail.removeprefix("\n")
         if lines.strip():
             head, below = _split_end(head) if tail else (head, "")

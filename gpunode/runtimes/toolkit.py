@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
-from gpunode.recipe.toml import literal
+from gpunode.recipe.toml import to_toml_literal
 from gpunode.runtimes.documents import reads_as
 from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parse_file, put
@@ -102,11 +102,11 @@ KEYS: tuple[ToolkitKey, ...] = (
     ToolkitKey("nvidia-container-runtime-hook.skip-mode-detection", "switch", default=False),
     ToolkitKey("nvidia-ctk.path", "text", default="nvidia-ctk"),
 )
-_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in KEYS}
-_LDCONFIG = _BY_NAME[f"{_CLI}.ldconfig"]
-_FOREIGN_LDCONFIG = _BY_NAME["features.allow-ldconfig-from-container"]
+_TOOLKIT_KEY_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in KEYS}
+_LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME[f"{_CLI}.ldconfig"]
+_FOREIGN_LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME["features.allow-ldconfig-from-container"]
 # As Go's strconv.ParseBool reads them.
-_SWITCH = {
+_SWITCH_VALUE_BY_WORD = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
@@ -121,7 +121,7 @@ class Setting:
 
 
 # How much is written down, and where the linker's program is, differ without effect on containers.
-_HARMLESS = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
+_KEYS_WITHOUT_EFFECT = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
 
 
 def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
         Refused: the file is not TOML.
     """
     _, document = _parse_config(data, path)
-    found = ((key, at(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
+    found = ((key, at(document, key.path)) for key in KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
         f"{key.name} = {json.dumps(value)}"
         for key, value in found
@@ -145,24 +145,24 @@ def _default_value(key: ToolkitKey) -> object:
     return list(usual) if isinstance(usual, tuple) else usual
 
 
-def settings(words: Iterable[str]) -> tuple[Setting, ...]:
+def parse_set_options(words: Iterable[str]) -> tuple[Setting, ...]:
     """Parse the values of ``--set``, in their order.
 
     Raises:
         UsageError: a key is unknown, or a value is none that its key can have.
     """
-    return tuple(_setting(part) for word in words for part in _parts(word))
+    return tuple(_parse_setting(part) for word in words for part in _split_set_option(word))
 
 
-def _parts(word: str) -> Sequence[str]:
+def _split_set_option(word: str) -> Sequence[str]:
     """The settings in one ``--set``: nvidia-ctk cuts it at every comma, here those that belong to a value are left."""
     parts = word.split(",")
-    return parts if all(part.partition("=")[0] in _BY_NAME for part in parts) else (word,)
+    return parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else (word,)
 
 
-def _setting(word: str) -> Setting:
+def _parse_setting(word: str) -> Setting:
     name, equals, value = word.partition("=")
-    key = _BY_NAME.get(name)
+    key = _TOOLKIT_KEY_BY_NAME.get(name)
     if key is None:
         raise _unknown(name)
     if key.kind in {"switch", "feature"}:
@@ -181,13 +181,13 @@ def _setting(word: str) -> Setting:
 
 
 def _unknown(name: str) -> UsageError:
-    below = [known for known in _BY_NAME if known.startswith(f"{name}.")]
+    below = [known for known in _TOOLKIT_KEY_BY_NAME if known.startswith(f"{name}.")]
     if below:
         return UsageError(f"--set {name} names a table", hint=f"name one of its keys: {', '.join(below)}")
     table, _, last = name.rpartition(".")
-    siblings = {known.rpartition(".")[2]: known for known in _BY_NAME if known.rpartition(".")[0] == table}
+    siblings = {known.rpartition(".")[2]: known for known in _TOOLKIT_KEY_BY_NAME if known.rpartition(".")[0] == table}
     similar = [siblings[one] for one in difflib.get_close_matches(last, siblings, 1, 0.75)]
-    similar = similar or [known for known in _BY_NAME if known.rpartition(".")[2] == last]
+    similar = similar or [known for known in _TOOLKIT_KEY_BY_NAME if known.rpartition(".")[2] == last]
     hint = "write one of these instead" if siblings else "`gpunode ctk config default` shows the usual ones"
     return UsageError(
         f"--set {name}: the toolkit's configuration has no such key",
@@ -199,14 +199,14 @@ def _unknown(name: str) -> UsageError:
 def _parse_switch(key: ToolkitKey, value: str) -> bool | None:
     if key.kind == "feature" and value == "nil":
         return None
-    if value not in _SWITCH:
+    if value not in _SWITCH_VALUE_BY_WORD:
         raise UsageError(
             f"--set {key.name} cannot be {value!r}",
             why="it is either on or off",
             hint=f"write --set {key.name}=true or --set {key.name}=false"
             + (f", or --set {key.name}=nil to remove it" if key.kind == "feature" else ""),
         )
-    return _SWITCH[value]
+    return _SWITCH_VALUE_BY_WORD[value]
 
 
 def _split_list(key: ToolkitKey, value: str) -> list[str]:
@@ -238,13 +238,13 @@ class HostTraits:
     real_ldconfig: bool = False
 
 
-def default(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
+def render_default_config(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
     values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in KEYS}
     if machine.suse:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
-        values[_LDCONFIG.name] = "@/sbin/ldconfig.real"
+        values[_LDCONFIG_KEY.name] = "@/sbin/ldconfig.real"
     return _write_new_file({**values, **_values(desired)})
 
 
@@ -274,7 +274,7 @@ def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, DefaultValue | 
 
 
 def _statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
-    return f"{key.path[-1]} = {literal(value)}"
+    return f"{key.path[-1]} = {to_toml_literal(value)}"
 
 
 def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = CONFIG) -> bytes:
@@ -291,15 +291,15 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTrait
     """
     text, document = _parse_config(data, path)
     if data is None:
-        text = default(machine, desired)
+        text = render_default_config(machine, desired)
     elif not text.strip() and any(setting.value is not None for setting in desired):
         text = _write_new_file(_values(desired))
     document = parse(text)
     for setting in desired:
         text = _edit_config(text, document, setting, path)
         document = parse(text)
-    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in desired):
-        _check_ldconfig(document)
+    if any(setting.key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY) for setting in desired):
+        _refuse_bad_ldconfig(document)
     return encode(text, data)
 
 
@@ -338,13 +338,13 @@ def _insert_below_comment(text: str, after: Document, setting: Setting) -> str:
     return ""
 
 
-def _check_ldconfig(document: Document) -> None:
-    value = at(document, _LDCONFIG.path)
-    if not isinstance(value, str) or value.startswith("@") or at(document, _FOREIGN_LDCONFIG.path) is True:
+def _refuse_bad_ldconfig(document: Document) -> None:
+    value = at(document, _LDCONFIG_KEY.path)
+    if not isinstance(value, str) or value.startswith("@") or at(document, _FOREIGN_LDCONFIG_KEY.path) is True:
         return
     raise Refused(
-        f"{_LDCONFIG.name} = {value!r} would prevent every GPU container from starting",
+        f"{_LDCONFIG_KEY.name} = {value!r} would prevent every GPU container from starting",
         why="a path without @ is inside the container's image, and the toolkit refuses to run it unless "
-        f"{_FOREIGN_LDCONFIG.name} is on",
-        hint=f"the host's own: --set {_LDCONFIG.name}=@{value if value.startswith('/') else '/sbin/ldconfig'}",
+        f"{_FOREIGN_LDCONFIG_KEY.name} is on",
+        hint=f"the host's own: --set {_LDCONFIG_KEY.name}=@{value if value.startswith('/') else '/sbin/ldconfig'}",
     )

@@ -12,7 +12,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
@@ -20,24 +20,26 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, states_from_facts
 from gpunode.steps.installed_driver import is_at_version
-from gpunode.steps.kernel import is_loaded
+from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiDevices, CdiSpec
     from gpunode.runtimes import podman
 
-UNIT = "nvidia-cdi-refresh.service"
-PATH_UNIT = "nvidia-cdi-refresh.path"
+CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
+CDI_REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
 # What the unit's owner may have told it, such as another place for its output.
-ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+CDI_REFRESH_ENVIRONMENT_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
-_TOOLKIT = PackageId("nvidia-container-toolkit-base")
+_TOOLKIT_BASE_PACKAGE = PackageId("nvidia-container-toolkit-base")
 # The first toolkit whose package brings the units.
-_UNITS_SINCE = (1, 18)
-_OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
-_ALL = "all"
-KEPT_FRESH = "; the toolkit's units keep it fresh"
+_FIRST_VERSION_WITH_UNITS = (1, 18)
+_OUTPUT_FILE_SETTING = re.compile(
+    r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE
+)
+_ALL_GPUS_DEVICE = "all"
+KEPT_FRESH_PHRASE = "; the toolkit's units keep it fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +63,34 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "an image's specification is written after its first boot", deferred=True)
     if not needs_specification(recipe, facts):
         reason = "CDI is not requested, and the toolkit has no unit that would write a specification"
-        return Planned((), reason, tuple(_stale_notes(recipe, facts)))
+        return Planned((), reason, tuple(_stale_unrequested_spec_notes(recipe, facts)))
     loaded = _expected_driver(facts)
     if loaded is None:
         return Planned((), "written once the driver is loaded", deferred=True)
-    if _is_about_to_change(recipe, facts, loaded):
+    if _is_driver_about_to_change(recipe, facts, loaded):
         return Planned((), f"written after the reboot, which replaces driver {loaded.version}", deferred=True)
     path = output_path(facts)
     fact = facts.file(path)
-    if isinstance(fact, Unknown) and fact.probe == PLAN:
+    if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
         return Planned((), "nvidia-ctk writes it in this run", deferred=True)
     if isinstance(fact, Unknown) and not requests_cdi(recipe):
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
     judged = judge_specifications(recipe, facts, loaded)
-    if not requests_cdi(recipe) and judged.spec is None and not _has_failed(facts):
-        reason = f"CDI is not requested; {UNIT} writes a specification when it next runs"
+    if not requests_cdi(recipe) and judged.spec is None and not _has_refresh_unit_failed(facts):
+        reason = f"CDI is not requested; {CDI_REFRESH_UNIT} writes a specification when it next runs"
         return Planned((), reason, judged.notes, deferred=True)
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
-        return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH if units else ''}", judged.notes)
+        return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH_PHRASE if units else ''}", judged.notes)
     promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk has asked the driver")
     trigger = Trigger("cdi", "" if requests_cdi(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
-    reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT_FRESH if units else ''}"
+    reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT_FRESH_PHRASE if units else ''}"
     return Planned((change, *units), reason, judged.notes)
 
 
-def _stale_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def _stale_unrequested_spec_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield what is wrong with specifications that nobody asks for and nothing rewrites; engines read them as well."""
     loaded = _expected_driver(facts)
     if loaded is None or not loaded.version:
@@ -103,7 +105,7 @@ def _stale_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 def _enable_units(facts: Facts) -> Iterator[ServiceChange]:
     """Enable the toolkit's units, which write it at boot and when the driver changes, unless they are masked."""
-    for name, watches in ((UNIT, False), (PATH_UNIT, True)):
+    for name, watches in ((CDI_REFRESH_UNIT, False), (CDI_REFRESH_PATH_UNIT, True)):
         fact = facts.unit(name)
         if isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
             before = fact.value.state
@@ -114,7 +116,7 @@ def _enable_units(facts: Facts) -> Iterator[ServiceChange]:
 
 def needs_specification(recipe: Recipe, facts: Facts) -> bool:
     """Return True if the recipe, or the toolkit's own unit, needs a specification."""
-    return requests_cdi(recipe) or _has_unit(facts)
+    return requests_cdi(recipe) or _has_usable_refresh_unit(facts)
 
 
 def requests_cdi(recipe: Recipe) -> bool:
@@ -123,45 +125,47 @@ def requests_cdi(recipe: Recipe) -> bool:
     return row is not None and (row.cdi != "switch" or recipe.runtime.cdi is True)
 
 
-def _has_failed(facts: Facts) -> bool:
+def _has_refresh_unit_failed(facts: Facts) -> bool:
     """Return True if the unit failed, as it does if started repeatedly before the driver is ready.
 
     Source: nvidia-container-toolkit issues 1517 and 1611.
     """
-    fact = facts.unit(UNIT)
+    fact = facts.unit(CDI_REFRESH_UNIT)
     return isinstance(fact, Known) and fact.value.failed
 
 
-def _has_unit(facts: Facts) -> bool:
-    fact = facts.unit(UNIT)
+def _has_usable_refresh_unit(facts: Facts) -> bool:
+    fact = facts.unit(CDI_REFRESH_UNIT)
     if isinstance(fact, Known) and fact.value.exists:
         return not fact.value.masked
-    if isinstance(facts.packages, Unknown) or facts.packages.probe != PLAN:
+    if isinstance(facts.packages, Unknown) or facts.packages.probe != PLAN_PROBE_KEY:
         return False
-    to_come = facts.packages.value.get(_TOOLKIT)
+    to_come = facts.packages.value.get(_TOOLKIT_BASE_PACKAGE)
     if not is_at_version(to_come, "") or to_come is None:
         return False
     version = numbers(to_come.version)  # none: the newest, known after the index is read
-    return version is None or version >= _UNITS_SINCE
+    return version is None or version >= _FIRST_VERSION_WITH_UNITS
 
 
 def _expected_driver(facts: Facts) -> LoadedDriver | None:
     """Return the driver loaded now or by earlier steps, its version empty if unknown."""
     fact = facts.loaded_driver
     if isinstance(fact, Unknown):
-        return LoadedDriver("", open_module=False) if fact.probe == PLAN else None
+        return LoadedDriver("", open_module=False) if fact.probe == PLAN_PROBE_KEY else None
     return fact.value
 
 
-def _is_about_to_change(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> bool:
+def _is_driver_about_to_change(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> bool:
     driver = wanted_driver(recipe, facts)
-    return isinstance(driver, WantedDriver) and loaded.version != "" and not is_loaded(loaded, driver.chosen)
+    return (
+        isinstance(driver, WantedDriver) and loaded.version != "" and not is_chosen_driver_loaded(loaded, driver.chosen)
+    )
 
 
 def output_path(facts: Facts) -> str:
     """Return the path at which the unit writes the specification."""
-    text = facts.text(ENVIRONMENT)
-    said = [path for path in _OUTPUT.findall(text) if path.startswith("/")]
+    text = facts.text(CDI_REFRESH_ENVIRONMENT_FILE)
+    said = [path for path in _OUTPUT_FILE_SETTING.findall(text) if path.startswith("/")]
     return said[-1] if said else CDI_SPEC
 
 
@@ -186,11 +190,11 @@ def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> 
     """Judge the specifications for the recipe's runtime and the driver ``loaded``."""
     places, written = spec_folders(recipe, facts), output_path(facts)
     offer = find_devices(facts, places)
-    spec = offer.devices.get(_ALL)
+    spec = offer.devices.get(_ALL_GPUS_DEVICE)
     notes = [*_unsolved_problems(offer, written, places), *_foreign_specifications(offer, spec, loaded)]
     if spec is not None and (fault := _find_fault(spec, facts, loaded)):
         return CdiVerdict(spec, fault, tuple(notes))
-    if spec is None and _ALL not in offer.conflicts and _can_fix(offer, written, places):
+    if spec is None and _ALL_GPUS_DEVICE not in offer.conflicts and _can_add_missing_devices(offer, written, places):
         return CdiVerdict(None, "there is no specification yet", tuple(notes))
     return CdiVerdict(spec, "", tuple(notes))
 
@@ -217,7 +221,7 @@ def _read_specifications(facts: Facts) -> dict[str, bytes]:
     return {path: state.content for path, state in states.items() if state is not None and path.startswith(folders)}
 
 
-def _can_fix(offer: CdiDevices, written: str, places: Sequence[str]) -> bool:
+def _can_add_missing_devices(offer: CdiDevices, written: str, places: Sequence[str]) -> bool:
     """Return True if one more file could add the missing devices: the runtime reads it, and nothing conflicts."""
     folder = written.rpartition("/")[0]
     rivals = [one.path for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
@@ -232,7 +236,9 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     if layout is None or not spec.gpus:
         return ""
     if layout.minors and spec.gpus != layout.minors:
-        return f"{spec.path} names {_describe_nodes(spec.gpus)}, but the driver has {_describe_nodes(layout.minors)}"
+        return (
+            f"{spec.path} names {_join_device_nodes(spec.gpus)}, but the driver has {_join_device_nodes(layout.minors)}"
+        )
     if spec.mig_caps != layout.mig_caps:
         return f"{spec.path} does not have the MIG instances of the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
@@ -241,7 +247,7 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     return ""
 
 
-def _describe_nodes(minors: frozenset[int]) -> str:
+def _join_device_nodes(minors: frozenset[int]) -> str:
     return ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors))
 
 
@@ -272,4 +278,4 @@ def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: Loa
             yield f"{other.path} is of driver {versions}, and {spec.path} overrides it{also}: remove it"
 
 
-CDI = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",), files=(ENVIRONMENT,))
+CDI_STEP = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",), files=(CDI_REFRESH_ENVIRONMENT_FILE,))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.catalog import branches, cuda
-from gpunode.catalog.cuda import CudaRelease, Version, show_version, toolkit_packages
+from gpunode.catalog.cuda import CudaRelease, Version, format_release, toolkit_packages
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.facts.model import Facts, Known, known, need
@@ -27,12 +27,12 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.leftovers import find_run_toolkits
-from gpunode.steps.packages import PROFILE, packages_off_lock, refuse_held_packages, wanted_state
-from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
-PARTS: Final = ("nvcc", "cudart", "cublas")
+CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
 # No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
-_PROFILE_TEXT: Final = """\
+_PROFILE_SCRIPT_TEMPLATE: Final = """\
 # Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
 case ":$PATH:" in
 *:{folder}/bin:*) ;;
@@ -69,20 +69,20 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     names = tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
-        return refuse_unlocked(recipe.lock, unlocked[0])
+        return refuse_package_without_lock(recipe.lock, unlocked[0])
     absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
     along = [one for one in (recipe.lock.packages if recipe.lock else ()) if _is_component(one, version)]
     strays = [one for one in packages_off_lock(recipe, packages, along) if one not in names]
     wanted = tuple(dict.fromkeys((*absent, *packages_off_lock(recipe, packages, names), *strays)))
     if held := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"CUDA {show_version(version)}")
+        return refuse_held_packages(facts, held, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
-    states = ((name, wanted_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
+    states = ((name, locked_state_or_default(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
         PackageChange(name, packages.get(name), replace(state, auto=name in strays and packages[name].auto))
         for name, state in states
     ]
-    changes += [*marked, *_plan_profile(version, facts), *_plan_pin(version, facts)]
+    changes += [*marked, *_plan_profile_script(version, facts), *_plan_pin(version, facts)]
     reason = _explain_choice(version, facts, driver)
     if marked:
         reason += f"; {explain_manual_marks(marked, facts)}"
@@ -96,7 +96,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
 
 def find_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return what came along with the toolkit that the recipe asks for, as far as it is installed."""
-    releases = {cuda.release_of_package(one.name) for one in find_packages(recipe, facts)}
+    releases = {cuda.release_of_toolkit_package(one.name) for one in find_chosen_toolkit_packages(recipe, facts)}
     packages = known(facts.packages, {})
     return tuple(
         one for one, state in packages.items() if state.auto and any(_is_component(one, of) for of in releases if of)
@@ -111,18 +111,20 @@ def find_installed_toolkit(facts: Facts) -> CudaToolkit:
     """Return the newest toolkit on the node, or the parts of it, as a recipe names them."""
     there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
     whole = [one.name for one in there if one.name.startswith("cuda-toolkit-")]
-    if releases := sorted(version for name in whole if (version := cuda.release_of_package(name))):
-        return CudaToolkit(show_version(releases[-1]))
-    for version in sorted({of for one in there if (of := cuda.release_of_package(one.name))}, reverse=True):
-        complete = (part for part in PARTS if {*map(PackageId, toolkit_packages(version, [part]))} <= {*there})
+    if releases := sorted(version for name in whole if (version := cuda.release_of_toolkit_package(name))):
+        return CudaToolkit(format_release(releases[-1]))
+    for version in sorted({of for one in there if (of := cuda.release_of_toolkit_package(one.name))}, reverse=True):
+        complete = (
+            part for part in CUDA_TOOLKIT_COMPONENTS if {*map(PackageId, toolkit_packages(version, [part]))} <= {*there}
+        )
         if parts := tuple(complete):
-            return CudaToolkit(show_version(version), parts)
+            return CudaToolkit(format_release(version), parts)
     return CudaToolkit()
 
 
 def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
     """Refuse a release that is there already and belongs to no package: its files would be lost to a rollback."""
-    release = show_version(version)
+    release = format_release(version)
     if (removal := find_run_toolkits(facts).get(release)) is None:
         return None
     return Refusal(
@@ -171,7 +173,7 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
         chosen = driver.chosen
         row = branches.find(chosen.branch)
         newest = row.newest_seen if row else ""
-        kept = "" if recipe.upgrade else installed_version(facts, driver)
+        kept = "" if recipe.upgrade else installed_driver_version(facts, driver)
         return _DriverLimit(chosen.exact or kept or newest, chosen.branch)
     loaded = known(facts.loaded_driver, None)
     return _DriverLimit(loaded.version, branch_of(loaded.version)) if loaded else _DriverLimit("", 0)
@@ -192,7 +194,7 @@ def _find_newest_gpu(facts: Facts) -> GpuModel | None:
 def _find_first_release(facts: Facts) -> Version:
     """Return the oldest release that compiles for the newest GPU; empty where that is unknown."""
     newest = _find_newest_gpu(facts)
-    return cuda.first_for(cuda.parts(newest.compute_capability)) if newest else ()
+    return cuda.first_for_capability(cuda.parts(newest.compute_capability)) if newest else ()
 
 
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
@@ -208,7 +210,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
         return max(working)
     oldest = _find_oldest_gpu(facts)
     limits = [cuda.releases()[-1].version]
-    if oldest is not None and (compiles := cuda.newest_for(cuda.parts(oldest.compute_capability))):
+    if oldest is not None and (compiles := cuda.newest_for_capability(cuda.parts(oldest.compute_capability))):
         limits.append(compiles)
     if driver.version and (runs := cuda.newest_supported_by(driver.version)):
         limits.append(runs)
@@ -227,10 +229,10 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
         release = replace(newest_listed, version=version)
     oldest = _find_oldest_gpu(facts)
     if oldest is not None and release.oldest_capability > cuda.parts(oldest.compute_capability):
-        newest = cuda.newest_for(cuda.parts(oldest.compute_capability))
-        last = show_version(newest) if newest else "none"
+        newest = cuda.newest_for_capability(cuda.parts(oldest.compute_capability))
+        last = format_release(newest) if newest else "none"
         return Refusal(
-            what=f"CUDA {show_version(version)} does not compile for {oldest.label}",
+            what=f"CUDA {format_release(version)} does not compile for {oldest.label}",
             why=f"the last release that does is {last}",
             hint=f'set cuda.version = "auto" or "{last}" in the recipe',
         )
@@ -240,9 +242,9 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
 
 
 def _refuse_unknown_release(version: Version) -> Refusal:
-    listed = ", ".join(show_version(release.version) for release in cuda.releases()[-6:])
+    listed = ", ".join(format_release(release.version) for release in cuda.releases()[-6:])
     return Refusal(
-        what=f"there is no CUDA {show_version(version)}",
+        what=f"there is no CUDA {format_release(version)}",
         why=f"the newest releases are {listed}",
         hint='set cuda.version to one of them, or to "auto"',
     )
@@ -250,9 +252,9 @@ def _refuse_unknown_release(version: Version) -> Refusal:
 
 def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
     newest = cuda.newest_supported_by(driver.version) if driver.version else None
-    instead = f' or cuda.version = "{show_version(newest)}"' if newest else ""
+    instead = f' or cuda.version = "{format_release(newest)}"' if newest else ""
     return Refusal(
-        what=f"CUDA {show_version(release.version)} does not run on driver {driver.version or driver.branch}",
+        what=f"CUDA {format_release(release.version)} does not run on driver {driver.version or driver.branch}",
         why=f"its programs need branch {release.min_branch} or newer",
         hint=f'choose a newer driver.version, cuda.version = "auto"{instead} in the recipe',
     )
@@ -262,7 +264,9 @@ def installed_releases(facts: Facts) -> list[Version]:
     """Return the releases of which the whole toolkit or a compiler is installed as a package, oldest first."""
     packages = known(facts.packages, {})
     names = (package.name for package, state in packages.items() if not state.config_files_only)
-    found = (cuda.release_of_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-")))
+    found = (
+        cuda.release_of_toolkit_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-"))
+    )
     return sorted({version for version in found if version})
 
 
@@ -275,15 +279,15 @@ def _kept_releases(recipe: Recipe, facts: Facts) -> set[Version]:
 
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
     """Return the releases of which ``packages`` have all that the recipe asks for."""
-    found = {version for one in packages if (version := cuda.release_of_package(one.name))}
+    found = {version for one in packages if (version := cuda.release_of_toolkit_package(one.name))}
     return {one for one in found if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
 
 
-def _plan_profile(version: Version, facts: Facts) -> Iterator[FileChange]:
-    present = need(facts.file(PROFILE), f"what {PROFILE} holds")
-    wanted = FileState(_PROFILE_TEXT.format(folder=f"/usr/local/cuda-{show_version(version)}").encode())
+def _plan_profile_script(version: Version, facts: Facts) -> Iterator[FileChange]:
+    present = need(facts.file(CUDA_PROFILE_SCRIPT), f"what {CUDA_PROFILE_SCRIPT} holds")
+    wanted = FileState(_PROFILE_SCRIPT_TEMPLATE.format(folder=f"/usr/local/cuda-{format_release(version)}").encode())
     if present != wanted:
-        yield FileChange(PROFILE, present, wanted)
+        yield FileChange(CUDA_PROFILE_SCRIPT, present, wanted)
 
 
 def _plan_pin(version: Version, facts: Facts) -> Iterator[FileChange]:
@@ -301,9 +305,9 @@ def _plan_pin(version: Version, facts: Facts) -> Iterator[FileChange]:
 
 def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str:
     """Return which release it is, and what rules out a newer one."""
-    text, limits = f"CUDA {show_version(version)} in /usr/local/cuda-{show_version(version)}", list[str]()
+    text, limits = f"CUDA {format_release(version)} in /usr/local/cuda-{format_release(version)}", list[str]()
     oldest = _find_oldest_gpu(facts)
-    compiles = cuda.newest_for(cuda.parts(oldest.compute_capability)) if oldest else None
+    compiles = cuda.newest_for_capability(cuda.parts(oldest.compute_capability)) if oldest else None
     if oldest is not None and compiles == version and compiles != cuda.releases()[-1].version:
         limits.append(f"the newest that compiles for {oldest.label}")
     if driver.version and cuda.newest_supported_by(driver.version) == version:
@@ -315,15 +319,16 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
     """Yield what of a release newer than the driver works. Source: CUDA compatibility guide, minor versions."""
     if cuda.find(version) is None:
         yield (
-            f"CUDA {show_version(version)} is newer than gpunode's tables, which do not say which driver it needs; "
+            f"CUDA {format_release(version)} is newer than gpunode's tables, which do not say which driver it needs; "
             "its release notes do"
         )
         return
     newest = cuda.newest_supported_by(driver.version) if driver.version else None
     if newest is not None and newest < version:
         yield (
-            f"driver {driver.version} supports CUDA {show_version(newest)} in full: programs compiled by "
-            f"{show_version(version)} run on it, but not those that the driver has to compile (PTX) or that use newer "
+            f"driver {driver.version} supports CUDA {format_release(newest)} in full: programs compiled by "
+            f"{format_release(version)} run on it, but not those that the driver has to compile (PTX) or that use "
+            "newer "
             "features of the driver"
         )
 
@@ -333,19 +338,20 @@ def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
     first, newest = _find_first_release(facts), _find_newest_gpu(facts)
     if newest is not None and version < first:
         yield (
-            f"CUDA {show_version(version)} does not compile for {newest.label}, {show_version(first)} and newer do: "
+            f"CUDA {format_release(version)} does not compile for {newest.label}, {format_release(first)} and newer "
+            "do: "
             "its programs run there only if they hold PTX, which the driver compiles at their start"
         )
 
 
 def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
-    others = [show_version(one) for one in installed_releases(facts) if one != version]
+    others = [format_release(one) for one in installed_releases(facts) if one != version]
     if others:
         stay = "stay beside it, each in its own folder" if others[1:] else "stays beside it in a folder of its own"
-        yield f"CUDA {', '.join(others)} {stay}; PATH has {show_version(version)} first"
+        yield f"CUDA {', '.join(others)} {stay}; PATH has {format_release(version)} first"
 
 
-def find_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+def find_chosen_toolkit_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the packages of the chosen release; none where there is none."""
     if _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return ()

@@ -19,19 +19,19 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.facts.model import Facts, Known, Unknown, known, need
-from gpunode.facts.probes import MPS_UNIT
-from gpunode.facts.project import PLAN, UNINSTALL_RUN_DRIVER
+from gpunode.facts.probes import MPS_UNIT_FILE
+from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import preexisting_driver, wants_driver
-from gpunode.steps.kernel import is_loaded, plan_load
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment
+from gpunode.steps.kernel import is_chosen_driver_loaded, plan_module_load
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment
 from gpunode.steps.selection import choose_driver
 
-PERSISTENCED = "nvidia-persistenced.service"
+PERSISTENCED_UNIT = "nvidia-persistenced.service"
 
 
 def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
@@ -39,8 +39,8 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not requested", requested=False)
     if awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT, deferred=True)
-    fact = facts.unit(PERSISTENCED)
+        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
+    fact = facts.unit(PERSISTENCED_UNIT)
     if isinstance(fact, Unknown):
         return Planned(
             (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", deferred=True
@@ -48,16 +48,18 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     unit = fact.value
     if unit.masked:
         return Planned(
-            (), f"{PERSISTENCED} is masked", (f"{PERSISTENCED} is masked, so the first CUDA call after idle is slow",)
+            (),
+            f"{PERSISTENCED_UNIT} is masked",
+            (f"{PERSISTENCED_UNIT} is masked, so the first CUDA call after idle is slow",),
         )
     if not unit.exists and preexisting_driver(recipe, facts):
-        return Planned((), f"the installed driver, which stays, has no {PERSISTENCED}")
+        return Planned((), f"the installed driver, which stays, has no {PERSISTENCED_UNIT}")
     wanted = ServiceState(enabled=True, active=unit.state.active or _can_run_persistenced(recipe, facts))
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, deferred=fact.probe == PLAN)
+        return Planned((), state, deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned(
-        (ServiceChange(PERSISTENCED, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
+        (ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
     )
 
 
@@ -68,24 +70,26 @@ def _can_run_persistenced(recipe: Recipe, facts: Facts) -> bool:
     """
     chosen = choose_driver(recipe, facts)
     return (
-        facts.can_start(PERSISTENCED)
+        facts.can_start(PERSISTENCED_UNIT)
         and isinstance(chosen, Choice)
-        and is_loaded(known(facts.loaded_driver, None), chosen)
+        and is_chosen_driver_loaded(known(facts.loaded_driver, None), chosen)
     )
 
 
-PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan_persistence, needs=("driver",), for_driver=True)
+PERSISTENCE_STEP = Step(
+    "persistence", "persistence daemon", "kernel", plan_persistence, needs=("driver",), for_driver=True
+)
 
 
-MPS_SERVICE: Final = MPS_UNIT.rpartition("/")[2]
+MPS_SERVICE: Final = MPS_UNIT_FILE.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".
 # The default /tmp/nvidia-mps can be taken by any user before the daemon makes it, hence the folder in /run.
-PIPE_DIRECTORY: Final = "/run/nvidia-mps"
-_JOIN: Final = (
-    f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={PIPE_DIRECTORY} in its environment; a container "
+MPS_PIPE_DIRECTORY: Final = "/run/nvidia-mps"
+_MPS_JOIN_NOTE: Final = (
+    f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE_DIRECTORY} in its environment; a container "
     "needs that folder mounted, and --ipc=host"
 )
-_NOT_ISOLATED: Final = (
+_MPS_ISOLATION_NOTE: Final = (
     "MPS isolates neither faults nor memory by size: a fatal fault of one program can end all that share its GPU, and "
     "each may allocate all memory unless CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is set"
 )
@@ -106,17 +110,17 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(fact, Unknown) and not facts.is_image:
         return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", deferred=True)
     content = FileState(render_mps_unit(exclusive=recipe.mps.exclusive))
-    before = need(facts.file(MPS_UNIT), f"what {MPS_UNIT} holds")
+    before = need(facts.file(MPS_UNIT_FILE), f"what {MPS_UNIT_FILE} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
     due_triggers = {Trigger("daemon-reload"), *([Trigger("restart", MPS_SERVICE)] if state.active else [])}
     changes: list[Change] = (
-        [] if before == content else [FileChange(MPS_UNIT, before, content, frozenset(due_triggers))]
+        [] if before == content else [FileChange(MPS_UNIT_FILE, before, content, frozenset(due_triggers))]
     )
     wanted = ServiceState(enabled=True, active=state.active or _can_run_mps(recipe, facts))
     if state != wanted:
         changes.append(ServiceChange(MPS_SERVICE, state, wanted))
     running = "runs" if wanted.active else "starts with the next boot"
-    notes = (_JOIN, _NOT_ISOLATED) if changes else ()
+    notes = (_MPS_JOIN_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
 
 
@@ -127,18 +131,18 @@ def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:
         loaded is not None
         and not facts.is_image
         and facts.can_start(MPS_SERVICE)
-        and not isinstance(plan_load(recipe, facts), Blocked)
+        and not isinstance(plan_module_load(recipe, facts), Blocked)
     )
 
 
 # nvidia-smi prints `0, Exclusive_Process` and takes `-i 0 -c EXCLUSIVE_PROCESS`; systemd reads $$ as $.
-_SAVED_MODES_FILE: Final = f"{PIPE_DIRECTORY}/compute-modes"
-_EXCLUSIVE: Final = (
+_SAVED_MODES_FILE: Final = f"{MPS_PIPE_DIRECTORY}/compute-modes"
+_EXCLUSIVE_MODE_UNIT_LINES: Final = (
     f"ExecStartPre=/bin/sh -c '/usr/bin/nvidia-smi --query-gpu=index,compute_mode --format=csv,noheader "
     f"> {_SAVED_MODES_FILE}'\n"
     "ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS\n"
 )
-_RESTORE_MODES: Final = (
+_RESTORE_MODES_UNIT_LINE: Final = (
     f'ExecStopPost=/bin/sh -c \'tr "a-z," "A-Z " < {_SAVED_MODES_FILE} | '
     'while read -r gpu mode; do /usr/bin/nvidia-smi -i "$$gpu" -c "$$mode"; done\'\n'
 )
@@ -146,7 +150,7 @@ _RESTORE_MODES: Final = (
 
 def render_mps_unit(*, exclusive: bool) -> bytes:
     """Return the daemon's unit; ``exclusive`` keeps processes without MPS off the GPUs while it runs."""
-    mode, after = (_EXCLUSIVE, _RESTORE_MODES) if exclusive else ("", "")
+    mode, after = (_EXCLUSIVE_MODE_UNIT_LINES, _RESTORE_MODES_UNIT_LINE) if exclusive else ("", "")
     return f"""# Written by gpunode: programs share the GPUs through CUDA's Multi-Process Service.
 [Unit]
 Description=NVIDIA CUDA MPS control daemon
@@ -154,7 +158,7 @@ After=nvidia-persistenced.service nvidia-fabricmanager.service gpunode-mig.servi
 
 [Service]
 Type=forking
-Environment=CUDA_MPS_PIPE_DIRECTORY={PIPE_DIRECTORY} CUDA_MPS_LOG_DIRECTORY=/var/log/nvidia-mps
+Environment=CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE_DIRECTORY} CUDA_MPS_LOG_DIRECTORY=/var/log/nvidia-mps
 RuntimeDirectory=nvidia-mps
 LogsDirectory=nvidia-mps
 {mode}ExecStart=/usr/bin/nvidia-cuda-mps-control -d
@@ -165,17 +169,19 @@ WantedBy=multi-user.target
 """.encode()
 
 
-MPS = Step("mps", "MPS daemon", "kernel", plan_mps, needs=("driver",), files=(MPS_UNIT,))
+MPS_STEP = Step("mps", "MPS daemon", "kernel", plan_mps, needs=("driver",), files=(MPS_UNIT_FILE,))
 
 
 GpuLoss: TypeAlias = Literal["driver", "layout", "mps"]
 # Only DCGM holds MIG instances open (NVIDIA/DCGM issue 276; NVIDIA's MIG guide stops it before MIG is switched on). The
 # fabric manager must run for the GPU's reset.
-_HOLDS_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
-_SERVICES_STOP_FIRST: Final = "stopped first and started again at the end; setup refuses while programs use a GPU"
+_SERVICES_HOLDING_MIG_LAYOUTS: Final = frozenset({"nvidia-dcgm.service"})
+_SERVICES_STOP_FIRST_REASON: Final = (
+    "stopped first and started again at the end; setup refuses while programs use a GPU"
+)
 
 
-def find_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> GpuLoss | None:
+def find_worst_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> GpuLoss | None:
     """Return the most severe loss that ``changes`` and ``pending_triggers`` mean to users of GPUs; else None.
 
     A driver's packages count as soon as one of its version is replaced or removed: programs that start meanwhile find
@@ -183,15 +189,19 @@ def find_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trig
     """
     unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.among(changes))
     uninstalls = any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes)
-    if unloads or uninstalls or any(_disrupts_driver(change) for change in PackageChange.among(changes)):
+    if unloads or uninstalls or any(_removes_or_replaces_driver(change) for change in PackageChange.among(changes)):
         return "driver"
     if MigChange.among(changes):
         return "layout"
     stops = any(one.unit == MPS_SERVICE and not one.after.active for one in ServiceChange.among(changes))
-    return "mps" if stops or Trigger("restart", MPS_SERVICE) in {*triggers(changes), *pending_triggers} else None
+    return (
+        "mps"
+        if stops or Trigger("restart", MPS_SERVICE) in {*triggers_of_changes(changes), *pending_triggers}
+        else None
+    )
 
 
-def _disrupts_driver(change: PackageChange) -> bool:
+def _removes_or_replaces_driver(change: PackageChange) -> bool:
     name, before = change.id.name, change.before
     is_part = before is not None and purge_reason(name, before.version) not in {None, "relation"}
     return is_part and name not in STANDALONE_TOOLS and change.removes_or_replaces
@@ -199,11 +209,11 @@ def _disrupts_driver(change: PackageChange) -> bool:
 
 def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
     """Return the stop of each running service that holds what ``changes`` take; a trigger starts it again."""
-    loss = find_gpu_loss(changes)
+    loss = find_worst_gpu_loss(changes)
     if loss not in ("driver", "layout"):
         return ()
     others = {change.unit for change in ServiceChange.among(changes)}
-    units = (unit for unit in reversed(GPU_SERVICES) if loss == "driver" or unit in _HOLDS_LAYOUTS)
+    units = (unit for unit in reversed(GPU_SERVICES) if loss == "driver" or unit in _SERVICES_HOLDING_MIG_LAYOUTS)
     candidates = ((unit, facts.units.get(unit)) for unit in units if unit not in others)
     return tuple(
         ServiceChange(unit, state, replace(state, active=False), frozenset({Trigger("start", unit)}))
@@ -212,12 +222,12 @@ def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[Servi
     )
 
 
-def plan_gpu_services(changes: Collection[Change], facts: Facts) -> Planned:
+def plan_gpu_service_pauses(changes: Collection[Change], facts: Facts) -> Planned:
     """Return the plan of the pauses that the other changes of a stage need."""
-    return Planned(plan_service_stops(changes, facts), _SERVICES_STOP_FIRST)
+    return Planned(plan_service_stops(changes, facts), _SERVICES_STOP_FIRST_REASON)
 
 
 # Not in the table of steps: its changes follow from those of the other steps of a stage.
 GPU_SERVICES_STEP: Final = Step(
-    "gpu-services", "GPU services", "packages", lambda _, __: Planned((), _SERVICES_STOP_FIRST, requested=False)
+    "gpu-services", "GPU services", "packages", lambda _, __: Planned((), _SERVICES_STOP_FIRST_REASON, requested=False)
 )

@@ -15,7 +15,7 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import (
-    GPU_CLASSES,
+    GPU_CLASS_CODES,
     GPU_OPTION,
     VFIO_DRIVER,
     find_gpus,
@@ -26,7 +26,7 @@ from gpunode.steps.installed_driver import family_of, wants_driver
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
 
-def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def inactive_fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
     fabric = find_fabric(facts)
     # CUDA starts without IMEX, which joins the memory of several trays.
@@ -46,9 +46,9 @@ def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     yield f"{needs}, which {state}; `{how}` shows the commands"
 
 
-_FOREIGN = {"1002": "AMD", "8086": "Intel"}
+_OTHER_GPU_VENDORS = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
-_PROBE_PLACES = {"pci-modalias": "/sys/bus/pci/devices"}
+_PLACE_NAME_BY_PROBE = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -57,21 +57,21 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return refused
     if known(facts.provider, None):
         return _plan_managed_host(recipe, facts)
-    return _plan_own_host(recipe, facts)
+    return _plan_detection(recipe, facts)
 
 
 def _plan_managed_host(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan for a node whose host a provider builds."""
-    from gpunode.steps.managed import refuse_managed_host, replacement_notes  # loaded on use: few nodes have one
+    from gpunode.steps.managed import node_replacement_notes, refuse_managed_host  # loaded on use: few nodes have one
 
-    found = refuse_managed_host(facts) or _plan_own_host(recipe, facts)
-    return replace(found, notes=(*found.notes, *replacement_notes(facts))) if isinstance(found, Planned) else found
+    found = refuse_managed_host(facts) or _plan_detection(recipe, facts)
+    return replace(found, notes=(*found.notes, *node_replacement_notes(facts))) if isinstance(found, Planned) else found
 
 
-def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
+def _plan_detection(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(facts.platform, Known) and not facts.platform.value.can_install_kernel_driver:
         return _plan_without_own_kernel(recipe, facts.platform.value)
-    if isinstance(found := _check_family(recipe, facts), Refusal):
+    if isinstance(found := _supported_family_or_refusal(recipe, facts), Refusal):
         return found
     if not wants_driver(recipe, facts):
         return _plan_without_driver(recipe, facts)
@@ -129,7 +129,7 @@ def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
     )
 
 
-def _check_family(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
+def _supported_family_or_refusal(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
     """Check the distribution's family, which the driver needs; without one any relative of Debian will do."""
     if wants_driver(recipe, facts):
         return family_of(facts)
@@ -170,7 +170,7 @@ def _refuse_without_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: F
             why=f"{held}: bound to {VFIO_DRIVER}",
             hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
         )
-    where = _PROBE_PLACES.get(facts.devices.probe, facts.devices.probe)
+    where = _PLACE_NAME_BY_PROBE.get(facts.devices.probe, facts.devices.probe)
     count = "1 PCI device" if len(devices) == 1 else f"{len(devices)} PCI devices"
     looked = f"{where} lists {count}, none of vendor 10de with class 0300 or 0302"
     return Refusal(
@@ -192,7 +192,7 @@ def _missing_gpu_hints(recipe: Recipe) -> Iterator[str]:
 
 def _describe_other_gpus(devices: tuple[PciDevice, ...]) -> str:
     """Return the GPUs of other makers, which are named and left alone."""
-    others = [f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in find_other_gpus(devices)]
+    others = [f"{_OTHER_GPU_VENDORS[d.vendor]} {d.name or d.device} at {d.address}" for d in find_other_gpus(devices)]
     return f"; not NVIDIA's: {', '.join(others)}" if others else ""
 
 
@@ -227,7 +227,7 @@ def _collect_notes(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts)
     notes = []
     if passed := [d.address for d in find_gpus(devices) if d.driver == VFIO_DRIVER]:
         notes.append(f"{', '.join(passed)} is bound to {VFIO_DRIVER} for a virtual machine and is left alone")
-    return (*notes, *fabric_notes(recipe, facts))
+    return (*notes, *inactive_fabric_notes(recipe, facts))
 
 
 def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
@@ -235,8 +235,8 @@ def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
     if facts.devices.probe != GPU_OPTION:
         return
     for device in known(facts.devices, ()):
-        if device.class_code not in GPU_CLASSES and not is_nvswitch(device.device):
+        if device.class_code not in GPU_CLASS_CODES and not is_nvswitch(device.device):
             yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
 
 
-DETECT = Step("detect", "GPU and machine", "sources", plan)
+DETECT_STEP = Step("detect", "GPU and machine", "sources", plan)

@@ -7,42 +7,47 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.conflicts import (
-    OWN_VERSIONS_IN_DISTROS,
-    STANDALONE_PREFIX,
+    SEPARATELY_VERSIONED_IN_DISTROS,
+    STANDALONE_LIBRARY_PREFIX,
     STANDALONE_TOOLS,
+    driver_versioned_package_names,
     is_cuda_metapackage,
-    pinned_names,
     purge_reason,
     upstream,
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, known, need
-from gpunode.facts.probes import LOADER_FILE
+from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.fabric import wanted_packages as fabric_packages
+from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
+    driver_version_prefix,
     explain_manual_marks,
     installed_driver_packages,
     is_at_version,
     package_version_prefix,
     pinned_by_nvidia_package,
     plan_manual_marks,
-    prefix,
     version_matches,
 )
-from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import locked_driver_packages, packages_off_lock, refuse_held_packages, wanted_state
+from gpunode.steps.kernel import is_chosen_driver_loaded
+from gpunode.steps.packages import (
+    locked_driver_packages,
+    locked_state_or_default,
+    packages_off_lock,
+    refuse_held_packages,
+)
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
-    SOURCE_FILES,
+    PURPOSE_BY_SOURCE_GLOB,
     WantedDriver,
-    kept_version,
+    kept_driver_version,
     mismatched_packages,
     module_package_version,
     packages_built_for_ubuntu,
@@ -52,10 +57,10 @@ from gpunode.steps.selection import (
 from gpunode.wording import count
 
 if TYPE_CHECKING:
-    from gpunode.steps.metapackages import Departure
+    from gpunode.steps.metapackages import DependentRemoval
 
 
-def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the pin that makes packages of other branches no candidates; leave a pinning package that agrees.
 
     NVIDIA's pinning package cannot be installed together with the driver: pins are read before a transaction starts, so
@@ -74,7 +79,9 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
-    names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
+    names = dict.fromkeys(
+        (*(package.name for package in driver.packages(recipe)), *driver_versioned_package_names(chosen.branch))
+    )
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
@@ -92,23 +99,23 @@ def _are_compatible(pinned: str, chosen: Choice) -> bool:
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
 
-DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan_pin, for_driver=True)
+DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin, for_driver=True)
 
 
-def plan_run_driver(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the uninstallation of a .run driver where the command line asks for it."""
     if not recipe.remove_runfile_driver:
         return Planned((), "only --remove-runfile-driver asks for this", requested=False)
-    from gpunode.steps.leftovers import plan_removal  # loaded on use
+    from gpunode.steps.leftovers import plan_run_driver_uninstall  # loaded on use
 
-    return plan_removal(facts)
+    return plan_run_driver_uninstall(facts)
 
 
-RUN_DRIVER = Step("run-driver", ".run driver", "sources", plan_run_driver, for_driver=True)
+RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_removal, for_driver=True)
 
 
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
-_RUN_INSTALLER = Refusal(
+_RUN_INSTALLER_REFUSAL = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
     hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
@@ -116,7 +123,7 @@ _RUN_INSTALLER = Refusal(
 )
 
 
-def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the purge of exactly the installed driver packages of another version: no pattern, not the toolkit.
 
     Each has its reason, see ``purge_reason``: a package that builds the same kernel module, or works with one version
@@ -129,7 +136,7 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if known(facts.run_installer, default=False):
-        return _RUN_INSTALLER
+        return _RUN_INSTALLER_REFUSAL
     leftovers, notes = _check_foreign_files(driver, facts)
     if leftovers:
         return leftovers
@@ -159,8 +166,8 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
         from gpunode.steps import fabric_moves  # only on a machine with a fabric
 
         old |= {package: installed[package] for package in fabric_moves.find_rival_packages(recipe, facts, driver)}
-        moves = fabric_moves.plan_version_moves(recipe, facts, driver)
-    departure = _find_departure(driver, old, kept, facts)
+        moves = fabric_moves.plan_moves_of_skipped_step(recipe, facts, driver)
+    departure = _find_dependent_removal(driver, old, kept, facts)
     if not old and not moves and not departure:
         return Planned((), "no package of another driver is installed", notes)
     moving = {change.id: change.before for change in moves if change.before}
@@ -180,23 +187,23 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((*purges, *moves, *(departure.marks if departure else ())), said + may_go, notes)
 
 
-def _find_departure(
+def _find_dependent_removal(
     driver: WantedDriver, old: Collection[PackageId], kept: Collection[PackageId], facts: Facts
-) -> Departure | None:
+) -> DependentRemoval | None:
     """Return the departure of what needs one of the ``old`` packages, or the modules of the other flavour."""
     packages = known(facts.packages, {})
     if driver.rival not in packages and not any(is_cuda_metapackage(one.name) for one in packages):
         return None
-    from gpunode.steps.metapackages import plan_departure  # loaded on use: few nodes have one
+    from gpunode.steps.metapackages import plan_dependent_removal  # loaded on use: few nodes have one
 
-    return plan_departure({*old, driver.rival}, kept, facts)
+    return plan_dependent_removal({*old, driver.rival}, kept, facts)
 
 
 def _explain_conflicts(
     chosen: Choice,
     old: Mapping[PackageId, PackageState],
     moves: Sequence[PackageChange],
-    departure: Departure | None,
+    departure: DependentRemoval | None,
 ) -> str:
     """Return why packages leave, or get another version."""
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
@@ -223,7 +230,7 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
     """Return the notes on leftovers; most nodes have no sign of any, so what knows them is loaded on use."""
     installed = known(facts.packages, {})
     versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
-    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FILE))
+    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LD_SO_CONFIG_FILE))
     signs = (
         any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
         any(sign in state.content for state in loader if state for sign in (b"/stubs", b"/compat", b"/nvidia")),
@@ -240,25 +247,34 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
 def _is_helper(package: PackageId, state: PackageState) -> bool:
     """Return whether a package goes where it is of no use, and only the package manager knows whether it is."""
     is_relation = purge_reason(package.name, state.version) == "relation"
-    return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_PREFIX)
+    return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_LIBRARY_PREFIX)
 
 
 def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
     """Return whether a package is of another driver version and cannot stand beside the chosen one."""
     if name in STANDALONE_TOOLS and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
-    if chosen.source == "distro" and name in OWN_VERSIONS_IN_DISTROS:
+    if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
         return branch_of(version) != chosen.branch
-    return purge_reason(name, version) not in {None, "relation"} and not version_matches(version, prefix(chosen))
+    return purge_reason(name, version) not in {None, "relation"} and not version_matches(
+        version, driver_version_prefix(chosen)
+    )
 
 
-CONFLICTS = Step("conflicts", "old drivers", "packages", plan_conflicts, for_driver=True)
+CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, for_driver=True)
 
 
 # In the paths of what a driver's packages bring.
-_FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
-_DISPLAY_DRIVERS = frozenset({"nvidia", "nouveau"})
-_DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
+_FILES_CHECKED_FOR_DIVERSION = (
+    "libcuda.so",
+    "libnvidia-ml.so",
+    "libnvidia-ptxjit",
+    "nvidia-smi",
+    "nvidia-persistenced",
+    "nvidia-modprobe",
+)
+_DISPLAY_KERNEL_DRIVERS = frozenset({"nvidia", "nouveau"})
+_DESKTOP_PACKAGES = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNING_WARNING = (
     "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
     "{when}, the kernel refuses them until that key is "
@@ -267,13 +283,13 @@ _SIGNING_WARNING = (
 )
 
 
-_SKIPPED_KEY = (
+_SKIPPED_ENROLMENT_WARNING = (
     "Secure Boot is on, the firmware does not have the key that DKMS signs modules with, and the recipe leaves out the "
     "step secure-boot: enrol that key before the next boot, or the machine has no driver then, and no nouveau"
 )
 
 
-_FIRMWARE_FILES = dict.fromkeys(
+_PURPOSE_BY_FIRMWARE_GLOB = dict.fromkeys(
     ("/lib/firmware/nvidia/*", "/usr/lib/firmware/nvidia/*"),
     "the open modules load the GPU's firmware from there",
 )
@@ -302,19 +318,19 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"driver {prefix(chosen)}*")
+        return refuse_held_packages(facts, held, f"driver {driver_version_prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
-    away = tuple(system(facts).diverted(facts, _FILES))
+    away = tuple(system(facts).diverted(facts, _FILES_CHECKED_FOR_DIVERSION))
     marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
         reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
-    if wanted and (refused := system(facts).refuse_left_out(facts, _unpacked_files(driver))):
+    if wanted and (refused := system(facts).refuse_left_out(facts, _purpose_by_needed_file_glob(driver))):
         return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
-    version = kept_version(recipe, facts, driver)
-    after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
+    version = kept_driver_version(recipe, facts, driver)
+    after = KnownAfter(f"{version}-" if version else driver_version_prefix(chosen), "driver")
     states = ((one, packages.get(one)) for one in wanted)
     as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
     changes = tuple(
@@ -326,7 +342,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     about_changes = (
         *(_display_warning(recipe, facts) if is_new else ()),
         *signed,
-        *((_SKIPPED_KEY,) if lacks_enrolment(recipe, facts) else ()),
+        *((_SKIPPED_ENROLMENT_WARNING,) if lacks_enrolment(recipe, facts) else ()),
         *_reboot_warning(chosen, facts),
     )
     reason = (
@@ -337,10 +353,10 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
 
 
-def _unpacked_files(driver: WantedDriver) -> Mapping[str, str]:
+def _purpose_by_needed_file_glob(driver: WantedDriver) -> Mapping[str, str]:
     """Return the files without which the driver does not work, by pattern, and what each is for."""
-    source = {} if driver.modules else SOURCE_FILES
-    return {**source, **(_FIRMWARE_FILES if driver.chosen.flavour == "open" else {})}
+    source = {} if driver.modules else PURPOSE_BY_SOURCE_GLOB
+    return {**source, **(_PURPOSE_BY_FIRMWARE_GLOB if driver.chosen.flavour == "open" else {})}
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
@@ -358,17 +374,17 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the state to bring about; a dependency goes on counting as one."""
-    if (own := package_version_prefix(package, driver.chosen)) != prefix(driver.chosen):
+    if (own := package_version_prefix(package, driver.chosen)) != driver_version_prefix(driver.chosen):
         otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
-    return replace(wanted_state(recipe, package, otherwise), auto=auto)
+    return replace(locked_state_or_default(recipe, package, otherwise), auto=auto)
 
 
 def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     """Return a warning when the libraries change under a loaded module of another version."""
     loaded = known(facts.loaded_driver, None)
-    if loaded is None or is_loaded(loaded, chosen):
+    if loaded is None or is_chosen_driver_loaded(loaded, chosen):
         return ()
     return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
 
@@ -396,9 +412,9 @@ def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     cards = [
         d.address
         for d in find_own_gpus(known(facts.devices, ()))
-        if d.class_code == "0300" and d.driver in _DISPLAY_DRIVERS
+        if d.class_code == "0300" and d.driver in _DISPLAY_KERNEL_DRIVERS
     ]
-    desktop = sorted(name for name in _DESKTOP if is_at_version(packages.get(PackageId(name)), ""))
+    desktop = sorted(name for name in _DESKTOP_PACKAGES if is_at_version(packages.get(PackageId(name)), ""))
     if not cards or not desktop:
         return ()
     where, what = ", ".join(cards), ", ".join(desktop)
@@ -421,7 +437,7 @@ def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     return driver.packages(recipe) if isinstance(driver, WantedDriver) else ()
 
 
-DRIVER = Step(
+DRIVER_STEP = Step(
     "driver",
     "NVIDIA driver",
     "packages",

@@ -10,23 +10,23 @@ from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAf
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
-from gpunode.facts.module_key import DKMS_KEY, HARDWARE_KEY, UBUNTU_KEY, read_serial
-from gpunode.facts.probes import ENROLMENT_REQUEST
+from gpunode.facts.module_key import DKMS_KEY_FILES, PKCS11_KEY_PREFIX, UBUNTU_KEY_FILES, read_serial
+from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.steps.installed_driver import is_at_version
 
-HASH_FILE: Final = "/run/gpunode-mok-password"
+ENROLMENT_HASH_FILE: Final = "/run/gpunode-mok-password"
 """Where the hash of the one-time password lies while mokutil reads it."""
-KEY_BACKUP: Final = "/var/lib/gpunode/module-key"
+KEY_BACKUP_FOLDER: Final = "/var/lib/gpunode/module-key"
 """Where a copy of a key that gpunode made is kept."""
-_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
-_FOR_EVER: Final = -1
-_TOOLS: Final = ("mokutil", "openssl")
+_MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
+_ENDLESS_TIMEOUT: Final = -1
+_REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")
 # As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
 # that something else has made meanwhile is left as it is.
-_MAKE_KEY: Final = """\
+_MAKE_KEY_SCRIPT: Final = """\
 set -eu
 umask 077
 if [ -s "$1" ] && [ -s "$2" ]; then exit 0; fi
@@ -44,43 +44,47 @@ cp -p --backup=numbered "$2.new" "@BACKUP@/${2##*/}"
 sync @BACKUP@/*
 mv "$1.new" "$1"
 mv "$2.new" "$2"
-""".replace("@BACKUP@", KEY_BACKUP)
+""".replace("@BACKUP@", KEY_BACKUP_FOLDER)
 
 
 def plan_enrolment(facts: Facts) -> Outcome:
     """Plan the key made, and its enrolment queued; wait for the console until the firmware has it."""
-    key = need(facts.module_key or _NOT_PROBED, "which key signs kernel modules")
+    key = need(facts.module_key or _MODULE_KEY_NOT_PROBED, "which key signs kernel modules")
     if refused := _refuse_unusable(key):
         return refused
-    request = need(facts.file(ENROLMENT_REQUEST), f"what {ENROLMENT_REQUEST} holds")
+    request = need(facts.file(ENROLMENT_REQUEST_FILE), f"what {ENROLMENT_REQUEST_FILE} holds")
     if is_trusted(key, facts):
-        return Planned(tuple(_plan_timeout_restore(key, request)), f"on; {_describe(key)} is enrolled")
+        return Planned(tuple(_plan_timeout_restore(key, request)), f"on; {_describe_key(key)} is enrolled")
     if key.queued:
-        return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe(key)}")
+        return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe_key(key)}")
     packages = need(facts.packages, "which packages are installed")
     tools = tuple(
         PackageChange(one, packages.get(one), KnownAfter(why="Secure Boot"))
-        for one in map(PackageId, _TOOLS)
+        for one in map(PackageId, _REQUIRED_TOOL_PACKAGES)
         if not is_at_version(packages.get(one), "")
     )
     again = "its enrolment was not confirmed during the last boot, so it is queued again"
     reason = again if request is not None else "the kernel loads the driver only once the firmware has this key"
-    return Planned((*tools, *_plan_request(key, request)), f"on; {_describe(key)}: {reason}", change_notes=(_NOTE,))
+    return Planned(
+        (*tools, *_plan_enrolment_request(key, request)),
+        f"on; {_describe_key(key)}: {reason}",
+        change_notes=(_KEY_BEFORE_DRIVER_NOTE,),
+    )
 
 
-_NOTE: Final = (
+_KEY_BEFORE_DRIVER_NOTE: Final = (
     "Secure Boot is on, so the key comes first and the driver after it: setup shows a one-time password, which "
     "somebody has to type at the machine's console during the next boot; the driver is installed by the run after that"
 )
 
 
-def _describe(key: ModuleKey) -> str:
+def _describe_key(key: ModuleKey) -> str:
     if not key.der:
         return f"the key {key.key}"
-    return f"the key of {key.certificate} (SHA-256 {fingerprint(key)[:16]}…)"
+    return f"the key of {key.certificate} (SHA-256 {certificate_fingerprint(key)[:16]}…)"
 
 
-def fingerprint(key: ModuleKey) -> str:
+def certificate_fingerprint(key: ModuleKey) -> str:
     """Return the certificate's SHA-256 fingerprint; empty where there is none."""
     return sha256(key.der).hexdigest() if key.der else ""
 
@@ -103,13 +107,13 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
         gone, there = (key.key, key.certificate) if key.der else (key.certificate, key.key)
         export = "\n`mokutil --export` writes the enrolled certificates to files, MOK-0001.der and so on"
         # Another place is what a file says, of a capture too: not to be copied into a shell unread.
-        is_usual = there in {*DKMS_KEY, *UBUNTU_KEY}
+        is_usual = there in {*DKMS_KEY_FILES, *UBUNTU_KEY_FILES}
         give_up = command("sudo", "mv", there, f"{there}.old") if is_usual else f"move {there} away"
         return Refusal(
             what=f"half of this machine's key for kernel modules is gone: {gone} is missing or empty",
             why="DKMS makes both files anew as soon as one is missing, without a word: modules that it then signs do "
             "not load under Secure Boot until the new key is enrolled at the console",
-            hint=f"restore {gone} from a backup (of a key that gpunode made there is one in {KEY_BACKUP})"
+            hint=f"restore {gone} from a backup (of a key that gpunode made there is one in {KEY_BACKUP_FOLDER})"
             f"{export if key.has_key else ''}\n"
             f"or give the key up, and enrol a new one:\n{give_up}\n"
             "then run the same command again",
@@ -126,17 +130,19 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
     return None
 
 
-def _plan_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
+def _plan_enrolment_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
     """Yield what queues the enrolment: the key where there is none, the firmware's patience, and the request itself."""
     if request is None:
-        yield FileChange(ENROLMENT_REQUEST, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
+        yield FileChange(ENROLMENT_REQUEST_FILE, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
     if not key.has_key:
-        argv = ("sh", "-c", _MAKE_KEY, f"make the key {key.key} and its certificate", key.key, key.certificate)
+        argv = ("sh", "-c", _MAKE_KEY_SCRIPT, f"make the key {key.key} and its certificate", key.key, key.certificate)
         yield CommandChange(argv, "DKMS signs modules with it")
-    if key.timeout_s != _FOR_EVER:
+    if key.timeout_s != _ENDLESS_TIMEOUT:
         undo = ("mokutil", "--timeout", str(key.timeout_s))
-        yield CommandChange(("mokutil", "--timeout", str(_FOR_EVER)), "the next boot waits for the console", undo)
-    queue = ("mokutil", "--import", key.certificate, "--hash-file", HASH_FILE)
+        yield CommandChange(
+            ("mokutil", "--timeout", str(_ENDLESS_TIMEOUT)), "the next boot waits for the console", undo
+        )
+    queue = ("mokutil", "--import", key.certificate, "--hash-file", ENROLMENT_HASH_FILE)
     yield CommandChange(queue, "the next boot asks whether to enrol the key", ("mokutil", "--revoke-import"))
 
 
@@ -144,9 +150,9 @@ def _plan_timeout_restore(key: ModuleKey, request: FileState | None) -> Iterator
     """Yield what puts the firmware's patience back as it was before the request."""
     if request is None:
         return
-    yield FileChange(ENROLMENT_REQUEST, request, None)
+    yield FileChange(ENROLMENT_REQUEST_FILE, request, None)
     seconds = _read_saved_timeout(request)
-    if key.timeout_s == _FOR_EVER and seconds != _FOR_EVER:
+    if key.timeout_s == _ENDLESS_TIMEOUT and seconds != _ENDLESS_TIMEOUT:
         yield CommandChange(("mokutil", "--timeout", str(seconds)), "as it was before the key was enrolled")
 
 
@@ -154,12 +160,13 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
     """Yield what an undo leaves of the key and of its enrolment, each with the command that removes it."""
     if not isinstance(facts.module_key, Known):
         return
-    key, request = facts.module_key.value, known(facts.file(ENROLMENT_REQUEST), None)
-    if key.has_key and not key.key.startswith(HARDWARE_KEY):
+    key, request = facts.module_key.value, known(facts.file(ENROLMENT_REQUEST_FILE), None)
+    if key.has_key and not key.key.startswith(PKCS11_KEY_PREFIX):
         remove = command("sudo", "rm", key.key, key.certificate)
         yield (
             f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (a copy of one "
-            f"that gpunode made is in {KEY_BACKUP}), and the next module that DKMS builds gets a new one, which has to "
+            f"that gpunode made is in {KEY_BACKUP_FOLDER}), and the next module that DKMS builds gets a new one, which "
+            "has to "
             "be enrolled again"
         )
     if key.enrolled:
@@ -170,7 +177,11 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
         )
     if key.queued:
         yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
-    if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_saved_timeout(request)) != _FOR_EVER:
+    if (
+        request is not None
+        and key.timeout_s == _ENDLESS_TIMEOUT
+        and (seconds := _read_saved_timeout(request)) != _ENDLESS_TIMEOUT
+    ):
         yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
 
 
@@ -193,7 +204,8 @@ def refuse_rejected_modules(facts: Facts) -> Refusal | None:
         state = f"is signed with another key, of {signature.signer}" if signature.serial else "has no signature"
         return Refusal(
             what=f"the NVIDIA module for kernel {kernel} {state}",
-            why=f"Secure Boot is on, and {_describe(key)} signs what DKMS builds: the kernel would reject this module, "
+            why=f"Secure Boot is on, and {_describe_key(key)} signs what DKMS builds: the kernel would reject this "
+            "module, "
             "and the next boot would have no driver. DKMS leaves a module unsigned where the kernel's sign-file is "
             "missing, and says so in its build log alone",
             hint="\n".join(_rebuild_commands(kernel, facts)),
@@ -210,7 +222,7 @@ def _rebuild_commands(kernel: str, facts: Facts) -> Iterator[str]:
     yield "then run the same command again"
 
 
-def refuse_replaced_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | None) -> None:
+def require_same_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | None) -> None:
     """Stop if the certificate was replaced between two looks, as DKMS does where half of a pair is gone.
 
     Raises:
@@ -223,8 +235,10 @@ def refuse_replaced_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] |
         return
     raise ChangeFailed(
         f"the key that signs kernel modules was replaced during this run: {new.certificate} is another certificate",
-        why=f"SHA-256 {fingerprint(old)} before, {fingerprint(new) or 'none'} now; the firmware does not have the new "
+        why=f"SHA-256 {certificate_fingerprint(old)} before, {certificate_fingerprint(new) or 'none'} now; the "
+        "firmware does not have the new "
         "one, so modules that it signs do not load under Secure Boot. Do not reboot yet",
-        hint=f"restore both files from a backup (of a key that gpunode made: {KEY_BACKUP}), or run the same command "
+        hint=f"restore both files from a backup (of a key that gpunode made: {KEY_BACKUP_FOLDER}), or run the same "
+        "command "
         "again: it enrols the new key",
     )

@@ -11,11 +11,11 @@ from typing import Final
 
 from gpunode.catalog.fabric import (
     BRIDGE_MODULE,
-    IMEX_NODES,
+    IMEX_NODES_FILE,
     IMEX_UNIT,
     MANAGER_UNIT,
     UNSUPPORTED_NOTE,
-    UNSUPPORTED_SWITCHES,
+    UNSUPPORTED_SWITCH_IDS,
     FabricKind,
     FabricPackages,
     find_packages,
@@ -32,20 +32,20 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
 )
-from gpunode.facts.machine import MELLANOX
+from gpunode.facts.machine import MELLANOX_VENDOR_ID
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
-from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, prefix
-from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
-from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
+from gpunode.steps.installed_driver import driver_version_prefix, is_at_version, plan_manual_marks
+from gpunode.steps.kernel import is_chosen_driver_loaded
+from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
-_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")
+_BRIDGES_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
 
 
@@ -76,7 +76,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
     switches = [
         one
         for one in find_nvswitches(devices)
-        if one.device not in UNSUPPORTED_SWITCHES and one.driver != VFIO_DRIVER  # its virtual machine programs it
+        if one.device not in UNSUPPORTED_SWITCH_IDS and one.driver != VFIO_DRIVER  # its virtual machine programs it
     ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
@@ -96,7 +96,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
 
 def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
     """Return the addresses of the bridges to this machine's switches, but for those that a virtual machine has."""
-    found = known(facts.switch_bridges or _NOT_PROBED, ())
+    found = known(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
     if facts.devices.probe == GPU_OPTION:
         return []
     return [one.address for one in devices if one.address in found and one.driver != VFIO_DRIVER]
@@ -108,10 +108,10 @@ def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool
         return False
     if isinstance(facts.switch_bridges, Known):
         return True  # no card of the machine is a bridge, else its fabric was found by that
-    return all(one.vendor != MELLANOX for one in devices)
+    return all(one.vendor != MELLANOX_VENDOR_ID for one in devices)
 
 
-def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the packages of the fabric, in the driver's transaction and at its version."""
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -128,11 +128,11 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
         )
     packages = need(facts.packages, "which packages are installed")
     needed = _fabric_packages(fabric, driver, facts)
-    version = "" if recipe.upgrade else installed_version(facts, driver)
-    of_driver = f"{version}-" if version else prefix(driver.chosen)
+    version = "" if recipe.upgrade else installed_driver_version(facts, driver)
+    of_driver = f"{version}-" if version else driver_version_prefix(driver.chosen)
     locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
-        return refuse_unlocked(recipe.lock, unlocked[0])
+        return refuse_package_without_lock(recipe.lock, unlocked[0])
     missing = [name for name in locked if recipe.upgrade or not is_at_version(packages.get(name), of_driver)]
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))
@@ -142,7 +142,9 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(
             name,
             packages.get(name),
-            wanted_state(recipe, name, KnownAfter(of_driver, "driver") if name in locked else KnownAfter(why="fabric")),
+            locked_state_or_default(
+                recipe, name, KnownAfter(of_driver, "driver") if name in locked else KnownAfter(why="fabric")
+            ),
         )
         for name in wanted
     ]
@@ -157,7 +159,7 @@ def _fabric_packages(fabric: Fabric, driver: WantedDriver, facts: Facts) -> Fabr
     return find_packages(fabric.kind, driver.chosen.branch, architecture, driver.chosen.source)
 
 
-def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+def wanted_fabric_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the packages of this machine's fabric; none where gpunode installs no driver."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver) or fabric is None:
@@ -169,7 +171,7 @@ def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
 def _old_switch_notes(facts: Facts) -> Iterator[str]:
     """Yield that switches are there which no driver of today binds."""
     devices = find_nvswitches(known(facts.devices, ()))
-    if any(one.device in UNSUPPORTED_SWITCHES and one.driver != VFIO_DRIVER for one in devices):
+    if any(one.device in UNSUPPORTED_SWITCH_IDS and one.driver != VFIO_DRIVER for one in devices):
         yield UNSUPPORTED_NOTE
 
 
@@ -197,15 +199,16 @@ def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
 
 
 def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
-    nodes = facts.file(IMEX_NODES)
+    nodes = facts.file(IMEX_NODES_FILE)
     if fabric.kind == "rack" and isinstance(nodes, Known) and nodes.value is None:
         yield (
-            f"{IMEX_NODES} is not there: list the addresses of the rack's nodes in it, one a line, unless Kubernetes' "
+            f"{IMEX_NODES_FILE} is not there: list the addresses of the rack's nodes in it, one a line, unless "
+            "Kubernetes' "
             "DRA driver manages IMEX (ComputeDomains)"
         )
 
 
-def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_bridge_module(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the module through which the fabric manager reaches switches behind a ConnectX bridge, before it starts."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver):
@@ -223,17 +226,17 @@ def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
         changes.append(ModuleChange(BRIDGE_MODULE, False, True))
     # Of an image, and of a machine that --gpu describes, the modules here tell nothing.
     is_here = loaded is not None and not facts.is_image and facts.devices.probe != GPU_OPTION
-    notes = (_MISSING_MODULE,) if is_here and "mlx5_ib" not in (loaded or ()) else ()
+    notes = (_MISSING_MLX5_IB_NOTE,) if is_here and "mlx5_ib" not in (loaded or ()) else ()
     return Planned(tuple(changes), f"the fabric manager reaches the NVSwitches through {BRIDGE_MODULE}", notes)
 
 
-_MISSING_MODULE: Final = (
+_MISSING_MLX5_IB_NOTE: Final = (
     "mlx5_ib is not loaded, so the NVSwitches cannot be reached yet: load it (modprobe mlx5_ib); Ubuntu's cloud "
     "kernels have it in linux-modules-extra-$(uname -r)"
 )
 
 
-def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_fabric_service(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the fabric's service enabled, and running once the driver of its version is loaded."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver):
@@ -251,39 +254,39 @@ def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
     package = PackageId(_fabric_packages(fabric, driver, facts).locked[0])
     if not unit.exists and not is_at_version(known(facts.packages, {}).get(package), ""):
         return Planned((), f"{fabric.unit} is not there: {package} is not installed", deferred=True)
-    if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
-        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", deferred=True)
-    runs = facts.can_start(fabric.unit) and is_loaded(known(facts.loaded_driver, None), driver.chosen)
+    if fabric.kind == "rack" and known(facts.file(IMEX_NODES_FILE), None) is None:
+        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", deferred=True)
+    runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, deferred=fact.probe == PLAN)
+        return Planned((), state, deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")
 
 
-FABRIC = Step(
+FABRIC_STEP = Step(
     "fabric",
     "fabric manager",
     "packages",
-    plan_packages,
+    plan_fabric_packages,
     needs=("driver",),
     for_driver=True,
-    packages=StepPackages(wanted_packages, lambda package: is_fabric_package(package.name)),
+    packages=StepPackages(wanted_fabric_packages, lambda package: is_fabric_package(package.name)),
 )
-FABRIC_BRIDGE = Step(
+FABRIC_BRIDGE_STEP = Step(
     "fabric-bridge",
     "fabric module",
     "kernel",
-    plan_bridge,
+    plan_bridge_module,
     needs=("fabric",),
     for_driver=True,
 )
-FABRIC_SERVICE = Step(
+FABRIC_SERVICE_STEP = Step(
     "fabric-service",
     "fabric service",
     "kernel",
-    plan_service,
+    plan_fabric_service,
     needs=("fabric", "fabric-bridge"),
     for_driver=True,
-    files=(IMEX_NODES,),
+    files=(IMEX_NODES_FILE,),
 )

@@ -9,24 +9,24 @@ from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, known
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.steps.fabric import FABRIC, wanted_packages
-from gpunode.steps.installed_driver import is_at_version, prefix
-from gpunode.steps.packages import wanted_state
-from gpunode.steps.selection import WantedDriver, kept_version
+from gpunode.steps.fabric import FABRIC_STEP, wanted_fabric_packages
+from gpunode.steps.installed_driver import driver_version_prefix, is_at_version
+from gpunode.steps.packages import locked_state_or_default
+from gpunode.steps.selection import WantedDriver, kept_driver_version
 
 
-def plan_version_moves(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
+def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
     """Return what brings the parts that are there to the driver's version, where their own step is left out.
 
     They work only with the driver of their exact version, also where somebody else installed them.
     """
-    if FABRIC.id not in recipe.skip:
+    if FABRIC_STEP.id not in recipe.skip:
         return ()
-    packages, version = known(facts.packages, {}), kept_version(recipe, facts, driver)
-    after = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver")
+    packages, version = known(facts.packages, {}), kept_driver_version(recipe, facts, driver)
+    after = KnownAfter(f"{version}-" if version else driver_version_prefix(driver.chosen), "driver")
     there = {package_stem(one.name): state for one, state in packages.items() if is_at_version(state, "")}
     return tuple(
-        PackageChange(one, packages.get(one), wanted_state(recipe, one, after))
+        PackageChange(one, packages.get(one), locked_state_or_default(recipe, one, after))
         for one in _version_locked_packages(recipe, facts)
         if (state := there.get(package_stem(one.name))) and not is_at_version(state, after.prefix)
     )
@@ -37,12 +37,12 @@ def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
 
     Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
     """
-    moves = (change.id for change in plan_version_moves(recipe, facts, driver))
-    coming = {*(moves if FABRIC.id in recipe.skip else _version_locked_packages(recipe, facts))}
+    moves = (change.id for change in plan_moves_of_skipped_step(recipe, facts, driver))
+    coming = {*(moves if FABRIC_STEP.id in recipe.skip else _version_locked_packages(recipe, facts))}
     stems = {package_stem(one.name) for one in coming}
     there = sorted(one for one, state in known(facts.packages, {}).items() if is_at_version(state, ""))
     return tuple(one for one in there if one not in coming and package_stem(one.name) in stems)
 
 
 def _version_locked_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
-    return (one for one in wanted_packages(recipe, facts) if is_version_locked(one.name))
+    return (one for one in wanted_fabric_packages(recipe, facts) if is_version_locked(one.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, GpuDirectFeature
+from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
@@ -21,16 +21,16 @@ from gpunode.steps.installed_driver import (
     plan_manual_marks,
     preexisting_driver,
 )
-from gpunode.steps.kernel import MODULE_LOAD
-from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
-from gpunode.steps.selection import WantedDriver, refuse_unlocked, wanted_driver
+from gpunode.steps.kernel import MODULE_LOAD_STEP
+from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
-_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
-_KERNEL: Final = Pattern(r"(\d+)\.(\d+)")
+_MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
+_KERNEL_MAJOR_MINOR: Final = Pattern(r"(\d+)\.(\d+)")
 # The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
 # (https://ubuntu.com/server/docs/how-to/networking/install-doca-ofed/).
-_OFED: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
+_OFED_PACKAGE_NAME: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
 
 
 def wanted_features(recipe: Recipe) -> tuple[GpuDirectFeature, ...]:
@@ -135,14 +135,16 @@ def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _Drive
 
 
 def _parse_kernel_version(kernel: str) -> tuple[int, int]:
-    match = _KERNEL.match(kernel)
+    match = _KERNEL_MAJOR_MINOR.match(kernel)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
     """Return True if an RDMA stack with peer memory is there; a loaded module proves one."""
     packages = need(facts.packages, "which packages are installed")
-    is_installed = any(is_at_version(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())
+    is_installed = any(
+        is_at_version(state, "") and _OFED_PACKAGE_NAME.fullmatch(one.name) for one, state in packages.items()
+    )
     return is_installed or feature.module in known(facts.modules, frozenset())
 
 
@@ -167,7 +169,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return refusal
     packages, asked = need(facts.packages, "which packages are installed"), feature_packages(recipe)
     if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
-        return refuse_unlocked(recipe.lock, unknown[0])
+        return refuse_package_without_lock(recipe.lock, unknown[0])
     missing = asked if recipe.upgrade else tuple(one for one in asked if not is_at_version(packages.get(one), ""))
     strays = packages_off_lock(recipe, packages, asked)
     if recipe.lock and (held := [one for one in strays if packages[one].held]):
@@ -177,21 +179,23 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(
             one,
             packages.get(one),
-            wanted_state(recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY.packages else "gds")),
+            locked_state_or_default(
+                recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY_FEATURE.packages else "gds")
+            ),
         )
         for one in wanted
     )
     marked = plan_manual_marks(packages, (one for one in asked if one not in wanted))
     if changes:
-        built = _join_titles([feature for feature in features if feature.packages])
+        built = _join_feature_names([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
         return Planned(marked, explain_manual_marks(marked, facts))
     installed = f"{', '.join(map(str, asked))} installed" if asked else "no package needed"
-    return Planned((), f"{_join_titles(features)}: {installed}, kernel and driver fit")
+    return Planned((), f"{_join_feature_names(features)}: {installed}, kernel and driver fit")
 
 
-def _join_titles(features: Sequence[GpuDirectFeature]) -> str:
+def _join_feature_names(features: Sequence[GpuDirectFeature]) -> str:
     return ", ".join(feature.name for feature in features)
 
 
@@ -204,7 +208,9 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
         return refusal
     modules = tuple(feature.module for feature in features)
     present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
-    after = FileState("".join((_HEADER, *(f"{module}\n" for module in modules))).encode()) if modules else None
+    after = (
+        FileState("".join((_MODULES_FILE_HEADER, *(f"{module}\n" for module in modules))).encode()) if modules else None
+    )
     file = () if present == after else (FileChange(MODULES_FILE, present, after),)
     if not modules:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
@@ -212,20 +218,20 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", deferred=not file)
     loaded = need(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
-    starts = tuple(_start_services(features, facts))
+    starts = tuple(_plan_service_starts(features, facts))
     if not (file or loads or starts):
         return Planned((), f"{', '.join(modules)} loaded, now and at boot")
-    return Planned((*file, *loads, *starts), f"{_join_titles(features)}: loaded now and at each boot")
+    return Planned((*file, *loads, *starts), f"{_join_feature_names(features)}: loaded now and at each boot")
 
 
 def _is_driver_loaded(recipe: Recipe, facts: Facts) -> bool:
     """Return True if the loaded driver is the intended one."""
-    if facts.is_image or isinstance(MODULE_LOAD.plan(recipe, facts), Blocked):
+    if facts.is_image or isinstance(MODULE_LOAD_STEP.plan(recipe, facts), Blocked):
         return False
     return known(facts.loaded_driver, None) is not None
 
 
-def _start_services(features: Sequence[GpuDirectFeature], facts: Facts) -> Iterator[ServiceChange]:
+def _plan_service_starts(features: Sequence[GpuDirectFeature], facts: Facts) -> Iterator[ServiceChange]:
     """Yield the starts of services that make device nodes; their package starts them once, even without a driver."""
     for feature in features:
         fact = facts.unit(feature.unit)
@@ -235,7 +241,7 @@ def _start_services(features: Sequence[GpuDirectFeature], facts: Facts) -> Itera
                 yield ServiceChange(feature.unit, fact.value.state, running)
 
 
-GPUDIRECT = Step(
+GPUDIRECT_STEP = Step(
     "gpudirect",
     "GPUDirect",
     "packages",
@@ -246,6 +252,6 @@ GPUDIRECT = Step(
         {PackageId(name) for feature in FEATURES for name in feature.packages}.__contains__,
     ),
 )
-GPUDIRECT_MODULES = Step(
+GPUDIRECT_MODULES_STEP = Step(
     "gpudirect-modules", "GPUDirect modules", "kernel", plan_modules, needs=("gpudirect", "module-load")
 )

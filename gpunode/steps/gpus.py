@@ -5,14 +5,19 @@ from __future__ import annotations
 from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
 from gpunode.facts.model import PciDevice
 
-NVIDIA = "10de"
+NVIDIA_VENDOR_ID = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
 # (nv-pci-table.c, open-gpu-kernel-modules).
-GPU_CLASSES = frozenset({"0300", "0302"})
-BRIDGE_CLASS = "0680"
+GPU_CLASS_CODES = frozenset({"0300", "0302"})
+BRIDGE_CLASS_CODE = "0680"
 # PCI class codes by the kinds of other_devices.csv; "other system peripheral" for the rest.
-CLASSES = {"audio function": "0403", "USB controller": "0c03", "NVSwitch": BRIDGE_CLASS, "PCI bridge": "0604"}
-UNKNOWN_CLASS = "0880"
+CLASS_CODE_BY_DEVICE_KIND = {
+    "audio function": "0403",
+    "USB controller": "0c03",
+    "NVSwitch": BRIDGE_CLASS_CODE,
+    "PCI bridge": "0604",
+}
+UNKNOWN_CLASS_CODE = "0880"
 # Where the GPUs come from that the user names for another machine.
 GPU_OPTION = "--gpu"
 VFIO_DRIVER = "vfio-pci"
@@ -20,7 +25,7 @@ VFIO_DRIVER = "vfio-pci"
 
 def find_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
     """Return NVIDIA GPUs among ``devices``, including those passed through to virtual machines."""
-    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code in GPU_CLASSES)
+    return tuple(d for d in devices if d.vendor == NVIDIA_VENDOR_ID and d.class_code in GPU_CLASS_CODES)
 
 
 def find_own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
@@ -30,12 +35,16 @@ def find_own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
 
 def find_other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
     """Return GPUs of other makers, such as AMD's and Intel's."""
-    return tuple(d for d in devices if d.vendor in {"1002", "8086"} and d.class_code in {*GPU_CLASSES, "0380"})
+    return tuple(d for d in devices if d.vendor in {"1002", "8086"} and d.class_code in {*GPU_CLASS_CODES, "0380"})
 
 
 def find_nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
     """Return the NVSwitches among ``devices``, which need the fabric manager."""
-    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and is_nvswitch(d.device))
+    return tuple(
+        d
+        for d in devices
+        if d.vendor == NVIDIA_VENDOR_ID and d.class_code == BRIDGE_CLASS_CODE and is_nvswitch(d.device)
+    )
 
 
 def find_models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
-    OWN_VERSIONS_IN_DISTROS,
-    STANDALONE_PREFIX,
+    SEPARATELY_VERSIONED_IN_DISTROS,
+    STANDALONE_LIBRARY_PREFIX,
     STANDALONE_TOOLS,
     driver_packages,
     purge_reason,
@@ -51,15 +51,20 @@ def family_of(facts: Facts) -> Family | Refusal:
     return found
 
 
-PINNING = "nvidia-driver-pinning-"
-NAMED_KINDS: Final = frozenset({"lts", "production"})
+PINNING_PACKAGE_PREFIX = "nvidia-driver-pinning-"
+NAMED_BRANCH_KINDS: Final = frozenset({"lts", "production"})
 """The kinds of branches that a recipe may name in place of a branch."""
-_DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
+_BRANCH_IN_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
-_LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
-_LIBRARY_NAMES = frozenset({"libcuda1", "libnvidia-ml1"})
+_LIBRARY_PACKAGE_NAME = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
+_SINGLE_LIBRARY_PACKAGES = frozenset({"libcuda1", "libnvidia-ml1"})
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_MAY_DIFFER = (STANDALONE_PREFIX, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
+_PREFIXES_WITH_OWN_VERSION = (
+    STANDALONE_LIBRARY_PREFIX,
+    "nvidia-firmware-",
+    "nvidia-fabricmanager",
+    "nvidia-persistenced",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +100,14 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
         return None
     loaded, pinned = known(facts.loaded_driver, None), pinned_by_nvidia_package(known(facts.packages, {}))
     branch = branch_of(loaded.version) if loaded else 0
-    if loaded is None or not is_maintained(branch) or recipe.upgrade or recipe.lock is not None or pinned:
+    if loaded is None or not is_branch_maintained(branch) or recipe.upgrade or recipe.lock is not None or pinned:
         return None
     if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
         return None
     flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
     chosen = _loaded_driver_as_choice(recipe, facts, branch, flavour)
     version = _library_version(known(facts.packages, {}))
-    modules = _are_modules_from_dkms(version, facts) if branch_of(version) == branch else ()
+    modules = _are_running_modules_from_dkms(version, facts) if branch_of(version) == branch else ()
     if chosen is None or not modules or not is_version_of(version, chosen):
         return None
     # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
@@ -113,7 +118,7 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
     theirs = (replace(chosen, flavour=one, source=source) for one in flavours for source in sources)
     if any(
-        is_dkms_package_installed(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe)
+        is_dkms_package_installed(found.dkms_package(one), one, facts) or is_chosen_driver_installed(facts, one, recipe)
         for one in theirs
     ):
         return None
@@ -127,11 +132,13 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
 def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
     """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
     devices = known(facts.devices, ())
-    if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in find_own_gpus(devices)):
+    if flavour not in allowed_flavours(recipe) or any(
+        one.driver not in {None, "nvidia"} for one in find_own_gpus(devices)
+    ):
         return None
     version = str(branch)
-    if recipe.driver.version in NAMED_KINDS:
-        if not is_of_kind(branch, recipe.driver.version):
+    if recipe.driver.version in NAMED_BRANCH_KINDS:
+        if not is_branch_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
         asked = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
@@ -149,15 +156,15 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
         for package in driver_packages(packages)
         if not packages[package].config_files_only
         and package.name not in STANDALONE_TOOLS
-        and not package.name.startswith(_MAY_DIFFER)
+        and not package.name.startswith(_PREFIXES_WITH_OWN_VERSION)
         and (version := upstream(packages[package].version))
     }
     versions = set(found.values())
-    has_library = any(_LIBRARIES.fullmatch(package.name) for package in found)
+    has_library = any(_LIBRARY_PACKAGE_NAME.fullmatch(package.name) for package in found)
     return versions.pop() if has_library and len(versions) == 1 else ""
 
 
-def _are_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
+def _are_running_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
     """Return of each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
     files = (file for file in known(facts.module_files, ()) if file.kernel == running)
@@ -167,12 +174,12 @@ def _are_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
 def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
     # By the name first: a node has a thousand packages, and every step asks this.
-    held = (one for one in packages if one.name.startswith(PINNING) and is_at_version(packages[one], ""))
-    branches_held = sorted(one.name.removeprefix(PINNING) for one in held)
+    held = (one for one in packages if one.name.startswith(PINNING_PACKAGE_PREFIX) and is_at_version(packages[one], ""))
+    branches_held = sorted(one.name.removeprefix(PINNING_PACKAGE_PREFIX) for one in held)
     return next((one for one in branches_held if one[:1].isdigit()), "")
 
 
-def flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
+def allowed_flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
     """Return the flavours of kernel modules that the recipe allows, the preferred one first."""
     return (
         ("open", "proprietary") if recipe.driver.kernel_module_type == "auto" else (recipe.driver.kernel_module_type,)
@@ -181,22 +188,26 @@ def flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
 
 def is_dkms_package_installed(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
     """Return whether the package that builds the kernel modules is installed in the chosen version."""
-    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), prefix(chosen))
+    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), driver_version_prefix(chosen))
 
 
-def is_maintained(number: int) -> bool:
+def is_branch_maintained(number: int) -> bool:
     """Return whether NVIDIA still publishes drivers of the branch."""
     row = branches.find(number)
     return row is not None and row.active
 
 
-def is_of_kind(number: int, wanted: str) -> bool:
+def is_branch_of_kind(number: int, wanted: str) -> bool:
     """Return whether a branch is of the kind that a recipe names; one newer than the table may be of any kind.
 
     True for a ``wanted`` that names no kind (``auto``).
     """
     row = branches.find(number)
-    return wanted not in NAMED_KINDS or branches.is_unknown(number) or (row is not None and row.kind == wanted)
+    return (
+        wanted not in NAMED_BRANCH_KINDS
+        or branches.is_newer_than_table(number)
+        or (row is not None and row.kind == wanted)
+    )
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
@@ -211,7 +222,7 @@ def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
     What else belongs to one does not make it: libxnvctrl0 comes with OpenMPI and Chromium.
     """
     return any(
-        _LIBRARIES.fullmatch(package.name) or purge_reason(package.name, state.version) == "same-module"
+        _LIBRARY_PACKAGE_NAME.fullmatch(package.name) or purge_reason(package.name, state.version) == "same-module"
         for package, state in packages.items()
         if not state.config_files_only
     )
@@ -224,8 +235,8 @@ def packages_with_library(
     return {
         package: state
         for package, state in sorted(packages.items())
-        if _LIBRARIES.fullmatch(package.name)
-        and package.name not in _LIBRARY_NAMES - {library}
+        if _LIBRARY_PACKAGE_NAME.fullmatch(package.name)
+        and package.name not in _SINGLE_LIBRARY_PACKAGES - {library}
         and not package.arch
         and not state.config_files_only
     }
@@ -240,11 +251,11 @@ def installed_branches(facts: Facts) -> tuple[int, ...]:
 
 def branch_of(version: str) -> int:
     """Return the driver branch of a package version; 0 when the package has versions of its own."""
-    match = _DRIVER_VERSION.match(without_epoch(version))
+    match = _BRANCH_IN_VERSION.match(without_epoch(version))
     return int(match[1]) if match else 0
 
 
-def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
+def is_chosen_driver_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
     """Return whether every package of the chosen driver is installed, in the chosen version."""
     found = family_of(facts)
     if isinstance(found, Refusal):
@@ -254,7 +265,7 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
     return all(is_at_version(packages.get(one), package_version_prefix(one, chosen)) for one in map(PackageId, names))
 
 
-def prefix(chosen: Choice) -> str:
+def driver_version_prefix(chosen: Choice) -> str:
     """Return the start of the version of each driver package, without its epoch."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
 
@@ -264,10 +275,10 @@ def package_version_prefix(package: PackageId, chosen: Choice) -> str:
 
     A distribution has tools with versions of their own within the branch; those of prebuilt modules are a kernel's.
     """
-    if chosen.source == "distro" and package.name in OWN_VERSIONS_IN_DISTROS:
+    if chosen.source == "distro" and package.name in SEPARATELY_VERSIONED_IN_DISTROS:
         return f"{chosen.branch}."
     is_module = package.name.startswith("linux-modules-nvidia-")
-    return "" if chosen.source == "distro" and is_module else prefix(chosen)
+    return "" if chosen.source == "distro" and is_module else driver_version_prefix(chosen)
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:

@@ -14,24 +14,24 @@ from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import BOOT_LOADER, BOOT_LOADER_FOLDER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
-from gpunode.facts.project import PLAN
+from gpunode.facts.probes import BOOT_LOADER_FOLDER, DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, KERNEL_ARGUMENTS_FILE
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PreexistingDriver,
+    driver_version_prefix,
     explain_manual_marks,
     family_of,
     is_version_of,
     plan_manual_marks,
     preexisting_driver,
-    prefix,
     wants_driver,
 )
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment, lacks_enrolment
-from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment, lacks_enrolment
+from gpunode.steps.selection import WantedDriver, installed_driver_version, wanted_driver
 
 
 def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
@@ -42,7 +42,7 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     return (*found, PackageId(meta)) if meta else tuple(found)
 
 
-_HEADER_FILES: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
+_PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
@@ -52,7 +52,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
     if not preexisting and awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT, deferred=True)
+        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
@@ -74,7 +74,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         wanted.append(meta)
     missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
     lost = [one for one in dict.fromkeys(wanted) if one not in {*missing, meta}]
-    if refused := _refuse_without_files(missing, lost, facts):
+    if refused := _refuse_without_header_files(missing, lost, facts):
         return refused
     listed = " and ".join(kernels.wanted)
     marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
@@ -93,9 +93,11 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
     )
 
 
-def _refuse_without_files(missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts) -> Refusal | None:
+def _refuse_without_header_files(
+    missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts
+) -> Refusal | None:
     """Return the refusal of headers whose files somebody has deleted, or which would come without them."""
-    if (missing or lost) and (refused := system(facts).refuse_left_out(facts, _HEADER_FILES)):
+    if (missing or lost) and (refused := system(facts).refuse_left_out(facts, _PURPOSE_BY_HEADER_GLOB)):
         return refused
     if not lost:
         return None
@@ -104,41 +106,41 @@ def _refuse_without_files(missing: Sequence[PackageId], lost: Sequence[PackageId
     return refuse_lost_headers(lost, facts)
 
 
-HEADERS = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
+HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
 
 
-BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
+BLACKLIST_FILE: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
-RIVALS: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
-_DRIVER: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"})
-_DOES_NOTHING: Final = frozenset({"true", "false", ":"})
+RIVAL_MODULES: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
+_DRIVER_MODULES: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"})
+_NO_OP_PROGRAMS: Final = frozenset({"true", "false", ":"})
 # Kernel parameters that keep modules out: kernel-parameters.txt (module_blacklist) and modprobe.d(5).
-_KEEPS_OUT: Final = ("modprobe.blacklist=", "module_blacklist=")
-_DISPLAY: Final = "makes nouveau take the display when it is loaded"
+_BLACKLIST_ARGUMENT_PREFIXES: Final = ("modprobe.blacklist=", "module_blacklist=")
+_NOUVEAU_DISPLAY_EFFECT: Final = "makes nouveau take the display when it is loaded"
 _GRUB_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
-_DEVICE_FILES: Final = "/dev/nvidia*"
-_MODE: Final = "NVreg_DeviceFileMode="
-_GROUP: Final = "NVreg_DeviceFileGID="
-_IN_USE: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
+_DEVICE_FILES_GLOB: Final = "/dev/nvidia*"
+_DEVICE_MODE_OPTION: Final = "NVreg_DeviceFileMode="
+_DEVICE_GROUP_OPTION: Final = "NVreg_DeviceFileGID="
+_DEVICE_FILE_PARAMETER: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
 
 
-def hazard_notes(facts: Facts) -> tuple[str, ...]:
+def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for every line by which modules or device files will not be as the driver needs them."""
-    said = (*_notes_of_module_lists(facts), *_notes_of_directives(facts), *_notes_of_kernel_arguments(facts))
-    closed = () if any(_DEVICE_FILES in note for note in said) else tuple(_closed_device_notes(facts))
+    said = (*_loaded_rival_notes(facts), *_modprobe_directive_notes(facts), *_notes_of_kernel_arguments(facts))
+    closed = () if any(_DEVICE_FILES_GLOB in note for note in said) else tuple(_closed_device_notes(facts))
     return (*said, *closed, *_old_initramfs_notes(facts))
 
 
-def _notes_of_module_lists(facts: Facts) -> Iterator[str]:
+def _loaded_rival_notes(facts: Facts) -> Iterator[str]:
     for one in module_load_lines(facts):
-        if one.words[0] in RIVALS:
+        if one.words[0] in RIVAL_MODULES:
             yield f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist: remove it"
 
 
-def _notes_of_directives(facts: Facts) -> Iterator[str]:
+def _modprobe_directive_notes(facts: Facts) -> Iterator[str]:
     group = _device_group(facts)
     for one in modprobe_directives(facts):
-        if one.file != BLACKLIST and (effect := _describe_effect(one.words, group)):
+        if one.file != BLACKLIST_FILE and (effect := _describe_directive_effect(one.words, group)):
             yield f"{one.file}:{one.line} {effect}: remove it"
 
 
@@ -147,12 +149,12 @@ def _device_group(facts: Facts) -> int:
     options = [
         word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
     ]
-    words = facts.text(KERNEL_ARGUMENTS).split()
+    words = facts.text(KERNEL_ARGUMENTS_FILE).split()
     options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
-    return _option_value(options, _GROUP) or 0
+    return _option_value(options, _DEVICE_GROUP_OPTION) or 0
 
 
-def _describe_effect(words: tuple[str, ...], group: int) -> str:
+def _describe_directive_effect(words: tuple[str, ...], group: int) -> str:
     """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
 
     Args:
@@ -160,17 +162,19 @@ def _describe_effect(words: tuple[str, ...], group: int) -> str:
         group: that the device files get.
     """
     match words:
-        case ("blacklist", module) if module in _DRIVER:
+        case ("blacklist", module) if module in _DRIVER_MODULES:
             return f"keeps {module} from being loaded for its GPU"
-        case ("install", module, program, *_) if module in _DRIVER and program.rpartition("/")[2] in _DOES_NOTHING:
+        case ("install", module, program, *_) if (
+            module in _DRIVER_MODULES and program.rpartition("/")[2] in _NO_OP_PROGRAMS
+        ):
             return f"makes modprobe run {program} instead of loading {module}"
-        case ("alias", module, "off") if module in _DRIVER:
+        case ("alias", module, "off") if module in _DRIVER_MODULES:
             return f"disables {module}"
-        case ("softdep", module, *others) if rivals := sorted(RIVALS.intersection(others)):
+        case ("softdep", module, *others) if rivals := sorted(RIVAL_MODULES.intersection(others)):
             return f"loads {', '.join(rivals)} along with {module}"
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
-            return _DISPLAY
-        case ("options", "nvidia", *options) if (mode := _option_value(options, _MODE)) is not None:
+            return _NOUVEAU_DISPLAY_EFFECT
+        case ("options", "nvidia", *options) if (mode := _option_value(options, _DEVICE_MODE_OPTION)) is not None:
             return _describe_closed_mode(mode, group)
         case _:
             return ""
@@ -181,7 +185,7 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     said = set()
     group = _device_group(facts)
     settings = sorted(one for one in facts.files if one.startswith(f"{BOOT_LOADER_FOLDER}/") and one.endswith(".cfg"))
-    for path in (BOOT_LOADER, *settings):
+    for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_LINE.match(line)
             for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
@@ -189,30 +193,33 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
                     said.add(word)
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
-    if known(facts.file(BOOT_LOADER), None):
-        remedy = f"{BOOT_LOADER} does not have it any more: run update-grub, and reboot"
-    for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS).split()):
+    if known(facts.file(GRUB_DEFAULTS_FILE), None):
+        remedy = f"{GRUB_DEFAULTS_FILE} does not have it any more: run update-grub, and reboot"
+    for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
         if word not in said and (effect := _argument_effect(word, group)):
-            yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"
+            yield f"{KERNEL_ARGUMENTS_FILE}: the kernel was started with {word}, which {effect}: {remedy}"
 
 
 def _argument_effect(word: str, group: int) -> str:
     name, _, value = word.partition("=")
     if name == "nouveau.modeset" and value != "0":
-        return _DISPLAY
-    if word.startswith(_KEEPS_OUT):
-        modules = sorted(_DRIVER.intersection(value.replace("-", "_").split(",")))
+        return _NOUVEAU_DISPLAY_EFFECT
+    if word.startswith(_BLACKLIST_ARGUMENT_PREFIXES):
+        modules = sorted(_DRIVER_MODULES.intersection(value.replace("-", "_").split(",")))
         return f"keeps {', '.join(modules)} from being loaded" if modules else ""
-    if word.startswith(f"nvidia.{_MODE}") and (mode := _parse_parameter(value)) is not None:
+    if word.startswith(f"nvidia.{_DEVICE_MODE_OPTION}") and (mode := _parse_parameter(value)) is not None:
         return _describe_closed_mode(mode, group)
     return ""
 
 
 def _closed_device_notes(facts: Facts) -> Iterator[str]:
     """Yield a note where the loaded driver gives its device files a mode that only root can use."""
-    found = {match["what"]: int(match["value"]) for match in _IN_USE.finditer(facts.text(DRIVER_PARAMETERS))}
+    found = {
+        match["what"]: int(match["value"])
+        for match in _DEVICE_FILE_PARAMETER.finditer(facts.text(DRIVER_PARAMETERS_FILE))
+    }
     if "Mode" in found and (effect := _describe_closed_mode(found["Mode"], found.get("GID", 0))):
-        yield f"the loaded driver {effect} ({DRIVER_PARAMETERS}); options of the module nvidia set that"
+        yield f"the loaded driver {effect} ({DRIVER_PARAMETERS_FILE}); options of the module nvidia set that"
 
 
 def _describe_closed_mode(mode: int, group: int) -> str:
@@ -222,7 +229,7 @@ def _describe_closed_mode(mode: int, group: int) -> str:
     """
     if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group != 0):
         return ""
-    return f"gives {_DEVICE_FILES} the mode {mode & 0o777:04o}, so users other than root cannot use a GPU"
+    return f"gives {_DEVICE_FILES_GLOB} the mode {mode & 0o777:04o}, so users other than root cannot use a GPU"
 
 
 def _option_value(options: list[str], name: str) -> int | None:
@@ -240,19 +247,19 @@ def _parse_parameter(text: str) -> int | None:
 
 def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each initramfs of a kernel that will boot and that was made before the blacklist was."""
-    written = facts.modified_at.get(BLACKLIST)
+    written = facts.modified_at.get(BLACKLIST_FILE)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
     for kernel in kernels:
         image = system(facts).initramfs_image(kernel)
         made = facts.modified_at.get(image)
         if written is not None and made is not None and made < written:
             yield (
-                f"{image} is older than {BLACKLIST}, so nouveau may take the GPU early in the next boot: "
+                f"{image} is older than {BLACKLIST_FILE}, so nouveau may take the GPU early in the next boot: "
                 f"`{command('sudo', *system(facts).rebuild_initramfs(kernel))}` rebuilds it"
             )
 
 
-_TEXT = b"""# Written by gpunode: these drivers must not bind the GPU that the NVIDIA driver uses.
+_BLACKLIST_TEXT = b"""# Written by gpunode: these drivers must not bind the GPU that the NVIDIA driver uses.
 blacklist nouveau
 blacklist nova_core
 blacklist nova_drm
@@ -264,32 +271,32 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the file that keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
-    notes = hazard_notes(facts)
+    notes = driver_hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
     if awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT, notes, deferred=True)
-    present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
-    wanted = FileState(_TEXT)
+        return Planned((), AWAITS_ENROLMENT_REASON, notes, deferred=True)
+    present = need(facts.file(BLACKLIST_FILE), f"what {BLACKLIST_FILE} holds")
+    wanted = FileState(_BLACKLIST_TEXT)
     if present == wanted:
         return Planned((), "nouveau and nova are blacklisted", notes)
-    loaded = sorted(known(facts.modules, frozenset()) & RIVALS)
+    loaded = sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)
     now = f" ({', '.join(loaded)} is loaded now)" if loaded else ""
     reason = f"nouveau and nova must not take the GPU before the NVIDIA driver does{now}"
-    return Planned((FileChange(BLACKLIST, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
+    return Planned((FileChange(BLACKLIST_FILE, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
 
 
-NOUVEAU = Step(
+NOUVEAU_STEP = Step(
     "nouveau",
     "nouveau and nova",
     "packages",
     plan_blacklist,
     for_driver=True,
-    files=(KERNEL_ARGUMENTS, BOOT_LOADER, DRIVER_PARAMETERS),
+    files=(KERNEL_ARGUMENTS_FILE, GRUB_DEFAULTS_FILE, DRIVER_PARAMETERS_FILE),
 )
 
 
-def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan a module of the chosen version on disk for every kernel that must have one.
 
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
@@ -309,26 +316,26 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     missing = kernels_without_module(chosen, kernels, facts)
     if refused := _refuse_rejected_modules(facts):
         return refused
-    has_source = _has_source(driver, facts)
+    has_source = _has_module_source(driver, facts)
     if not has_source:
         from gpunode.steps.leftovers import note_lost_source, refuse_lost_source  # loaded on use
 
         if missing:
             return refuse_lost_source(driver, missing, facts)
     if not missing:
-        is_planned = facts.module_files.probe == PLAN
+        is_planned = facts.module_files.probe == PLAN_PROBE_KEY
         by = "the driver's package builds it" if is_planned else "built"
         notes = () if has_source else (note_lost_source(driver, facts),)
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
-    return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+    return Planned(changes, f"no NVIDIA module of {driver_version_prefix(chosen)}* for {' and '.join(missing)}")
 
 
-def _has_source(driver: WantedDriver, facts: Facts) -> bool:
+def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
     """Return whether the source of the installed modules is there, as far as that is known."""
     state = known(facts.packages, {}).get(PackageId(driver.family.dkms_package(driver.chosen)))
     found = facts.leftovers
-    if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN:
+    if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN_PROBE_KEY:
         return True
     return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
 
@@ -363,16 +370,16 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    built = {file.kernel for file in files if _belongs_to(file, chosen)}
+    built = {file.kernel for file in files if _is_module_of_chosen_driver(file, chosen)}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
-def _belongs_to(file: ModuleFile, chosen: Choice) -> bool:
+def _is_module_of_chosen_driver(file: ModuleFile, chosen: Choice) -> bool:
     """Return whether a module is of the chosen driver; without a version, only one that DKMS put there is."""
     return is_version_of(file.version, chosen) if file.version else file.dkms
 
 
-def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_module_load(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the installed module as the loaded one; wait for a reboot where only that can change it."""
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
         versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
@@ -384,10 +391,10 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the kernel of the image loads it at boot", deferred=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
-        return _compare_loaded(loaded, driver.chosen, installed_version(facts, driver))
+        return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))
     if lacks_enrolment(recipe, facts):  # of a recipe that leaves the key to somebody else
         return Blocked("console", "the firmware lacks this machine's key, so the kernel would reject the module")
-    if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
+    if rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Blocked("reboot", reason)
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
@@ -396,19 +403,21 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
 def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
     """Compare the loaded driver with the installed one by version: libraries work with a module of theirs alone."""
     flavour = "open" if loaded.open_module else "proprietary"
-    if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
+    if is_chosen_driver_loaded(loaded, chosen) and installed in {"", loaded.version}:
         return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")
     has, wants = ("", "") if flavour == chosen.flavour else (f", {flavour} modules", f", {chosen.flavour} modules")
     wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}{wants}"
     return Blocked("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
 
 
-def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
+def is_chosen_driver_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
     """Return whether the running kernel has the chosen driver, in version and flavour."""
     if loaded is None or not is_version_of(loaded.version, chosen):
         return False
     return loaded.open_module == (chosen.flavour == "open")
 
 
-MODULE_BUILD = Step("module-build", "kernel module", "kernel", plan_build, needs=("driver", "headers"), for_driver=True)
-MODULE_LOAD = Step("module-load", "loaded driver", "kernel", plan_load, needs=("driver",), for_driver=True)
+MODULE_BUILD_STEP = Step(
+    "module-build", "kernel module", "kernel", plan_module_build, needs=("driver", "headers"), for_driver=True
+)
+MODULE_LOAD_STEP = Step("module-load", "loaded driver", "kernel", plan_module_load, needs=("driver",), for_driver=True)

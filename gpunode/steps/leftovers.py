@@ -16,29 +16,31 @@ from gpunode.command import command
 from gpunode.facts.depmod import read_depmod_order
 from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import LOADER_FILE, LOADER_FOLDER
-from gpunode.facts.project import PLAN, UNINSTALL_RUN_DRIVER
+from gpunode.facts.probes import LD_SO_CONFIG_FILE, LD_SO_CONFIG_FOLDER
+from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.steps.selection import SOURCE_FILES, WantedDriver
+from gpunode.steps.selection import PURPOSE_BY_SOURCE_GLOB, WantedDriver
 
-_COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
+_NVCC_PATH: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 # Up to CUDA 10.0 and from 10.1 on.
-_UNINSTALLER: Final = Pattern(r"/usr/local/cuda-[\d.]+/bin/(?:uninstall_cuda_[\d.]+(?:\.pl)?|cuda-uninstaller)")
+_TOOLKIT_UNINSTALLER_PATH: Final = Pattern(
+    r"/usr/local/cuda-[\d.]+/bin/(?:uninstall_cuda_[\d.]+(?:\.pl)?|cuda-uninstaller)"
+)
 # Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
-_DKMS_SOURCE: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
-_DKMS_TREE: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
-_MODULE_FOLDERS: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/")
+_DKMS_SOURCE_FOLDER: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
+_DKMS_TREE_FOLDER: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
+_STRAY_MODULE_FOLDER: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/")
 # By release from 9.0 on: the package with the compiler.
 _COMPILER_PACKAGES: Final = ("cuda-nvcc-", "cuda-compiler-", "cuda-core-")
 # In ld.so's configuration: the linker's stand-ins, CUDA's compatibility package, a driver's own folder of old packages.
-_STUBS: Final = Pattern(r".*/stubs")
-_COMPATIBILITY: Final = Pattern(r".*/cuda[^/]*/compat")
-_DRIVER_FOLDER: Final = Pattern(r"(?:/usr/lib(?:32|64)?|/usr/local|/opt)/nvidia(?:-\d+)?(?:/lib(?:64)?)?")
-_DOCKER_WRAPPER: Final = PackageId("nvidia-docker2")
+_STUBS_FOLDER: Final = Pattern(r".*/stubs")
+_COMPAT_FOLDER: Final = Pattern(r".*/cuda[^/]*/compat")
+_OLD_DRIVER_LIBRARY_FOLDER: Final = Pattern(r"(?:/usr/lib(?:32|64)?|/usr/local|/opt)/nvidia(?:-\d+)?(?:/lib(?:64)?)?")
+_DOCKER_WRAPPER_PACKAGE: Final = PackageId("nvidia-docker2")
 # NVIDIA withdrew it in April 2022 (https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/).
-_WITHDRAWN_KEY: Final = "7FA2AF80"
+_WITHDRAWN_KEY_ID: Final = "7FA2AF80"
 
 
 def find_leftovers(facts: Facts) -> Iterator[str]:
@@ -60,21 +62,23 @@ def _note_toolkits(facts: Facts) -> Iterator[str]:
 
 def find_run_toolkits(facts: Facts) -> dict[str, str]:
     """Return the toolkits that belong to no package, by release (``12.6``), with what removes each."""
-    if _is_interrupted(facts):
+    if _is_package_change_interrupted(facts):
         return {}  # a package's own files may be there already
     installed = known(facts.packages, {})
     paths = known(facts.leftovers, frozenset[str]())
     owners = {package.name for package, state in installed.items() if not state.config_files_only}
     found = {}
     for path in sorted(paths):
-        if not (match := _COMPILER.fullmatch(path)):
+        if not (match := _NVCC_PATH.fullmatch(path)):
             continue
         release = match["release"]
         dashed = release.replace(".", "-")
         if owners & {f"{prefix}{dashed}" for prefix in _COMPILER_PACKAGES}:
             continue
         folder = f"/usr/local/cuda-{release}"
-        uninstallers = sorted(one for one in paths if _UNINSTALLER.fullmatch(one) and one.startswith(f"{folder}/"))
+        uninstallers = sorted(
+            one for one in paths if _TOOLKIT_UNINSTALLER_PATH.fullmatch(one) and one.startswith(f"{folder}/")
+        )
         found[release] = (
             f"`{command('sudo', uninstallers[0])}` removes it"
             if uninstallers
@@ -86,8 +90,8 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
 def _note_dkms(facts: Facts) -> Iterator[str]:
     packaged = {upstream(state.version) for state in known(facts.packages, {}).values() if not state.config_files_only}
     paths = known(facts.leftovers, frozenset[str]())
-    trees = {match["version"]: match["module"] for path in paths if (match := _DKMS_TREE.fullmatch(path))}
-    sources = {match["version"]: path for path in sorted(paths) if (match := _DKMS_SOURCE.fullmatch(path))}
+    trees = {match["version"]: match["module"] for path in paths if (match := _DKMS_TREE_FOLDER.fullmatch(path))}
+    sources = {match["version"]: path for path in sorted(paths) if (match := _DKMS_SOURCE_FOLDER.fullmatch(path))}
     for version in sorted({*trees, *sources} - packaged):
         source = sources.get(version, "")
         tree = f"/var/lib/dkms/{trees[version]}/{version}" if version in trees else ""
@@ -105,7 +109,7 @@ def _note_dkms(facts: Facts) -> Iterator[str]:
 
 def _note_shadowing_folders(facts: Facts) -> Iterator[str]:
     """Yield a note for each line of ld.so's configuration whose folder shadows the driver's libraries."""
-    for path, number, folder in _list_loader_folders(facts, LOADER_FILE):
+    for path, number, folder in _list_loader_folders(facts, LD_SO_CONFIG_FILE):
         if path.endswith("-linux-gnu.conf"):
             return  # the system's own folders: the first one with a library wins
         if breaks := _explain_shadowing(folder):
@@ -116,40 +120,40 @@ def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, st
     """Yield the lines of a file and of those that it includes, in the order in which ldconfig reads them."""
     state = known(facts.file(path), None)
     # Unread, it is taken to be as distributions have it.
-    text = state.content.decode("utf-8", "replace") if state else "include" if path == LOADER_FILE else ""
+    text = state.content.decode("utf-8", "replace") if state else "include" if path == LD_SO_CONFIG_FILE else ""
     for number, line in enumerate(text.splitlines(), 1):
         folder = line.split("#")[0].strip()
         if not folder.startswith("include"):
             yield path, number, folder.rstrip("/")
-        elif path == LOADER_FILE:
-            for other in sorted(one for one in facts.files if one.startswith(f"{LOADER_FOLDER}/")):
+        elif path == LD_SO_CONFIG_FILE:
+            for other in sorted(one for one in facts.files if one.startswith(f"{LD_SO_CONFIG_FOLDER}/")):
                 yield from _list_loader_folders(facts, other) if other.endswith(".conf") else ()
 
 
 def _explain_shadowing(folder: str) -> str:
     """Return what breaks where ld.so looks in ``folder`` first; empty for a folder without the driver's libraries."""
-    if _STUBS.fullmatch(folder):
+    if _STUBS_FOLDER.fullmatch(folder):
         return (
             "the libcuda.so and libnvidia-ml.so there are for linkers alone, and every program that loads one fails "
             "with a stub library error"
         )
-    if _COMPATIBILITY.fullmatch(folder):
+    if _COMPAT_FOLDER.fullmatch(folder):
         return (
             "every program gets libcuda.so of CUDA's compatibility package in place of the driver's, and with a newer "
             "driver it ends in error 803 (system has unsupported display driver / cuda driver combination)"
         )
-    if _DRIVER_FOLDER.fullmatch(folder):
+    if _OLD_DRIVER_LIBRARY_FOLDER.fullmatch(folder):
         return "libraries of another driver there are loaded before the installed ones, which ends in a mismatch"
     return ""
 
 
 def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
-    state = known(facts.packages, {}).get(_DOCKER_WRAPPER)
+    state = known(facts.packages, {}).get(_DOCKER_WRAPPER_PACKAGE)
     if state is not None:
         is_residue = state.config_files_only
-        purge = system(facts).purge((str(_DOCKER_WRAPPER),))
+        purge = system(facts).purge((str(_DOCKER_WRAPPER_PACKAGE),))
         yield (
-            f"{_DOCKER_WRAPPER} {state.version} "
+            f"{_DOCKER_WRAPPER_PACKAGE} {state.version} "
             f"{'has left /etc/docker/daemon.json behind' if is_residue else 'is retired'}: the container toolkit "
             f"replaces it, but `{purge}` would also delete /etc/docker/daemon.json: copy that file first"
         )
@@ -165,28 +169,28 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
         keys = fingerprints(state.content)
     except ValueError:
         return  # the package manager itself says what it cannot read there
-    if any(one.endswith(_WITHDRAWN_KEY) for one in keys):
+    if any(one.endswith(_WITHDRAWN_KEY_ID) for one in keys):
         yield (
-            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022. "
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. "
             f"{system(facts).manager} accepts it for every archive: "
-            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}` "
+            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY_ID}` "
             "removes it"
         )
 
 
 # The uninstaller does not rebuild it, and the old module or the file against nouveau may be in it.
-_INITRAMFS: Final = frozenset({Trigger("initramfs")})
-_LEAVES: Final = (
+_INITRAMFS_TRIGGERS: Final = frozenset({Trigger("initramfs")})
+_UNINSTALLER_REMAINS_NOTE: Final = (
     "the uninstaller restores files that the .run installer had replaced, and leaves /var/log/nvidia-installer.log, "
     "/usr/share/nvidia and, if somebody edited it, its file against nouveau"
 )
-_NOTES: Final = (
-    _LEAVES,
+_RUN_DRIVER_REMOVAL_NOTES: Final = (
+    _UNINSTALLER_REMAINS_NOTE,
     "no rollback brings the .run driver back: for that, keep the installer that it came from",
 )
 
 
-def plan_removal(facts: Facts) -> Outcome:
+def plan_run_driver_uninstall(facts: Facts) -> Outcome:
     """Plan the uninstallation of a .run driver, in a stage before the packages.
 
     Debian's nvidia-installer-cleanup would meet it in the transaction otherwise, and fails there without a terminal.
@@ -199,18 +203,20 @@ def plan_removal(facts: Facts) -> Outcome:
             why="it unloads kernel modules, which would be those of this machine",
             hint="boot the image and run the same command there without --root",
         )
-    change = CommandChange(UNINSTALL_RUN_DRIVER, "two drivers in the same places do not work", triggers=_INITRAMFS)
+    change = CommandChange(
+        UNINSTALL_RUN_DRIVER, "two drivers in the same places do not work", triggers=_INITRAMFS_TRIGGERS
+    )
     reason = "NVIDIA's .run installer has installed a driver; its own uninstaller knows its files"
-    return Planned((change,), reason, change_notes=_NOTES)
+    return Planned((change,), reason, change_notes=_RUN_DRIVER_REMOVAL_NOTES)
 
 
-_LIBRARY: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
-_LOCAL: Final = "/usr/local/"
+_DRIVER_LIBRARY_PATH: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
+_LOCAL_PREFIX: Final = "/usr/local/"
 # Where the installer puts modules without DKMS, and no package does.
-_MODULE_FOLDER: Final = "/kernel/drivers/video/"
-_COMPATIBLE_PACKAGE: Final = "cuda-compat-"
+_INSTALLER_MODULE_FOLDER: Final = "/kernel/drivers/video/"
+_COMPAT_PACKAGE_PREFIX: Final = "cuda-compat-"
 # In the names of NVIDIA's installers.
-_ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_MACHINE_BY_ARCHITECTURE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
@@ -223,16 +229,20 @@ def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     removes the old ones, and records the new version after that. Setup asks again after the repair. Packages that are
     only not configured are unpacked and recorded.
     """
-    if _is_interrupted(facts):
+    if _is_package_change_interrupted(facts):
         return None
-    versions = _packaged_versions(facts)
-    found = {path: match["version"] for path in _unpackaged_libraries(facts) if (match := _LIBRARY.search(path))}
-    foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL)}
+    versions = _installed_upstream_versions(facts)
+    found = {
+        path: match["version"] for path in _unpackaged_libraries(facts) if (match := _DRIVER_LIBRARY_PATH.search(path))
+    }
+    foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL_PREFIX)}
     if not foreign:
         return None
-    modules = [file.path for file in known(facts.module_files, ()) if _MODULE_FOLDER in file.path and not file.dkms]
+    modules = [
+        file.path for file in known(facts.module_files, ()) if _INSTALLER_MODULE_FOLDER in file.path and not file.dkms
+    ]
     version = max(foreign.values())
-    machine = _ARCHITECTURES.get(known(facts.architecture, ""), "x86_64")
+    machine = _MACHINE_BY_ARCHITECTURE.get(known(facts.architecture, ""), "x86_64")
     uninstall = command("sudo", "sh", f"NVIDIA-Linux-{machine}-{version}.run", "--uninstall")
     return Refusal(
         what=f"files of driver {version} are installed that belong to no package, and their uninstaller is missing",
@@ -249,7 +259,7 @@ def local_library_notes(facts: Facts) -> Iterator[str]:
     Source: /etc/ld.so.conf.d of Debian and Ubuntu, read by name: libc.conf has /usr/local/lib, and comes before the
     file with the system's own folders.
     """
-    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL)]:
+    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL_PREFIX)]:
         belong = "belongs" if len(paths) == 1 else "belong"
         yield (
             f"{', '.join(paths)} {belong} to no package, and programs load libraries in /usr/local/lib before the "
@@ -262,13 +272,13 @@ def _unpackaged_libraries(facts: Facts) -> list[str]:
     return sorted(fact.value) if isinstance(fact, Known) else []
 
 
-def _is_interrupted(facts: Facts) -> bool:
+def _is_package_change_interrupted(facts: Facts) -> bool:
     """Return whether a change of packages stopped in its middle, be its repair planned or not."""
     fact = facts.packages_interrupted
-    return (known(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN
+    return (known(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN_PROBE_KEY
 
 
-def _packaged_versions(facts: Facts) -> frozenset[str]:
+def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
     """Return the upstream versions of whatever is installed: drivers have packages of any name (nvidia-linux-grid-550).
 
     CUDA's compatibility libraries are in a folder of their own, so that their version says nothing of other files.
@@ -277,7 +287,7 @@ def _packaged_versions(facts: Facts) -> frozenset[str]:
     return frozenset(
         upstream(state.version)
         for package, state in installed
-        if not state.config_files_only and not package.name.startswith(_COMPATIBLE_PACKAGE)
+        if not state.config_files_only and not package.name.startswith(_COMPAT_PACKAGE_PREFIX)
     )
 
 
@@ -294,32 +304,34 @@ def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     )
 
 
-_LOST_SOURCE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
+_LOST_SOURCE_PHRASE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
 
 
 def note_lost_source(driver: WantedDriver, facts: Facts) -> str:
     """Return a note on modules that are built, and whose source is gone."""
-    anew = _reinstall_modules(driver, facts)
-    return f"{_LOST_SOURCE}, so later kernels come without a driver: `sudo {anew}` brings it back"
+    anew = _reinstall_modules_hint(driver, facts)
+    return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` brings it back"
 
 
 def refuse_lost_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
     """Return the refusal of ``kernels`` for which nothing can build modules, or of what leaves the source out."""
-    return system(facts).refuse_left_out(facts, SOURCE_FILES) or Refusal(
+    return system(facts).refuse_left_out(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
-        why=_LOST_SOURCE,
-        hint=f"sudo {_reinstall_modules(driver, facts)}\nthen run the same command again",
+        why=_LOST_SOURCE_PHRASE,
+        hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
     )
 
 
-def _reinstall_modules(driver: WantedDriver, facts: Facts) -> str:
+def _reinstall_modules_hint(driver: WantedDriver, facts: Facts) -> str:
     package = PackageId(driver.family.dkms_package(driver.chosen))
     return system(facts).reinstall({package: need(facts.packages, "which packages are installed")[package]})
 
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
     """Return the modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
-    return tuple(file for file in known(facts.module_files, ()) if _MODULE_FOLDERS.match(file.path) and not file.dkms)
+    return tuple(
+        file for file in known(facts.module_files, ()) if _STRAY_MODULE_FOLDER.match(file.path) and not file.dkms
+    )
 
 
 def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
@@ -328,7 +340,7 @@ def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
     Nothing else would tell before the end: DKMS builds its own beside them.
     """
     kernels = known(facts.kernels, Kernels(None, ())).wanted
-    found = [one for one in _find_shadowing(driver, facts) if one.kernel in kernels]
+    found = [one for one in _find_shadowing_modules(driver, facts) if one.kernel in kernels]
     if not found:
         return None
     paths = [one.path for one in found]
@@ -340,14 +352,16 @@ def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
         hint="\n".join(
             (
                 f"move {them}, and what else of that driver is beside {them}, out of /lib/modules:",
-                *chain.from_iterable(_move_away(one) for one in sorted({one.path.rpartition("/")[0] for one in found})),
+                *chain.from_iterable(
+                    _move_away_commands(one) for one in sorted({one.path.rpartition("/")[0] for one in found})
+                ),
                 "then run the same command again",
             )
         ),
     )
 
 
-def _move_away(folder: str) -> Iterator[str]:
+def _move_away_commands(folder: str) -> Iterator[str]:
     """Yield the commands that move the driver's modules out of ``folder`` (/lib/modules/KERNEL/updates)."""
     _, _, _, kernel, place = folder.split("/", 4)
     target = f"/root/modules-{kernel}-{place.replace('/', '-')}"
@@ -358,7 +372,7 @@ def _move_away(folder: str) -> Iterator[str]:
     yield command("sudo", "depmod", kernel)
 
 
-def _find_shadowing(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...]:
+def _find_shadowing_modules(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...]:
     """Return the stray modules that depmod does not certainly pass over for the driver's own."""
     own = "kernel" if driver.modules else "updates/dkms"
     is_debians = driver.chosen.source == "distro" and not driver.modules
@@ -378,7 +392,7 @@ def _find_shadowing(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...
 
 def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
     """Yield a note for stray modules; see ``refuse_stray_modules`` for those that the next boot would load."""
-    shadowing = _find_shadowing(driver, facts)
+    shadowing = _find_shadowing_modules(driver, facts)
     for is_first, does in (
         (True, "the kernel may load such a module in place of the driver's own"),
         (False, "depmod prefers the driver's own module, so a kernel loads such a one only where that is missing"),

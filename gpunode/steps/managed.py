@@ -6,7 +6,7 @@ from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
-from gpunode.facts.machine import PROVIDERS
+from gpunode.facts.machine import PROVIDER_DESCRIPTIONS
 from gpunode.facts.model import Facts, Provider, Unknown, known
 from gpunode.outcome import Refusal
 
@@ -35,7 +35,7 @@ _UNSUPPORTED_PROVIDERS: Final[dict[Provider, tuple[str, str]]] = {
 }
 # Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
 # Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
-_DRIVER_PROVIDERS: Final[dict[Provider, str]] = {
+_DRIVER_ADVICE_BY_PROVIDER: Final[dict[Provider, str]] = {
     "eks": "its AMI has driver and toolkit, so there is nothing to set up here; to bring your own driver, use an AMI "
     "without one, such as Ubuntu's for EKS",
     "aks": "AKS installed driver and toolkit, so there is nothing to set up here; to bring your own driver, create the "
@@ -50,12 +50,12 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
         return None
     if provider in _UNSUPPORTED_PROVIDERS:
         why, hint = _UNSUPPORTED_PROVIDERS[provider]
-        return Refusal(f"this is {PROVIDERS[provider]}, and gpunode leaves its host alone", why, hint)
+        return Refusal(f"this is {PROVIDER_DESCRIPTIONS[provider]}, and gpunode leaves its host alone", why, hint)
     if has_providers_driver(facts):
         return Refusal(
-            f"this is {PROVIDERS[provider]} with a driver of its provider, and gpunode leaves both alone",
+            f"this is {PROVIDER_DESCRIPTIONS[provider]} with a driver of its provider, and gpunode leaves both alone",
             "a driver is loaded that belongs to no installed package",
-            f"{_DRIVER_PROVIDERS[provider]}\nrender the device plugin, which the provider leaves to you: "
+            f"{_DRIVER_ADVICE_BY_PROVIDER[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
         )
     return None
@@ -64,17 +64,17 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
 def has_providers_driver(facts: Facts) -> bool:
     """Return True if the loaded driver comes from the node's provider, and not from a package."""
     loaded, packages = known(facts.loaded_driver, None), facts.packages
-    if known(facts.provider, None) not in _DRIVER_PROVIDERS or loaded is None:
+    if known(facts.provider, None) not in _DRIVER_ADVICE_BY_PROVIDER or loaded is None:
         return False
     return isinstance(packages, Unknown) or not driver_packages(packages.value)
 
 
-def replacement_notes(facts: Facts) -> tuple[str, ...]:
+def node_replacement_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note if the provider replaces nodes regardless of their setup."""
     provider = known(facts.provider, None)
-    if provider is None or provider not in _DRIVER_PROVIDERS:
+    if provider is None or provider not in _DRIVER_ADVICE_BY_PROVIDER:
         return ()
     name = provider.upper()
     return (
-        f"this is {PROVIDERS[provider]}: {name} replaces nodes when it upgrades them, so run setup on each new node",
+        f"this is {PROVIDER_DESCRIPTIONS[provider]}: {name} replaces upgraded nodes, so run setup on each new node",
     )

@@ -13,7 +13,7 @@ from gpunode.steps.installed_driver import installed_driver_packages, is_at_vers
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class DependentRemoval:
     """The packages that leave because they need the driver, and the marks that keep the toolkit that they brought."""
 
     packages: Mapping[PackageId, PackageState]
@@ -28,7 +28,9 @@ class Departure:
         return f"{reason}; what came along stays, marked as installed by hand: {stays}" if stays else reason
 
 
-def plan_departure(leaving: Collection[PackageId], kept: Collection[PackageId], facts: Facts) -> Departure | None:
+def plan_dependent_removal(
+    leaving: Collection[PackageId], kept: Collection[PackageId], facts: Facts
+) -> DependentRemoval | None:
     """Return the departure of what needs, directly or not, a driver's package that is ``leaving``.
 
     What is ``kept`` stays, or is replaced.
@@ -47,4 +49,4 @@ def plan_departure(leaving: Collection[PackageId], kept: Collection[PackageId], 
         gone |= new
     found = {one: packages[one] for one in sorted(gone & candidates)}
     parts = {part for one in found.keys() & there for met in needs[one] for part in met}
-    return Departure(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None
+    return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

@@ -9,23 +9,23 @@ from gpunode.catalog import gpus, mig
 from gpunode.change import Change, FileChange, FileState, MigChange, MigInstance, MigLayout, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
-from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
-from gpunode.facts.project import PLAN
+from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
 from gpunode.steps.gpus import find_own_gpus
-from gpunode.steps.kernel import plan_load
+from gpunode.steps.kernel import plan_module_load
 
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes
 
 MANAGER_UNIT: Final = "nvidia-mig-manager.service"
 # In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
-_WANTS: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
-_RELOAD: Final = frozenset({Trigger("daemon-reload")})
+_WANTS_DROP_IN: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
+_DAEMON_RELOAD_TRIGGERS: Final = frozenset({Trigger("daemon-reload")})
 # What starts containers or lists GPUs for them.
-_USERS: Final = (
+_UNITS_STARTED_AFTER_MIG: Final = (
     "containerd.service docker.service crio.service kubelet.service k3s.service k3s-agent.service rke2-server.service "
     "rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-containerd.service "
     "nvidia-cdi-refresh.service"
@@ -40,8 +40,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
         if not layout:
             return _plan_nothing(recipe.kubernetes)
-        _refuse_rivals(recipe, facts)
-        if not recipe.mig.file and layout != mig.NO_LAYOUT:
+        _refuse_mig_rivals(recipe, facts)
+        if not recipe.mig.file and layout != mig.ALL_DISABLED_LAYOUT:
             _refuse_gpus_without_mig(recipe, facts, layout)
         present = _current_gpus(recipe, facts)
         return present if isinstance(present, Planned) else _plan_layouts(recipe, facts, layout, present)
@@ -103,7 +103,7 @@ def _plan_nothing(wanted: Kubernetes | None) -> Planned:
     return Planned((), "not requested", requested=False)
 
 
-def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
+def _refuse_mig_rivals(recipe: Recipe, facts: Facts) -> None:
     unit = facts.unit(MANAGER_UNIT)
     if isinstance(unit, Known) and unit.value.state.enabled:
         raise Refused(
@@ -137,9 +137,9 @@ def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
     """Return the GPUs as NVML shows them, or the plan that waits for that."""
     if facts.is_image:
         return Planned((), "set by the first `gpunode setup` on the booted node", deferred=True)
-    if isinstance(plan_load(recipe, facts), Blocked):
+    if isinstance(plan_module_load(recipe, facts), Blocked):
         return Planned((), "set after the reboot, which changes the driver", deferred=True)
-    if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN:
+    if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN_PROBE_KEY:
         return Planned((), "set once the driver is loaded", deferred=True)
     if not isinstance(facts.mig, Known):
         why = facts.mig.reason if facts.mig else "it was not queried"
@@ -221,18 +221,18 @@ def _instance_counts(
             why="it knows the layouts with one profile, and all-balanced, all-enabled and all-disabled of mig-parted",
             hint="set file in [mig] to a configuration file of mig-parted that has it",
         )
-    return True, None if name == mig.NO_LAYOUT else found
+    return True, None if name == mig.ALL_DISABLED_LAYOUT else found
 
 
 def _counts_from_file(
     path: str, facts: Facts, name: str, index: int, device: PciDevice
 ) -> tuple[bool, Mapping[str, int] | None]:
-    from gpunode.recipe.mig import read
+    from gpunode.recipe.mig import read_mig_configurations
 
     state = need(facts.file(path), f"what {path} holds")
     if state is None:
         raise Refused(f"{path} does not exist", why="the recipe names it in [mig]", hint="put the file there")
-    configurations = read(state.content, path)
+    configurations = read_mig_configurations(state.content, path)
     if name not in configurations:
         raise Refused(
             f"{path} has no layout {name}",
@@ -249,7 +249,7 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
     Raises:
         Refused: if the GPU does not support it.
     """
-    label, profiles = gpus.lookup(device.device).name, mig.profiles(device.device)
+    label, profiles = gpus.lookup(device.device).name, mig.max_instances_by_profile(device.device)
     if gpu.layout is None or not profiles:
         raise Refused(
             f"{label} ({gpu.uuid}) cannot have the MIG layout {name}",
@@ -260,7 +260,7 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
         raise Refused(
             f"{label} has no MIG profile {', '.join(unknown)}, which the layout {name} needs",
             why=f"it has {', '.join(profiles)}",
-            hint=f"use one of these layouts: {', '.join(mig.names(device.device))}",
+            hint=f"use one of these layouts: {', '.join(mig.layout_names(device.device))}",
         )
     if (places := mig.place_instances(device.device, counts)) is None:
         wanted = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
@@ -270,7 +270,7 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
             why=f"alone, at most these fit: {most}; mixed, they share its memory slices",
             hint="ask for fewer or smaller instances",
         )
-    made = tuple(MigInstance(one, start, size, (str(mig.slices(one)),)) for one, start, size in places)
+    made = tuple(MigInstance(one, start, size, (str(mig.compute_slices(one)),)) for one, start, size in places)
     return gpu.layout if _has_instances(gpu.layout, made) else MigLayout(enabled=True, instances=made)
 
 
@@ -283,12 +283,12 @@ def _has_instances(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
 def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
     """Yield the files of the unit that restores the layouts and is started at boot; none with MIG off."""
     divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
-    states = ((MIG_UNIT, render_mig_unit(divided)), (MIG_WANTS, _WANTS))
+    states = ((MIG_UNIT_FILE, render_mig_unit(divided)), (MIG_BOOT_DROP_IN_FILE, _WANTS_DROP_IN))
     for path, content in states:
         before = need(facts.file(path), f"what {path} holds")
         after = FileState(content) if divided else None
         if before != after:
-            yield FileChange(path, before, after, _RELOAD)
+            yield FileChange(path, before, after, _DAEMON_RELOAD_TRIGGERS)
 
 
 def render_mig_unit(divided: Mapping[str, MigLayout]) -> bytes:
@@ -303,7 +303,7 @@ def render_mig_unit(divided: Mapping[str, MigLayout]) -> bytes:
 [Unit]
 Description=MIG layout of the GPUs
 After=systemd-modules-load.service nvidia-persistenced.service nvidia-fabricmanager.service
-Before={_USERS}
+Before={_UNITS_STARTED_AFTER_MIG}
 
 [Service]
 Type=oneshot
@@ -323,4 +323,4 @@ def _nvidia_smi_commands(uuid: str, layout: MigLayout) -> str:
     return f"{{ {switch} && /usr/bin/nvidia-smi mig -i {uuid} -cgi {places} -C; }}"
 
 
-MIG = Step("mig", "MIG layout", "runtime", plan, needs=("driver",), files=(MIG_UNIT, MIG_WANTS))
+MIG_STEP = Step("mig", "MIG layout", "runtime", plan, needs=("driver",), files=(MIG_UNIT_FILE, MIG_BOOT_DROP_IN_FILE))

@@ -25,14 +25,14 @@ from gpunode.recipe import Recipe
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes
 
-ENVIRONMENT: Final = "/etc/default/kubelet"
-_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
+KUBELET_ENVIRONMENT_FILE: Final = "/etc/default/kubelet"
+_EXTRA_ARGS_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 # The last assignment counts; what has escapes, or quotes within, is left to whoever wrote it.
-_ASSIGNMENT: Final = Pattern(rf"""^{_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
-_ANY_ASSIGNMENT: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_VARIABLE}[ \t]*=", re.MULTILINE)
+_EXTENDABLE_EXTRA_ARGS_LINE: Final = Pattern(rf"""^{_EXTRA_ARGS_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
+_ANY_EXTRA_ARGS_LINE: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_EXTRA_ARGS_VARIABLE}[ \t]*=", re.MULTILINE)
 
 # What kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
-_OTHER_TAINTS: Final = {
+_TAINT_SETTING_BY_FILE: Final = {
     "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
     "/var/lib/kubelet/config.yaml": Pattern(r"^registerWithTaints:[ \t]*(?:\n[ \t]*-|\[[ \t]*\{)", re.MULTILINE),
 }
@@ -64,25 +64,32 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             else 'set node_registration = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
         )
     if register == "kubelet":
-        path = ENVIRONMENT
-        if not _reads_environment(facts):
-            return Planned((), f"waits for a kubelet that reads {ENVIRONMENT}, as kubeadm's does", deferred=True)
+        path = KUBELET_ENVIRONMENT_FILE
+        if not _reads_environment_file(facts):
+            return Planned(
+                (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", deferred=True
+            )
         if taints and (elsewhere := _file_with_taints(facts)):
             return Refusal(
                 f"{elsewhere} has the kubelet register its Node with taints already",
-                f"--register-with-taints in {ENVIRONMENT} would replace them, not add to them",
+                f"--register-with-taints in {KUBELET_ENVIRONMENT_FILE} would replace them, not add to them",
                 'set node_registration = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
             )
     else:
         path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     before = need(facts.file(path), f"what {path} holds")
     content = before.content if before else b""
-    after = _add_kubelet_flags(content, labels, taints) if path == ENVIRONMENT else _rancher_file(labels, taints)
+    after = (
+        _add_kubelet_flags(content, labels, taints)
+        if path == KUBELET_ENVIRONMENT_FILE
+        else _render_rancher_config(labels, taints)
+    )
     if after is None:
+        flags = _registration_flags(labels, taints)
         return Refusal(
-            f"{path} has a {_VARIABLE} that gpunode cannot extend",
+            f"{path} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
             "it contains quotes or escapes, or separates a flag and its value by a blank",
-            f'write it as one line, {_VARIABLE}="--flag=value …", or add there: {" ".join(_flags(labels, taints))}',
+            f'write it as one line, {_EXTRA_ARGS_VARIABLE}="--flag=value …", or add there: {" ".join(flags)}',
         )
     reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"
     if after == content:
@@ -93,7 +100,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _file_with_taints(facts: Facts) -> str:
     """Return the file of kubeadm's that names taints for the kubelet's registration; empty for none."""
-    for path, pattern in _OTHER_TAINTS.items():
+    for path, pattern in _TAINT_SETTING_BY_FILE.items():
         if pattern.search(facts.text(path)):
             return path
     return ""
@@ -118,7 +125,7 @@ def _joined_node_notes(
     return (f"this node has joined a cluster before, and only a new Node gets them; once: {' && '.join(commands)}",)
 
 
-def _reads_environment(facts: Facts) -> bool:
+def _reads_environment_file(facts: Facts) -> bool:
     """Return whether a unit file of the kubelet passes on ``KUBELET_EXTRA_ARGS`` of ``/etc/default/kubelet``."""
     texts = [
         state.value.content
@@ -126,10 +133,10 @@ def _reads_environment(facts: Facts) -> bool:
         if "/kubelet.service" in path and isinstance(state, Known) and state.value
     ]
     whole = b"\n".join(texts)
-    return ENVIRONMENT.encode() in whole and _VARIABLE.encode() in whole
+    return KUBELET_ENVIRONMENT_FILE.encode() in whole and _EXTRA_ARGS_VARIABLE.encode() in whole
 
 
-def _flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
+def _registration_flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
     found = [f"--node-labels={','.join(labels)}"] if labels else []
     return found + ([f"--register-with-taints={','.join(taints)}"] if taints else [])
 
@@ -137,8 +144,8 @@ def _flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
 def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
     """Return the environment file with these among the kubelet's flags; None where its syntax is not understood."""
     text = content.decode("utf-8", "surrogateescape")
-    found = list(_ASSIGNMENT.finditer(text))
-    if len(found) != len(_ANY_ASSIGNMENT.findall(text)):
+    found = list(_EXTENDABLE_EXTRA_ARGS_LINE.finditer(text))
+    if len(found) != len(_ANY_EXTRA_ARGS_LINE.findall(text)):
         return None
     words = found[-1][2].split() if found else []
     for flag, items in (("--node-labels", labels), ("--register-with-taints", taints)):
@@ -156,7 +163,7 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
             words[at] = f"{flag}={','.join([*kept, *missing])}"
     if found and words == found[-1][2].split():
         return content
-    line = f'{_VARIABLE}="{" ".join(words)}"'
+    line = f'{_EXTRA_ARGS_VARIABLE}="{" ".join(words)}"'
     if found:
         text = text[: found[-1].start()] + line + text[found[-1].end() :]
     else:
@@ -164,11 +171,11 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
     return text.encode("utf-8", "surrogateescape")
 
 
-def _rancher_file(labels: Sequence[str], taints: Sequence[str]) -> bytes:
+def _render_rancher_config(labels: Sequence[str], taints: Sequence[str]) -> bytes:
     lines = ["# Written by gpunode: this node registers with these, beside those of other files."]
     for key, items in (("node-label", labels), ("node-taint", taints)):
         lines += [f"{key}+:", *(f'- "{item}"' for item in items)] if items else []
     return ("\n".join(lines) + "\n").encode()
 
 
-NODE_REGISTRATION = Step("node-registration", "node registration", "runtime", plan)
+NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstream
 from gpunode.catalog.distro_drivers import list_distro_drivers
 from gpunode.change import PackageState
-from gpunode.distros.own_driver import is_foreign
+from gpunode.distros.own_driver import is_foreign_driver_package
 from gpunode.facts.model import Facts, Kernels, known, need
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -20,7 +20,7 @@ from gpunode.steps.packages import plan_cuda_repository, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, choose_driver
 
 
-def plan_repository(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan NVIDIA's repository only for what the distribution's own archive does not have beside the driver."""
     chosen = choose_driver(recipe, facts)
     if isinstance(chosen, Refusal):
@@ -42,7 +42,7 @@ def plan_repository(recipe: Recipe, facts: Facts) -> Outcome:
 def find_foreign_packages(packages: Iterable[PackageId], driver: WantedDriver) -> tuple[PackageId, ...]:
     """Return those of ``packages`` that are of another packager's driver than the distribution's own."""
     found = sorted(driver_packages(packages))
-    return tuple(one for one in found if is_foreign(driver.family, driver.chosen, one.name))
+    return tuple(one for one in found if is_foreign_driver_package(driver.family, driver.chosen, one.name))
 
 
 def find_other_packagers(
@@ -67,6 +67,6 @@ def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outco
             "is configured, and checks its signature",
             hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
         )
-    is_planned = facts.module_files.probe == PLAN
+    is_planned = facts.module_files.probe == PLAN_PROBE_KEY
     by = "a package brings it" if is_planned else "prebuilt"
     return Planned((), f"{by} for {' and '.join(kernels.wanted)}", deferred=is_planned)

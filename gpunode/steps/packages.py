@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.conflicts import driver_versioned_package_names
 from gpunode.catalog.repositories import (
     CUDA_KEYRING,
     TOOLKIT_KEYRING,
@@ -16,15 +16,21 @@ from gpunode.catalog.repositories import (
 )
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, MissingDependency, need
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, prefix, wants_driver
+from gpunode.steps.installed_driver import (
+    driver_version_prefix,
+    family_of,
+    is_at_version,
+    preexisting_driver,
+    wants_driver,
+)
 from gpunode.steps.kernel import header_packages
-from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+from gpunode.steps.selection import WantedDriver, installed_driver_version, wanted_driver
 
 
 def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
@@ -66,24 +72,24 @@ def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
     A driver that waits for its key, or for a .run driver to leave, counts as one that comes: the old modules need no
     other build for it.
     """
-    from gpunode.steps.driver import CONFLICTS, DRIVER  # both need what is here
+    from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_STEP  # both need what is here
 
     # An upgrade would replace the packages of a driver that stays, too.
     desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
-    projected = replace(facts, run_installer=Known(False, PLAN)) if recipe.remove_runfile_driver else facts
-    outcomes = [step.plan(desired, projected) for step in (CONFLICTS, DRIVER) if step.id not in recipe.skip]
+    projected = replace(facts, run_installer=Known(False, PLAN_PROBE_KEY)) if recipe.remove_runfile_driver else facts
+    outcomes = [step.plan(desired, projected) for step in (CONFLICTS_STEP, DRIVER_STEP) if step.id not in recipe.skip]
     yield from chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
 
 
-REPAIR = Step("repair", "package database", "sources", plan_repair)
+REPAIR_STEP = Step("repair", "package database", "sources", plan_repair)
 
 
-def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_driver_repository(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
     if recipe.driver.source == "distro" and wants_driver(recipe, facts):
-        from gpunode.steps.own_driver import plan_repository  # loaded on use: few recipes take it
+        from gpunode.steps.own_driver import plan_repository_for_own_driver  # loaded on use: few recipes take it
 
-        return plan_repository(recipe, facts)
+        return plan_repository_for_own_driver(recipe, facts)
     return plan_cuda_repository(recipe, facts)
 
 
@@ -96,7 +102,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), preexisting.reason)
     found = family_of(facts)
     if isinstance(found, Refusal):
-        return found if wants_driver(recipe, facts) else replace(found, hint=_hint_without_toolkit(facts))
+        return found if wants_driver(recipe, facts) else replace(found, hint=_missing_cuda_repository_hint(facts))
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
     asked = recipe.repositories
@@ -107,12 +113,12 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
             why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand'
             if wants_driver(recipe, facts)
-            else _hint_without_toolkit(facts),
+            else _missing_cuda_repository_hint(facts),
         )
     return system(facts).plan_repository(repository, facts)
 
 
-def _hint_without_toolkit(facts: Facts) -> str:
+def _missing_cuda_repository_hint(facts: Facts) -> str:
     """Return what to do where only the CUDA toolkit needs NVIDIA's repository, and there is none."""
     return (
         'use a release that has one, or set cuda.version = "none" and take your distribution\'s own toolkit:\n'
@@ -120,9 +126,9 @@ def _hint_without_toolkit(facts: Facts) -> str:
     )
 
 
-def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the container toolkit's repository, signed by the key with the pinned fingerprint."""
-    if not wants_toolkit(recipe):
+    if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
     asked = recipe.repositories
@@ -135,18 +141,22 @@ def wants_cuda_toolkit(recipe: Recipe) -> bool:
     return recipe.cuda.version != "none"
 
 
-def wants_toolkit(recipe: Recipe) -> bool:
+def wants_container_toolkit(recipe: Recipe) -> bool:
     """Return whether the container toolkit is gpunode's to install."""
     return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
 
 
-CUDA_REPOSITORY = Step(
-    "cuda-repository", "driver repository", "sources", plan_cuda, for_driver=True, files=(CUDA_KEYRING,)
+CUDA_REPOSITORY_STEP = Step(
+    "cuda-repository", "driver repository", "sources", plan_driver_repository, for_driver=True, files=(CUDA_KEYRING,)
 )
-TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit, files=(TOOLKIT_KEYRING,))
+TOOLKIT_REPOSITORY_STEP = Step(
+    "toolkit-repository", "toolkit repository", "sources", plan_toolkit_repository, files=(TOOLKIT_KEYRING,)
+)
 
 
-def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter) -> PackageState | KnownAfter:
+def locked_state_or_default(
+    recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter
+) -> PackageState | KnownAfter:
     """Return the state of ``package`` in the locked version, or ``otherwise`` without a lock."""
     version = recipe.lock.packages.get(package) if recipe.lock else None
     return PackageState(version) if version else otherwise
@@ -215,7 +225,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
         return refuse_held_packages(facts, held, f"{missing[0].needed_by}")
     changes = tuple(
-        PackageChange(one.package, packages.get(one.package), _target_state(recipe, facts, chosen, one))
+        PackageChange(one.package, packages.get(one.package), _missing_dependency_state(recipe, facts, chosen, one))
         for one in missing
     )
     first = missing[0]
@@ -234,7 +244,7 @@ def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | Non
             yield from step.packages.wanted(recipe, facts)
 
 
-def _target_state(
+def _missing_dependency_state(
     recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
 ) -> PackageState | KnownAfter:
     """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""
@@ -242,20 +252,24 @@ def _target_state(
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     is_nvidias = driver is not None and driver.chosen.source == "nvidia"
-    if driver is not None and is_nvidias and missing.package.name in pinned_names(driver.chosen.branch):
+    if (
+        driver is not None
+        and is_nvidias
+        and missing.package.name in driver_versioned_package_names(driver.chosen.branch)
+    ):
         # Whoever needs another version, the driver has one.
-        version = "" if recipe.upgrade else installed_version(facts, driver)
-        anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)
-    return replace(wanted_state(recipe, missing.package, anyhow), auto=True)
+        version = "" if recipe.upgrade else installed_driver_version(facts, driver)
+        anyhow = KnownAfter(f"{version}-" if version else driver_version_prefix(driver.chosen), "driver", auto=True)
+    return replace(locked_state_or_default(recipe, missing.package, anyhow), auto=True)
 
 
-MISSING_DEPENDENCIES = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
+MISSING_DEPENDENCIES_STEP = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
 
 
-PROFILE: Final = "/etc/profile.d/gpunode-cuda.sh"
+CUDA_PROFILE_SCRIPT: Final = "/etc/profile.d/gpunode-cuda.sh"
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_cuda_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the toolkit that the recipe asks for; see ``cuda_release``."""
     if not wants_cuda_toolkit(recipe):
         return Planned((), "the recipe asks for no CUDA toolkit", requested=False)
@@ -264,26 +278,26 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return plan_toolkit(recipe, facts)
 
 
-def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+def _wanted_cuda_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     if not wants_cuda_toolkit(recipe):
         return ()
-    from gpunode.steps.cuda_release import find_packages
+    from gpunode.steps.cuda_release import find_chosen_toolkit_packages
 
-    return find_packages(recipe, facts)
+    return find_chosen_toolkit_packages(recipe, facts)
 
 
-def _owns_package(package: PackageId) -> bool:
+def _is_cuda_toolkit_package(package: PackageId) -> bool:
     from gpunode.catalog.cuda import release_of_component
 
     return release_of_component(package.name) is not None
 
 
-CUDA_TOOLKIT = Step(
+CUDA_TOOLKIT_STEP = Step(
     "cuda-toolkit",
     "CUDA toolkit",
     "packages",
-    plan,
+    plan_cuda_toolkit,
     needs=("cuda-repository",),
-    files=(PROFILE,),
-    packages=StepPackages(_wanted_packages, _owns_package),
+    files=(CUDA_PROFILE_SCRIPT,),
+    packages=StepPackages(_wanted_cuda_packages, _is_cuda_toolkit_package),
 )

@@ -21,10 +21,10 @@ from gpunode.change import (
 from gpunode.command import Command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes, restrict_to_root
+from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files, restrict_to_root
 from gpunode.facts.model import Facts, Known, Unit, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -32,17 +32,17 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import RUNTIMES, ConfigEdit, DesiredConfig, Files, ObservedConfig, Runtime, apply_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, packaged_version, states_from_facts
 from gpunode.runtimes.installations import (
-    RuntimeChoice,
+    ChosenRuntime,
     choose_row,
-    has_products,
+    is_brought_by_products,
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
 from gpunode.runtimes.pod_cdi import explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import packages_off_lock, refuse_held_packages, wanted_state
-from gpunode.steps.selection import refuse_unlocked
-from gpunode.steps.toolkit import CONFIG
+from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.selection import refuse_package_without_lock
+from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
 
 
 def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
@@ -58,14 +58,16 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     for package in map(PackageId, row.packages):
         if is_at_version(packages.get(package), ""):
-            return _plan_installed(recipe, facts, package, packages)
+            return _plan_installed_runtime(recipe, facts, package, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
-    return _plan_missing(recipe, facts, row, packages)
+    return _plan_missing_runtime(recipe, facts, row, packages)
 
 
-def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
+def _plan_missing_runtime(
+    recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
+) -> Outcome:
     """Plan the distribution's package of a runtime that is not here."""
     if _uses_kind_cluster(recipe) and known(facts.rootless_docker, default=False):
         return _refuse_rootless(facts)
@@ -76,7 +78,7 @@ def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[
             hint=f"install it from {row.external_source}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which include theirs" if has_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if is_brought_by_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',
@@ -84,9 +86,9 @@ def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[
         )
     first = PackageId(row.packages[0])
     if recipe.lock is not None and first not in recipe.lock.packages:
-        return refuse_unlocked(recipe.lock, first)
+        return refuse_package_without_lock(recipe.lock, first)
     reason = f"{row.id} is missing; the distribution's package will be installed"
-    after = wanted_state(recipe, first, KnownAfter(why="runtime"))
+    after = locked_state_or_default(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 
 
@@ -105,42 +107,42 @@ def _uses_kind_cluster(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
-def _plan_installed(
+def _plan_installed_runtime(
     recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]
 ) -> Outcome:
     """Return the package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
-        return refuse_unlocked(lock, package)
+        return refuse_package_without_lock(lock, package)
     if lock is None or not packages_off_lock(recipe, packages, (package,)):
         marked, installed = plan_manual_marks(packages, (package,)), f"{package} {present.version} is installed"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
     if present.held:
         return refuse_held_packages(facts, (package,), lock.file)
-    after = wanted_state(recipe, package, KnownAfter(why="runtime"))
+    after = locked_state_or_default(recipe, package, KnownAfter(why="runtime"))
     return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
 
-def _installed_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+def _installed_runtime_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the package that provides the recipe's runtime on this node."""
     packages = need(facts.packages, "which packages are installed")
     named = runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
     return tuple(one for one in map(PackageId, named) if is_at_version(packages.get(one), ""))[:1]
 
 
-RUNTIME_INSTALL = Step(
+RUNTIME_INSTALL_STEP = Step(
     "runtime-install",
     "container runtime",
     "packages",
     plan_runtime_install,
     packages=StepPackages(
-        _installed_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
+        _installed_runtime_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
     ),
 )
 
 
 # Root's programs read these for every container.
-_TOOLKIT_FILES = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+_TOOLKIT_CONFIG_FILES = (TOOLKIT_CONFIG_FILE, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 
 
 def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
@@ -162,29 +164,29 @@ def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusa
 
     if not (changes := toolkit_config.plan_toolkit_config(recipe, facts)):
         return planned
-    others = (change for change in planned.changes if change.subject != CONFIG)
+    others = (change for change in planned.changes if change.subject != TOOLKIT_CONFIG_FILE)
     accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
     reason = f"{planned.reason}; the toolkit {accepted} requests for GPUs by mounts"
     return replace(planned, changes=sort_changes((*others, *changes)), reason=reason)
 
 
-def _plan_configuration(recipe: Recipe, facts: Facts, choice: RuntimeChoice) -> Planned | Refusal:
+def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> Planned | Refusal:
     row = choice.row
     fact = facts.file(row.config)
-    if isinstance(fact, Unknown) and fact.probe == PLAN:
+    if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
         return _plan_deferred(row, fact)
     desired = _desired_config(recipe, row, facts)
     present = states_from_facts(facts, row, desired)
     if recipe.runtime.cgroup_driver == "auto":
         desired = with_kubelet_cgroup_driver(row, facts, desired, contents(present))
     found = row.inspect(contents(present), desired)
-    if _is_for_pods(recipe) and should_enable_cdi(row, found, desired.version):
+    if _uses_cdi_for_pods(recipe) and should_enable_cdi(row, found, desired.version):
         desired = replace(desired, cdi=True)
     target = RuntimeTarget(row, desired, present, facts, choice.notes)
     lacks = missing_program(TOOLKIT_PROGRAM, row.id) if _is_toolkit_missing(facts) else None
     if lacks and facts.is_image:
         lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
-    refuse_default(target, lacks)
+    refuse_missing_default_program(target, lacks)
     planned = plan_configuration(target)
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
@@ -217,7 +219,7 @@ def _preexisting_default_note(recipe: Recipe, row: Runtime, present: States) -> 
     )
 
 
-def _is_for_pods(recipe: Recipe) -> bool:
+def _uses_cdi_for_pods(recipe: Recipe) -> bool:
     """Return whether pods of this runtime are to get their GPUs by CDI where they can.
 
     kind's pods run in kind's own containerd, inside docker containers.
@@ -234,7 +236,7 @@ def _runtime_class_note(
     """Return that pods need the RuntimeClass on this node; nothing where CDI gives them their GPUs."""
     wanted, version = recipe.kubernetes, desired.version
     if (
-        not _is_for_pods(recipe)
+        not _uses_cdi_for_pods(recipe)
         or desired.cdi
         or reads_cdi(row, observed, version)
         or not (wanted and wanted.runtime_class)
@@ -247,7 +249,9 @@ def _runtime_class_note(
 def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     """Return ``planned`` with files that name programs for root to run closed to other writers."""
     row, facts, present = target.row, target.facts, target.present
-    own = [path for path in (*present, *_TOOLKIT_FILES) if path in row.own_files or path in _TOOLKIT_FILES]
+    own = [
+        path for path in (*present, *_TOOLKIT_CONFIG_FILES) if path in row.own_files or path in _TOOLKIT_CONFIG_FILES
+    ]
     found = {change.path: change for change in restrict_to_root(facts, own)}
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
@@ -260,7 +264,7 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
             f"{path} {describe_nonroot_writers(present[path])}, and {row.unit} reads it; gpunode leaves that"
             for path in others
         ),
-        *exposure_notes(facts, (*present, *_TOOLKIT_FILES)),
+        *note_replaceable_files(facts, (*present, *_TOOLKIT_CONFIG_FILES)),
     )
     return replace(
         planned,
@@ -335,13 +339,13 @@ def _service_changes(row: Runtime, facts: Facts, present: States) -> tuple[Chang
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 
-RUNTIME_CONFIG = Step(
+RUNTIME_CONFIG_STEP = Step(
     "runtime-config",
     "runtime configuration",
     "runtime",
     plan_runtime_config,
     needs=("toolkit", "runtime-install"),
-    files=_TOOLKIT_FILES,
+    files=_TOOLKIT_CONFIG_FILES,
 )
 
 
@@ -411,7 +415,7 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     edited = row.configure(files, desired)
     written = apply_edits(files, edited)
     after = row.inspect(written, desired)
-    _check_default(row, desired, after)
+    _refuse_unwanted_default(row, desired, after)
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
     meant = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
@@ -504,7 +508,7 @@ def _masked_notes(target: RuntimeTarget) -> tuple[str, ...]:
     return (f"{target.row.unit} is masked, so nothing reads {target.main} until it is unmasked",)
 
 
-def enable_cri(row: Runtime) -> Command:
+def enable_cri_command(row: Runtime) -> Command:
     """Return the command that switches containerd's CRI plugin on."""
     return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={row.id}", "--enable-cri", "--restart")
 
@@ -516,12 +520,12 @@ def _cri_notes(target: RuntimeTarget, after: ObservedConfig) -> tuple[str, ...]:
     return (
         (
             f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {target.row.id}; "
-            f"`{enable_cri(target.row)}` switches it on"
+            f"`{enable_cri_command(target.row)}` switches it on"
         ),
     )
 
 
-def _check_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) -> None:
+def _refuse_unwanted_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) -> None:
     if desired.not_default and after.default == desired.handler:
         raise Refused(
             f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.set_as_default = false",
@@ -576,7 +580,7 @@ def missing_program(program: str, runtime: str, *where: str) -> MissingProgram:
     return MissingProgram(program, sudo_gpunode("setup", f"--runtime={runtime}", *steps, *where))
 
 
-def refuse_default(target: RuntimeTarget, missing: MissingProgram | None) -> None:
+def refuse_missing_default_program(target: RuntimeTarget, missing: MissingProgram | None) -> None:
     """Refuse a default runtime whose program is not installed, since no container could start.
 
     Raises:

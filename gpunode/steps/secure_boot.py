@@ -11,14 +11,14 @@ from typing import Final
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, known
-from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, SIG_ENFORCE, SIGNATURE_FILES
+from gpunode.facts.probes import ENROLMENT_REQUEST_FILE, KERNEL_ARGUMENTS_FILE, LOCKDOWN, SIG_ENFORCE, SIGNATURE_FILES
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, wants_driver
 
-AWAITS_ENROLMENT: Final = "waits until the firmware has this machine's key, see Secure Boot"
-_SIGNATURES: Final = "module.sig_enforce"
+AWAITS_ENROLMENT_REASON: Final = "waits until the firmware has this machine's key, see Secure Boot"
+_SIGNATURE_ENFORCEMENT_ARGUMENT: Final = "module.sig_enforce"
 
 
 def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
@@ -26,7 +26,7 @@ def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
 
     A recipe that leaves the step out waits for nobody: it says that somebody else sees to the key.
     """
-    return SECURE_BOOT.id not in recipe.skip and lacks_enrolment(recipe, facts)
+    return SECURE_BOOT_STEP.id not in recipe.skip and lacks_enrolment(recipe, facts)
 
 
 def lacks_enrolment(recipe: Recipe, facts: Facts) -> bool:
@@ -55,7 +55,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
         has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
-        notes = (_IN_IMAGE,) if has_shim else ()
+        notes = (_IMAGE_ENROLMENT_NOTE,) if has_shim else ()
         return Planned((), "whether it is on, the first boot of the image tells", notes, deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
@@ -90,8 +90,12 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
 
 def _explain_signature_policy(facts: Facts) -> str:
     """Return what says that the kernel takes signed modules alone; empty where nothing does."""
-    arguments = facts.text(KERNEL_ARGUMENTS).split()
-    found = [word for word in arguments if word in {_SIGNATURES, *(f"{_SIGNATURES}={on}" for on in "1yY")}]
+    arguments = facts.text(KERNEL_ARGUMENTS_FILE).split()
+    found = [
+        word
+        for word in arguments
+        if word in {_SIGNATURE_ENFORCEMENT_ARGUMENT, *(f"{_SIGNATURE_ENFORCEMENT_ARGUMENT}={on}" for on in "1yY")}
+    ]
     if found:
         return f"it was started with {found[0]}"
     if facts.text(SIG_ENFORCE).strip() in {"Y", "1"}:
@@ -105,16 +109,16 @@ _ENROLMENT_NOTE: Final = (
     f"somebody must confirm at the console during a reboot; `{gpunode('doctor', 'secure-boot-key-not-enrolled')}` "
     "shows the commands"
 )
-_IN_IMAGE: Final = (
+_IMAGE_ENROLMENT_NOTE: Final = (
     "a machine that boots this image with Secure Boot on does not load the driver until its key is enrolled: run "
     "`gpunode setup` on it once, with somebody at its console"
 )
 
-SECURE_BOOT: Final = Step(
+SECURE_BOOT_STEP: Final = Step(
     "secure-boot",
     "Secure Boot",
     "packages",
     plan,
     for_driver=True,
-    files=(KERNEL_ARGUMENTS, ENROLMENT_REQUEST, *SIGNATURE_FILES),
+    files=(KERNEL_ARGUMENTS_FILE, ENROLMENT_REQUEST_FILE, *SIGNATURE_FILES),
 )

@@ -10,7 +10,13 @@ from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import OWN_VERSIONS_IN_DISTROS, STANDALONE_TOOLS, driver_packages, parts, upstream
+from gpunode.catalog.conflicts import (
+    SEPARATELY_VERSIONED_IN_DISTROS,
+    STANDALONE_TOOLS,
+    driver_packages,
+    upstream,
+    version_locked_packages,
+)
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
@@ -24,30 +30,30 @@ from gpunode.packages.version import without_epoch
 from gpunode.recipe import Driver, Recipe, VersionLock
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
-    NAMED_KINDS,
-    PINNING,
+    NAMED_BRANCH_KINDS,
+    PINNING_PACKAGE_PREFIX,
+    allowed_flavours,
     branch_of,
+    driver_version_prefix,
     family_of,
-    flavours,
     installed_branches,
     is_at_version,
+    is_branch_maintained,
+    is_branch_of_kind,
+    is_chosen_driver_installed,
     is_dkms_package_installed,
-    is_installed,
-    is_maintained,
-    is_of_kind,
     is_version_of,
     pinned_by_nvidia_package,
     preexisting_driver,
-    prefix,
     wants_driver,
 )
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT, awaits_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment
 
-_UBUNTU = "ubuntu"
-_REVISION = re.compile(r"-[^-]*\Z")
+_UBUNTU_VERSION_MARK = "ubuntu"
+_REVISION_SUFFIX = re.compile(r"-[^-]*\Z")
 
 
-SOURCE_FILES: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
+PURPOSE_BY_SOURCE_GLOB: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
 """The places of a driver's source, by pattern, and what it is for."""
 
 
@@ -88,21 +94,21 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return found
     if isinstance(chosen, Refusal):
         return chosen
-    if refused := _refuse_mixture(found, chosen, facts):
+    if refused := _refuse_mixed_packagers(found, chosen, facts):
         return refused
     if awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT, deferred=True)
+        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
     if chosen.source == "nvidia":
         return WantedDriver(found, chosen)
     from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
-    modules = own_driver.module_packages(
+    modules = own_driver.prebuilt_module_packages(
         found, chosen, known(facts.kernels, Kernels(None, ())), known(facts.packages, {})
     )
     return WantedDriver(found, chosen, modules, own_driver.foreign_archives(found))
 
 
-def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
+def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
     """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
 
     Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
@@ -111,7 +117,7 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     if family.signs_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = [one for one in _NAMED_ALIKE if is_at_version(packages.get(one), f"{chosen.branch}.")]
+    there = [one for one in _PACKAGES_NAMED_ALIKE if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # Of a planned package the branch alone is known.
     revisions = {one: packages[one].version.partition("-")[2] for one in there}
     others = [one for one, revision in revisions.items() if revision and _is_nvidia_revision(revision) == wants_own]
@@ -134,7 +140,7 @@ def _refuse_mixture(family: Family, chosen: Choice, facts: Facts) -> Refusal | N
     )
 
 
-_NAMED_ALIKE = tuple(
+_PACKAGES_NAMED_ALIKE = tuple(
     map(
         PackageId,
         ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
@@ -144,7 +150,7 @@ _NAMED_ALIKE = tuple(
 
 def _is_nvidia_revision(revision: str) -> bool:
     """Return whether NVIDIA's packages have this revision: 1 for Debian, whose own have 0+deb12u1 or 2."""
-    return revision == "1" or _UBUNTU in revision
+    return revision == "1" or _UBUNTU_VERSION_MARK in revision
 
 
 def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Impossible:
@@ -169,14 +175,17 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
         return _choose_locked(recipe, recipe.lock, facts, present)
     if preexisting := preexisting_driver(recipe, facts):
         return preexisting.chosen
-    if recipe.driver.version in NAMED_KINDS and (kept := _keep_installed(recipe, facts, present)) is not None:
+    if (
+        recipe.driver.version in NAMED_BRANCH_KINDS
+        and (kept := _choose_installed_driver(recipe, facts, present)) is not None
+    ):
         return kept
     if recipe.driver.version == "auto":
         is_nvidias = recipe.driver.source == "nvidia"
         pinned = pinned_by_nvidia_package(known(facts.packages, {})) if is_nvidias else ""
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
-            return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
-        if not pinned and (kept := _keep_installed(recipe, facts, present)) is not None:
+            return replace(found, reason=f"{PINNING_PACKAGE_PREFIX}{pinned} is installed and respected")
+        if not pinned and (kept := _choose_installed_driver(recipe, facts, present)) is not None:
             return kept
         if (
             is_nvidias
@@ -185,17 +194,17 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             and (onward := _choose_successor_branch(recipe, facts, present)) is not None
         ):
             return onward
-    return _as_refusal(choose_from_source(facts, present, recipe.driver))
+    return _impossible_as_refusal(choose_from_source(facts, present, recipe.driver))
 
 
-def _keep_installed(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | None:
+def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | None:
     """Return the installed driver as a choice: all of it, else the package that builds its kernel modules.
 
     An incomplete driver is completed; that is no reason for another branch or other modules.
     """
     found = family_of(facts)
     fitting = [] if isinstance(found, Refusal) else list(_fitting_choices(recipe, facts, models))
-    whole = (chosen for chosen in fitting if is_installed(facts, chosen, recipe))
+    whole = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
     begun = (
         chosen
         for chosen in fitting
@@ -204,11 +213,13 @@ def _keep_installed(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) 
     chosen = next(chain(whole, begun), None)
     if chosen is None:
         return None
-    status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
+    status = (
+        "newer than what gpunode knows" if branches.is_newer_than_table(chosen.branch) else "maintained and suitable"
+    )
     status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
     best = choose_from_source(facts, models, recipe.driver)
-    if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
+    if recipe.driver.version in NAMED_BRANCH_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
@@ -255,7 +266,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
-    version = locked_driver(lock)
+    version = locked_driver_version(lock)
     if not version:
         return _refuse_lock_without_driver(lock)
     asked = recipe.driver.version
@@ -265,24 +276,28 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
-    wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
+    wishes = [
+        replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in allowed_flavours(recipe)
+    ]
     outcomes = [choose_from_source(facts, models, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
-        return _as_refusal(outcomes[0])
+        return _impossible_as_refusal(outcomes[0])
     # Of prebuilt modules each kernel has its own, which no lock holds.
     drivers = [WantedDriver(found, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
             return replace(driver.chosen, reason=f"{lock.file} has it")
-    return refuse_unlocked(lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages))
+    return refuse_package_without_lock(
+        lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages)
+    )
 
 
-def locked_driver(lock: VersionLock) -> str:
+def locked_driver_version(lock: VersionLock) -> str:
     """Return a lock's driver version (``580.178.04``); empty if it has none, or several."""
-    named = (one for one in driver_packages(lock.packages) if one.name not in OWN_VERSIONS_IN_DISTROS)
+    named = (one for one in driver_packages(lock.packages) if one.name not in SEPARATELY_VERSIONED_IN_DISTROS)
     versions = {lock.packages[package] for package in named}
-    found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
+    found = {_REVISION_SUFFIX.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -294,7 +309,7 @@ def _refuse_lock_without_driver(lock: VersionLock) -> Refusal:
     )
 
 
-def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
+def refuse_package_without_lock(lock: VersionLock, package: PackageId) -> Refusal:
     """Return the refusal of a requested package without a version in the lock."""
     return Refusal(
         what=f"{lock.file} has no version of {package}, which this node needs",
@@ -306,8 +321,10 @@ def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
 def _fitting_choices(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """Yield the choices of installed branches that their source maintains for these GPUs, in every allowed flavour."""
     for branch in installed_branches(facts):
-        is_offered = recipe.driver.source == "distro" or is_maintained(branch)
-        for flavour in flavours(recipe) if is_offered and is_of_kind(branch, recipe.driver.version) else ():
+        is_offered = recipe.driver.source == "distro" or is_branch_maintained(branch)
+        for flavour in (
+            allowed_flavours(recipe) if is_offered and is_branch_of_kind(branch, recipe.driver.version) else ()
+        ):
             chosen = choose_from_source(
                 facts, models, replace(recipe.driver, version=str(branch), kernel_module_type=flavour)
             )
@@ -315,21 +332,21 @@ def _fitting_choices(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...])
                 yield chosen
 
 
-def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
+def _impossible_as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
     if isinstance(chosen, Impossible):
         return Refusal(chosen.what, chosen.why, chosen.hint)
     return chosen
 
 
-def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
+def kept_driver_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
     """Return the kept driver's version, by the package of its kernel modules; empty if none is kept.
 
     Also in the other flavour: a change of flavour is no request for another version.
     """
-    return "" if recipe.upgrade or recipe.lock is not None else installed_version(facts, driver)
+    return "" if recipe.upgrade or recipe.lock is not None else installed_driver_version(facts, driver)
 
 
-def installed_version(facts: Facts, driver: WantedDriver) -> str:
+def installed_driver_version(facts: Facts, driver: WantedDriver) -> str:
     """Return the chosen driver's installed version, by the package of its kernel modules; empty if none."""
     return upstream(module_package_version(facts, driver))
 
@@ -346,11 +363,11 @@ def module_package_version(facts: Facts, driver: WantedDriver) -> str:
         if find_foreign_packages(packages, driver):
             return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     own, rival = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    if own and is_at_version(own, prefix(driver.chosen)):
+    if own and is_at_version(own, driver_version_prefix(driver.chosen)):
         return own.version
-    if rival is None or not is_at_version(rival, prefix(driver.chosen)):
+    if rival is None or not is_at_version(rival, driver_version_prefix(driver.chosen)):
         return ""
-    is_rebuilt = driver.family.id == "debian" and _UBUNTU in rival.version
+    is_rebuilt = driver.family.id == "debian" and _UBUNTU_VERSION_MARK in rival.version
     return f"{upstream(rival.version)}-1" if is_rebuilt else rival.version
 
 
@@ -361,13 +378,15 @@ def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[Packa
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
     version, packages = module_package_version(facts, driver), known(facts.packages, {})
-    if not version or _UBUNTU in version or driver.chosen.source == "distro":
+    if not version or _UBUNTU_VERSION_MARK in version or driver.chosen.source == "distro":
         return ()
     of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
     return tuple(
         one
         for one, state in of_driver
-        if not state.config_files_only and upstream(state.version) == upstream(version) and _UBUNTU in state.version
+        if not state.config_files_only
+        and upstream(state.version) == upstream(version)
+        and _UBUNTU_VERSION_MARK in state.version
     )
 
 
@@ -377,12 +396,12 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
     the place of another, what is of the old one conflicts with it.
     """
-    version = kept_version(recipe, facts, driver)
+    version = kept_driver_version(recipe, facts, driver)
     if recipe.lock is not None or (driver.chosen.exact and not version):
         return ()
     branch = driver.chosen.branch
-    loose = STANDALONE_TOOLS if driver.chosen.source == "nvidia" else OWN_VERSIONS_IN_DISTROS
-    found = parts(known(facts.packages, {}), branch, loose)
+    loose = STANDALONE_TOOLS if driver.chosen.source == "nvidia" else SEPARATELY_VERSIONED_IN_DISTROS
+    found = version_locked_packages(known(facts.packages, {}), branch, loose)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
     return tuple(one for one in fitting if one != driver.rival)

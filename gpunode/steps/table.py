@@ -6,57 +6,63 @@ An ordered tuple, not a graph: a reader sees what comes after what.
 from __future__ import annotations
 
 from gpunode.outcome import Stage, Step
-from gpunode.steps.cdi import CDI
-from gpunode.steps.daemons import MPS, PERSISTENCE
-from gpunode.steps.detect import DETECT
-from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN, RUN_DRIVER
-from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE
-from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
-from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
-from gpunode.steps.mig import MIG
-from gpunode.steps.node_registration import NODE_REGISTRATION
-from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT, MISSING_DEPENDENCIES, REPAIR, TOOLKIT_REPOSITORY
-from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
-from gpunode.steps.secure_boot import SECURE_BOOT
-from gpunode.steps.toolkit import TOOLKIT
+from gpunode.steps.cdi import CDI_STEP
+from gpunode.steps.daemons import MPS_STEP, PERSISTENCE_STEP
+from gpunode.steps.detect import DETECT_STEP
+from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP, RUN_DRIVER_STEP
+from gpunode.steps.fabric import FABRIC_BRIDGE_STEP, FABRIC_SERVICE_STEP, FABRIC_STEP
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_STEP, GPUDIRECT_STEP
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_STEP
+from gpunode.steps.mig import MIG_STEP
+from gpunode.steps.node_registration import NODE_REGISTRATION_STEP
+from gpunode.steps.packages import (
+    CUDA_REPOSITORY_STEP,
+    CUDA_TOOLKIT_STEP,
+    MISSING_DEPENDENCIES_STEP,
+    REPAIR_STEP,
+    TOOLKIT_REPOSITORY_STEP,
+)
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, RUNTIME_INSTALL_STEP
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
+from gpunode.steps.toolkit import TOOLKIT_STEP
 
 STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")
 
 STEPS: tuple[Step, ...] = (
-    DETECT,
-    REPAIR,
-    CUDA_REPOSITORY,
-    TOOLKIT_REPOSITORY,
-    DRIVER_PIN,
-    RUN_DRIVER,
-    SECURE_BOOT,
-    CONFLICTS,
-    HEADERS,
-    NOUVEAU,
-    DRIVER,
-    FABRIC,
-    GPUDIRECT,
-    CUDA_TOOLKIT,
-    TOOLKIT,
-    RUNTIME_INSTALL,
-    MISSING_DEPENDENCIES,
-    MODULE_BUILD,
-    MODULE_LOAD,
-    FABRIC_BRIDGE,
-    PERSISTENCE,
-    FABRIC_SERVICE,
-    GPUDIRECT_MODULES,
-    MPS,
-    RUNTIME_CONFIG,
-    MIG,
-    CDI,
-    NODE_REGISTRATION,
+    DETECT_STEP,
+    REPAIR_STEP,
+    CUDA_REPOSITORY_STEP,
+    TOOLKIT_REPOSITORY_STEP,
+    DRIVER_PIN_STEP,
+    RUN_DRIVER_STEP,
+    SECURE_BOOT_STEP,
+    CONFLICTS_STEP,
+    HEADERS_STEP,
+    NOUVEAU_STEP,
+    DRIVER_STEP,
+    FABRIC_STEP,
+    GPUDIRECT_STEP,
+    CUDA_TOOLKIT_STEP,
+    TOOLKIT_STEP,
+    RUNTIME_INSTALL_STEP,
+    MISSING_DEPENDENCIES_STEP,
+    MODULE_BUILD_STEP,
+    MODULE_LOAD_STEP,
+    FABRIC_BRIDGE_STEP,
+    PERSISTENCE_STEP,
+    FABRIC_SERVICE_STEP,
+    GPUDIRECT_MODULES_STEP,
+    MPS_STEP,
+    RUNTIME_CONFIG_STEP,
+    MIG_STEP,
+    CDI_STEP,
+    NODE_REGISTRATION_STEP,
 )
 
-DRIVER_STEPS = frozenset(step.id for step in STEPS if step.for_driver)
+DRIVER_STEP_IDS = frozenset(step.id for step in STEPS if step.for_driver)
 
 
-def find_needed_steps(step: str) -> frozenset[str]:
+def find_needed_step_ids(step: str) -> frozenset[str]:
     """Return the ids of the steps that ``step`` needs, directly or not; none for an unknown step."""
     direct = next((one.needs for one in STEPS if one.id == step), ())
-    return frozenset(direct).union(*map(find_needed_steps, direct))
+    return frozenset(direct).union(*map(find_needed_step_ids, direct))

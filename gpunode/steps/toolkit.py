@@ -10,25 +10,25 @@ from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Unknown, known, need
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import wants_toolkit
-from gpunode.steps.selection import refuse_unlocked
+from gpunode.steps.packages import wants_container_toolkit
+from gpunode.steps.selection import refuse_package_without_lock
 
-CONFIG = "/etc/nvidia-container-runtime/config.toml"
+TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
 CONFIG_PACKAGE = TOOLKIT_PACKAGES[1]
 # kind gives its nodes GPUs by these mounts, which a container cannot make for itself.
-VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the four packages at one version: the recipe's, else the installed one, else the newest."""
-    if not wants_toolkit(recipe):
+    if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
     wanted = _choose_version(recipe, packages)
@@ -74,27 +74,28 @@ def _replaced_program_notes(facts: Facts) -> Iterator[str]:
 
 def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that the toolkit's own configuration is gone, or says otherwise than the toolkit does by itself."""
-    fact = facts.file(CONFIG)
+    fact = facts.file(TOOLKIT_CONFIG_FILE)
     if isinstance(fact, Unknown):
         return
     if (state := fact.value) is None:
         # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults hold.
-        if fact.probe != PLAN and is_at_version(known(facts.packages, {}).get(CONFIG_PACKAGE), ""):
+        if fact.probe != PLAN_PROBE_KEY and is_at_version(known(facts.packages, {}).get(CONFIG_PACKAGE), ""):
             again = sudo_gpunode("ctk", "config", "--in-place")
-            yield f"{CONFIG} is missing, so the toolkit uses its built-in defaults: `{again}` writes it again"
+            yield f"{TOOLKIT_CONFIG_FILE} is missing, so the toolkit uses its own defaults: `{again}` writes it again"
         return
     from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
 
     try:
         found = toolkit.non_default_settings(state.content)
         if recipe.toolkit.volume_mounts is not None:
-            found = tuple(one for one in found if not one.startswith(f"{VOLUME_MOUNTS} "))
+            found = tuple(one for one in found if not one.startswith(f"{VOLUME_MOUNTS_KEY} "))
     except Refused as refusal:
         yield f"{refusal.what}: {refusal.why}"
         return
     if found:
         yield (
-            f"{CONFIG} differs from the toolkit's defaults; it is kept, because the difference may be intended: "
+            f"{TOOLKIT_CONFIG_FILE} differs from the toolkit's defaults; it is kept, because the difference may be "
+            "intended: "
             f"{'; '.join(found)}"
         )
 
@@ -141,7 +142,7 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
 def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
     """Return the common version of all four in the lock, unless the recipe names another."""
     if missing := [name for name in TOOLKIT_PACKAGES if name not in lock.packages]:
-        return refuse_unlocked(lock, missing[0])
+        return refuse_package_without_lock(lock, missing[0])
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
     if len(versions) > 1 or (requested and requested not in versions):
         return Refusal(
@@ -160,14 +161,14 @@ def _has_right_version(packages: Mapping[PackageId, PackageState], package: Pack
     return len({packages[other].version for other in TOOLKIT_PACKAGES if is_at_version(packages.get(other), "")}) == 1
 
 
-TOOLKIT = Step(
+TOOLKIT_STEP = Step(
     "toolkit",
     "container toolkit",
     "packages",
     plan,
     needs=("toolkit-repository", "driver"),
-    files=(CONFIG,),
+    files=(TOOLKIT_CONFIG_FILE,),
     packages=StepPackages(
-        lambda recipe, _: TOOLKIT_PACKAGES if wants_toolkit(recipe) else (), TOOLKIT_PACKAGES.__contains__
+        lambda recipe, _: TOOLKIT_PACKAGES if wants_container_toolkit(recipe) else (), TOOLKIT_PACKAGES.__contains__
     ),
 )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, FileState, restrict_writes_to_root
 from gpunode.facts.model import Facts, Known, Unknown, holds, need
-from gpunode.facts.project import PLAN
+from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.recipe import Recipe
-from gpunode.steps.toolkit import CONFIG, CONFIG_PACKAGE, VOLUME_MOUNTS
+from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE, VOLUME_MOUNTS_KEY
 
 if TYPE_CHECKING:
     from gpunode.runtimes.toolkit import HostTraits
@@ -25,28 +25,34 @@ def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
     enabled = recipe.toolkit.volume_mounts
     if enabled is None:
         return ()
-    fact = facts.file(CONFIG)
-    if isinstance(fact, Unknown) and fact.probe == PLAN:
+    fact = facts.file(TOOLKIT_CONFIG_FILE)
+    if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
         return _plan_deferred(facts, enabled=enabled)
-    state = need(fact, f"what {CONFIG} holds")
+    state = need(fact, f"what {TOOLKIT_CONFIG_FILE} holds")
     from gpunode.runtimes import toolkit  # loaded on use: most recipes do not ask for it
 
-    desired = toolkit.settings([f"{VOLUME_MOUNTS}={str(enabled).lower()}"])
-    content = toolkit.configure(state.content if state else None, desired, _find_machine(facts), CONFIG)
+    desired = toolkit.parse_set_options([f"{VOLUME_MOUNTS_KEY}={str(enabled).lower()}"])
+    content = toolkit.configure(
+        state.content if state else None, desired, _find_host_traits(facts), TOOLKIT_CONFIG_FILE
+    )
     if state and state.content == content:
         return ()
-    return (FileChange(CONFIG, state, replace(restrict_writes_to_root(state or FileState(b"")), content=content)),)
+    return (
+        FileChange(
+            TOOLKIT_CONFIG_FILE, state, replace(restrict_writes_to_root(state or FileState(b"")), content=content)
+        ),
+    )
 
 
 def _plan_deferred(facts: Facts, *, enabled: bool) -> tuple[FileChange, ...]:
     """Return the change of a file that the toolkit's package will install."""
     promise = Deferred(
-        f"the package's file, with {VOLUME_MOUNTS} = {str(enabled).lower()}", f"{CONFIG_PACKAGE} is installed"
+        f"the package's file, with {VOLUME_MOUNTS_KEY} = {str(enabled).lower()}", f"{CONFIG_PACKAGE} is installed"
     )
-    return () if holds(facts.file(CONFIG), promise) else (FileChange(CONFIG, None, promise),)
+    return () if holds(facts.file(TOOLKIT_CONFIG_FILE), promise) else (FileChange(TOOLKIT_CONFIG_FILE, None, promise),)
 
 
-def _find_machine(facts: Facts) -> HostTraits:
+def _find_host_traits(facts: Facts) -> HostTraits:
     """Return the machine's traits for a new file: Ubuntu wraps ldconfig."""
     from gpunode.runtimes.toolkit import HostTraits
 

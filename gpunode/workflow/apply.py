@@ -10,9 +10,9 @@ from itertools import groupby
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
-    CONFFILES,
-    OVERWRITTEN,
-    SET_ASIDE,
+    CONFFILES_STEP_ID,
+    OVERWRITTEN_FILES_STEP_ID,
+    SET_ASIDE_FILES_STEP_ID,
     Change,
     FileChange,
     FileState,
@@ -20,7 +20,7 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     Trigger,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
 from gpunode.host.port import Host, HostView, TriggerResult
@@ -31,14 +31,14 @@ from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
 from gpunode.runtimes import RUNTIMES
-from gpunode.steps.runtime import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
-from gpunode.workflow.events import TRANSACTION, Applied, Applying, Observer, Triggered, Triggering
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, StagePlan, StepPlan
+from gpunode.workflow.events import PACKAGE_TRANSACTION_STEP_ID, Applied, Applying, Observer, Triggered, Triggering
 
 InterruptCheck = Callable[[], None]
 _UNIT_TRIGGER_KINDS = frozenset({"reload", "restart"})
-_RECOVERY = "recovery"
+_RECOVERY_STAGE = "recovery"
 
 
 @dataclass(slots=True)
@@ -161,8 +161,8 @@ class Applier:
         entries = self.run.entries()
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
-        back = {entry.change for entry in made if entry.stage == _RECOVERY}
-        files = FileChange.among(entry.change for entry in reversed(made) if entry.stage != _RECOVERY)
+        back = {entry.change for entry in made if entry.stage == _RECOVERY_STAGE}
+        files = FileChange.among(entry.change for entry in reversed(made) if entry.stage != _RECOVERY_STAGE)
         return [change for change in files if not change.is_reread and change.inverse() not in back]
 
     def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
@@ -171,7 +171,7 @@ class Applier:
             kept = self.run.save_rejected_file(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
         if (back := change.inverse()) is not None:
-            self.apply_change(_RECOVERY, "put-back", back, failure.what)
+            self.apply_change(_RECOVERY_STAGE, "put-back", back, failure.what)
 
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
@@ -179,7 +179,7 @@ class Applier:
 
             def step_of(change: PackageChange) -> str:
                 found = plan.step_of(change)
-                return found.step.id if found else DEPENDENCIES
+                return found.step.id if found else DEPENDENCIES_STEP_ID
 
             self.apply_packages(plan.stage, PackageChange.among(batch), step_of)
             return
@@ -206,20 +206,20 @@ class Applier:
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
-        if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
+        if step.step.id != RUNTIME_CONFIG_STEP.id or not isinstance(change, FileChange):
             return
         files = FileChange.among(step.changes)
         paths, is_left = {one.path for one in files}, False
         for written in self._written_files():
             if written.path in paths and (back := written.inverse()) is not None:
                 try:
-                    self.apply_change(_RECOVERY, "put-back", back, failure.what)
+                    self.apply_change(_RECOVERY_STAGE, "put-back", back, failure.what)
                     failure.why += f"\nrestored: {written.path}"
                 except GpunodeError as second:
                     is_left = True
                     failure.why += f"\n{written.path} could not be restored: {second.what}"
         if not is_left:
-            self.cancel_triggers(triggers(files), "restored before any daemon read it")
+            self.cancel_triggers(triggers_of_changes(files), "restored before any daemon read it")
 
     def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
         """Record that this run does not need ``pending_triggers``; what an earlier run left pending stays so."""
@@ -234,7 +234,7 @@ class Applier:
             return ""
         changes = FileChange.among(step.changes)
         self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
-        self._expectations.update(dict.fromkeys(triggers(changes), expectation))
+        self._expectations.update(dict.fromkeys(triggers_of_changes(changes), expectation))
         return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
@@ -257,11 +257,15 @@ class Applier:
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
         """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
-        self.on_event(Applying(stage, TRANSACTION, batch))
+        self.on_event(Applying(stage, PACKAGE_TRANSACTION_STEP_ID, batch))
         started = time.monotonic()
-        seqs = [*self.run.record_intents(stage, CONFFILES, self._find_purged_conffiles(batch), "removed by the purge")]
+        seqs = [
+            *self.run.record_intents(
+                stage, CONFFILES_STEP_ID, self._find_purged_conffiles(batch), "removed by the purge"
+            )
+        ]
         seqs += self.run.record_intents(
-            stage, OVERWRITTEN, self._find_unowned_driver_files(batch), "a package may overwrite it"
+            stage, OVERWRITTEN_FILES_STEP_ID, self._find_unowned_driver_files(batch), "a package may overwrite it"
         )
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.record_intents(stage, step, tuple(same))
@@ -273,7 +277,7 @@ class Applier:
                 self._record_package_files(batch, former)
             raise
         self._record_package_files(batch, former)
-        self.on_event(Applied(stage, TRANSACTION, batch, time.monotonic() - started))
+        self.on_event(Applied(stage, PACKAGE_TRANSACTION_STEP_ID, batch, time.monotonic() - started))
 
     def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
         """Record files that the transaction put beside edited configuration, and user files that new packages ship.
@@ -292,8 +296,8 @@ class Applier:
             if state is not None and live_state.package_checksum(state.content) != shipped[path]
         ]
         for step, found, reason in (
-            (SET_ASIDE, aside, "put beside an edited file by its package"),
-            (OVERWRITTEN, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+            (SET_ASIDE_FILES_STEP_ID, aside, "put beside an edited file by its package"),
+            (OVERWRITTEN_FILES_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
         ):
             changes = map(self.host.complete_change, found)
             self.run.record_done(*self.run.record_intents("packages", step, changes, reason))
@@ -309,7 +313,7 @@ class Applier:
         """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
         if not driver_packages(change.id for change in batch if change.before is None):
             return
-        for path in live_state.find_foreign_files(self.host):
+        for path in live_state.find_unpackaged_driver_files(self.host):
             if (state := live_state.read_file_state(self.host, path, limit_bytes=MAX_BACKUP_BYTES)) is not None:
                 yield self.host.complete_change(FileChange(path, state, None))
 
@@ -394,7 +398,7 @@ def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True
     for run, intents in store.open_intents().items():
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
-            removals, not_made = _settle_package_intents(host, intents) if is_idle else ([], [])
+            removals, not_made = _split_package_intents_by_outcome(host, intents) if is_idle else ([], [])
             made = [*_find_made_files(host, intents), *removals]
             if made or not_made:
                 store.record_change_outcomes(run, made, not_made)
@@ -414,7 +418,7 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
             yield intent
 
 
-def _settle_package_intents(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
+def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
     """Return the removals that were made, and the intents whose package is as it was before.
 
     A package that is half-installed or not configured belongs to neither.
@@ -453,5 +457,7 @@ def _batch_key(trigger: Trigger) -> Trigger | str:
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
     """Return the triggers that are settled after the last stage."""
     return tuple(
-        t for t in triggers(change for plan in plans for change in plan.ordered_changes) if not t.runs_at_stage_end
+        t
+        for t in triggers_of_changes(change for plan in plans for change in plan.ordered_changes)
+        if not t.runs_at_stage_end
     )

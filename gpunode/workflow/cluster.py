@@ -9,8 +9,8 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, known, need
-from gpunode.facts.probes import DEVICE_PLUGIN
-from gpunode.kubernetes.cluster_nodes import GKE_OPT_OUT
+from gpunode.facts.probes import DEVICE_PLUGIN_SERVICE
+from gpunode.kubernetes.cluster_nodes import GKE_PLUGIN_OPT_OUT_LABEL
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, packaged_version, states_from_facts
@@ -20,7 +20,7 @@ from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.managed import has_providers_driver
 
 # A valid Node name (RFC 1123).
-_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_VALID_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_NAME_LENGTH = 253
 _SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi == "always")
 
@@ -33,7 +33,7 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
         Undetermined: if its GPUs are unknown.
     """
     lowered = name.lower()
-    if not _NODE_NAME.fullmatch(lowered) or len(lowered) > _MAX_NAME_LENGTH:
+    if not _VALID_NODE_NAME.fullmatch(lowered) or len(lowered) > _MAX_NAME_LENGTH:
         raise Refused(
             f"{name[:80]!r} cannot be the name of a Kubernetes node",
             why="a node's name consists of lower-case letters, digits, - and .",
@@ -76,9 +76,11 @@ def _provider_components(facts: Facts) -> Iterator[str]:
     if has_providers_driver(facts):
         yield "driver"
     kubelet = known(facts.kubelet, None)
-    if known(facts.provider, None) == "gke" and GKE_OPT_OUT not in (kubelet.labels.split(",") if kubelet else ()):
+    if known(facts.provider, None) == "gke" and GKE_PLUGIN_OPT_OUT_LABEL not in (
+        kubelet.labels.split(",") if kubelet else ()
+    ):
         yield "device-plugin"
-    plugin = facts.unit(DEVICE_PLUGIN)
+    plugin = facts.unit(DEVICE_PLUGIN_SERVICE)
     if isinstance(plugin, Known) and (plugin.value.state.active or plugin.value.state.enabled):
         yield "device-plugin"
 

@@ -21,15 +21,15 @@ from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
 from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
+    field_manager_of,
     format_taints_in,
-    is_shared,
-    manager_of,
+    is_kept_on_removal,
     object_key,
     object_ref,
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
-from gpunode.workflow.cluster_workloads import ReadinessWait, describe_contents
+from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents
 from gpunode.workflow.events import Applied, Applying, Observer
 
 
@@ -110,7 +110,7 @@ def apply_removal(
 def _is_stale(change: ObjectChange, live: Body | None) -> bool:
     """Return whether the object differs from the plan's, or one that is to be deleted now has other owners, too."""
     is_deleted = live is not None and change.after is None and not change.shared
-    is_shared_now = is_deleted and live is not None and (is_shared(live) or is_applied_by_kubectl(live))
+    is_shared_now = is_deleted and live is not None and (is_kept_on_removal(live) or is_applied_by_kubectl(live))
     return current_fields(change, live) != change.before or is_shared_now
 
 
@@ -216,7 +216,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     if isinstance(change, CommandChange):
         cluster.helm.run(change.argv[1:])
         return
-    manager = manager_of(change.kind)
+    manager = field_manager_of(change.kind)
     if change.kind == "Node":
         _apply_node(change, cluster, manager)
     elif change.after is not None:
@@ -224,7 +224,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     elif change.shared:
         _release_ownership(object_ref(change), cluster, manager)
     else:
-        if change.kind == "Namespace" and (others := ", ".join(describe_contents(change.name, cluster))):
+        if change.kind == "Namespace" and (others := ", ".join(describe_namespace_contents(change.name, cluster))):
             raise Conflict(
                 f"namespace {change.name} stays: it also holds {others}",
                 why="it was added after the plan was made, and would be deleted with the namespace",

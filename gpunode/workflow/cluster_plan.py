@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
-from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
+from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_desired_and_ready
-from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
+from gpunode.kubernetes.model import MANAGED_BY_LABEL, ChartRelease, KindCluster, NodeEdit, RenderedCluster
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
-    find_installed,
-    manager_of,
+    field_manager_of,
+    find_release_of_chart,
     node_body,
     object_key,
     plan_items,
@@ -29,7 +29,7 @@ from gpunode.kubernetes.reconcile import (
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
-NODE_USER: Final = "system:node:"
+NODE_USER_PREFIX: Final = "system:node:"
 _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("", "namespaces"),
     "ConfigMap": ("", "configmaps"),
@@ -37,11 +37,13 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
-_LIST_ALL_ABOVE: Final = 20
+_LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
 # API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
-_FIELD_ERROR: Final = re.compile(r"is invalid|unknown field|strict decoding|not declared in schema|cannot unmarshal")
-_NAMESPACE_ERROR: Final = re.compile(
+_FIELD_ERROR_MESSAGE: Final = re.compile(
+    r"is invalid|unknown field|strict decoding|not declared in schema|cannot unmarshal"
+)
+_NAMESPACE_ERROR_MESSAGE: Final = re.compile(
     r"admission webhook|AdmissionPolicy|denied (?:the )?request|orbidden|field is immutable"
 )
 
@@ -56,7 +58,7 @@ class ClusterPlan:
         releases: the chart releases to install or update, by their names in the cluster.
     """
 
-    identity: Identity
+    identity: ClusterIdentity
     items: tuple[PlanItem, ...]
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ class ClusterPlan:
         return tuple(one for one in self.items if one.change is not None)
 
 
-def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
+def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     """Return the plan, limited to what the credential permits.
 
     Raises:
@@ -86,11 +88,11 @@ def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
         present, notes = _read_live_state(rendered, cluster, identity)
     except Forbidden:
         node = cluster.whoami()
-        if not node.startswith(NODE_USER):
+        if not node.startswith(NODE_USER_PREFIX):
             raise
-        rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER))
+        rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER_PREFIX))
         present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
-    installed = ((one, find_installed(one, present.releases)) for one in rendered.releases)
+    installed = ((one, find_release_of_chart(one, present.releases)) for one in rendered.releases)
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
@@ -123,7 +125,7 @@ def _with_pod_problems(
         yield replace(item, note=f"{state_note}, but {prefix}{state}: {trouble.why}", trouble=trouble)
 
 
-def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
+def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
     """Refuse a context that is not that of the kind cluster.
 
     Raises:
@@ -138,7 +140,7 @@ def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
         )
 
 
-def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:
+def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedCluster, tuple[str, ...]]:
     """Return what the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
 
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
@@ -165,7 +167,7 @@ def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str
 
 
 def _read_live_state(
-    rendered: Rendered, cluster: Cluster, identity: Identity, *, with_others: bool = True
+    rendered: RenderedCluster, cluster: Cluster, identity: ClusterIdentity, *, with_others: bool = True
 ) -> tuple[LiveState, tuple[str, ...]]:
     """Return the live state of what is rendered, and notes about what else the cluster has."""
     # First, to fail without Helm before thousands of Nodes are read.
@@ -214,7 +216,7 @@ def _read_or_note(what: str, read: Callable[[], Sequence[Body]]) -> tuple[Sequen
         return (), (f"{what} were not looked at, so a GPU Operator may be there: {main_error_line(error.why)}",)
 
 
-def _dry_run(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
+def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects as the API server would store them, and a note for each that could not be tried.
 
     Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
@@ -224,11 +226,11 @@ def _dry_run(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tupl
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
-    result = cluster.dry_run(bodies, manager_of(""))
+    result = cluster.dry_run(bodies, field_manager_of(""))
     _refuse_rejected(result, bodies, cluster)
     untried = [one.body for one in rendered.objects if one.namespace in missing]
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
-    messages = cluster.dry_run(moved, manager_of("")).errors
+    messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
     note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
     return result.objects, [f"{note}: {redact(' '.join(one.split()))}" for one in messages if not _is_field_error(one)]
@@ -239,7 +241,7 @@ def _is_field_error(message: str) -> bool:
 
     Admission policies use similar words, and immutable fields are those of an object that exists.
     """
-    return _FIELD_ERROR.search(message) is not None and _NAMESPACE_ERROR.search(message) is None
+    return _FIELD_ERROR_MESSAGE.search(message) is not None and _NAMESPACE_ERROR_MESSAGE.search(message) is None
 
 
 def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> None:
@@ -251,7 +253,7 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    _refuse_rejected(cluster.dry_run(pending, manager_of("Node")), pending, cluster)
+    _refuse_rejected(cluster.dry_run(pending, field_manager_of("Node")), pending, cluster)
 
 
 def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> None:
@@ -306,7 +308,7 @@ def _access_requests(item: PlanItem) -> Iterator[tuple[str, str, str, str]]:
 
 def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
     """Return the Nodes of these names that exist; many are read by one request for all of them."""
-    if len(names) > _LIST_ALL_ABOVE:
+    if len(names) > _LIST_ALL_NODES_ABOVE:
         wanted = frozenset(names)
         return [one for one in cluster.list_nodes() if one["metadata"]["name"] in wanted]
     return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
@@ -314,10 +316,10 @@ def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
 
 def _is_managed_by_gpunode(body: Body) -> bool:
     labels = body["metadata"].get("labels", {})
-    return all(labels.get(name) == value for name, value in MANAGED_BY.items())
+    return all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
 
 
-_MANAGER_NAME: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+_CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
@@ -328,7 +330,7 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
         applied: the objects that were applied.
         cluster: where to read them as they are.
     """
-    managers = dict.fromkeys(_MANAGER_NAME.findall(message))
+    managers = dict.fromkeys(_CONFLICTING_MANAGER.findall(message))
     if not managers:
         return None
     live = cluster.get(applied)

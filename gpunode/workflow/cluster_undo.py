@@ -13,7 +13,7 @@ from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
+from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
@@ -24,13 +24,13 @@ from gpunode.kubernetes.reconcile import (
     OUR_RELEASE_SELECTOR,
     Key,
     PlanItem,
-    State,
+    PlanItemState,
     current_fields,
     describe_owners,
+    field_manager_of,
     format_taints_in,
     install_command,
-    is_shared,
-    manager_of,
+    is_kept_on_removal,
     object_key,
     object_ref,
     owned_node_fields,
@@ -39,8 +39,8 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER, ClusterPlan
-from gpunode.workflow.cluster_workloads import describe_contents
+from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan
+from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[Key, Body]
 # An object is deleted before those that it uses.
@@ -70,9 +70,9 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         found = (*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled, *_list_check_jobs(cluster))
     except Forbidden:
         node = cluster.whoami()
-        if not node.startswith(NODE_USER):
+        if not node.startswith(NODE_USER_PREFIX):
             raise
-        return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER), cluster, identity)
+        return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
     changes = [change for one in found if (change := _removal_change(one, identity.uid)) is not None]
     skipped: tuple[str, ...] = ()
     try:
@@ -83,7 +83,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     live = {object_key(one): one for one in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
-    items = tuple(_plan_object(change, cluster, live, deleted) for change in changes)
+    items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     return ClusterPlan(identity, (*releases, *items), skipped)
 
 
@@ -103,7 +103,7 @@ def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
     return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
-def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) -> ClusterPlan:
+def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
     """Return the plan that removes what the kubelet's credential may remove: the labels of its own Node.
 
     Source: the Kubernetes documentation, "NodeRestriction".
@@ -172,19 +172,21 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     current = {one: _with_live_before(one, live) for one in changes}
     pending = {one: now for one, now in current.items() if now.before != now.after}
     revisions = cluster.helm.count_revisions() if commands else {}
-    steps: dict[Change, PlanItem] = {one: _plan_release(one) for one in commands if needs_undo(one, revisions)}
+    steps: dict[Change, PlanItem] = {
+        one: _plan_release_undo(one) for one in commands if release_needs_undo(one, revisions)
+    }
     _refuse_replaced([made for one in commands if (made := _created_or_removed_release(one)) in revisions], cluster)
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
         one.title for one in steps.values() if one.state == "delete"
     }
-    steps |= {one: _plan_object(now, cluster, live, deleted) for one, now in pending.items()}
+    steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
     return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
 
 
 def _with_live_before(change: ObjectChange, live: LiveObjects) -> ObjectChange:
     """Return the change as from the current object, whose fields may have other owners since the run."""
     one = live.get(change.key)
-    is_others_too = change.shared or (one is not None and is_shared(one))
+    is_others_too = change.shared or (one is not None and is_kept_on_removal(one))
     return replace(change, before=current_fields(change, one), shared=is_others_too)
 
 
@@ -195,7 +197,7 @@ def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     return one is None or not is_applied_by_kubectl(one)
 
 
-def needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
+def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
     """Return whether the release is as the run left it; false if the run never changed it, or it is undone already.
 
     Raises:
@@ -246,9 +248,9 @@ def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
-def _plan_release(change: CommandChange) -> PlanItem:
+def _plan_release_undo(change: CommandChange) -> PlanItem:
     is_made = change.undo is not None and change.undo[1] == "uninstall"
-    state: State = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
+    state: PlanItemState = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
     why = "gpunode released it" if state == "delete" else "as it was before that run"
     return PlanItem("Helm release", *_release_namespace_and_name(change.argv), state, why, 0, change)
 
@@ -263,10 +265,10 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
         tried, why = DryRunResult(()), ""
         if change.before is not None:
             expected = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
-            tried = cluster.dry_run([expected], manager_of(change.kind))
+            tried = cluster.dry_run([expected], field_manager_of(change.kind))
             messages = "\n".join(tried.errors)
             why = "\n".join(conflict_lines(messages, [expected], [current])) or messages
-        again = owned_fields(tried.objects[0], manager_of(change.kind)) if tried.objects else None
+        again = owned_fields(tried.objects[0], field_manager_of(change.kind)) if tried.objects else None
         own_fields = json.loads(fields) if change.kind != "Node" else without_taints(fields)
         if again != own_fields:
             where = ("--namespace", change.namespace) if change.namespace else ()
@@ -278,14 +280,16 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
             )
 
 
-def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
-    state: State = "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
+def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
+    state: PlanItemState = (
+        "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
+    )
     why = _undo_reason(change)
     if state == "delete" and not _is_deleted(change, live):
         note = "stays: somebody applied it with kubectl, too"
         return PlanItem(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
     empties = state == "delete" and change.kind == "Namespace"
-    if empties and (others := ", ".join(describe_contents(change.name, cluster, deleted))):
+    if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
         return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
     one = live.get(change.key)
     if change.after is None and change.shared and change.kind != "Node" and one is not None:

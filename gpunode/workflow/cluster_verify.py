@@ -18,14 +18,14 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
 from gpunode.kubernetes.live_checks import (
     RequiredDaemonSet,
-    check_workload,
+    check_daemon_set,
     find_crashing_pod,
-    find_workloads,
-    first_problem,
+    find_first_pod_problem,
+    find_required_daemon_sets,
 )
-from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
-from gpunode.kubernetes.objects import TEST_POD
-from gpunode.kubernetes.own_pod import fix_cdi_choice
+from gpunode.kubernetes.model import ClusterNode, NodeEdit, RenderedCluster
+from gpunode.kubernetes.objects import TEST_POD_NAME
+from gpunode.kubernetes.own_pod import with_common_cdi_choice
 from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
 from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
@@ -35,12 +35,12 @@ from gpunode.kubernetes.trials import (
     GpuTestPodResult,
     check_sharing,
     check_test_pod,
+    confirm_handler_by_test_pod,
     deadline_job,
     find_resource_users,
     has_ended,
     is_left_over,
     is_unscheduled,
-    judge_handler,
     make_test_pods,
     with_owner,
 )
@@ -112,7 +112,7 @@ def verify(
     pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], request.apply_command) for ran in results]
     # A pod with a log was started through the handler, whether or not it found a GPU.
     through = {ran.test_pod.node for ran in results if ran.log and "runtimeClassName" in ran.test_pod.pod["spec"]}
-    checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
+    checks = [confirm_handler_by_test_pod(one, through) if one.id.startswith("handler/") else one for one in checks]
     return VerifyReport((*checks, *pod_checks, *_check_sharing(results), *skipped))
 
 
@@ -145,16 +145,16 @@ def _check_handlers(
     return _check_or_skip(check_runtime_class, "runtime-class", f"RuntimeClass {name}")
 
 
-def _check_workloads(rendered: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
+def _check_workloads(rendered: RenderedCluster, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
     def find_and_check_workloads() -> Sequence[Check]:
-        found = find_workloads(rendered, cluster.list("daemonsets.apps", "--all-namespaces"))
+        found = find_required_daemon_sets(rendered, cluster.list("daemonsets.apps", "--all-namespaces"))
         return [_check_workload(one, request, cluster) for one in found]
 
     return _check_or_skip(find_and_check_workloads, "workloads", "DaemonSets")
 
 
 def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster: Cluster) -> Check:
-    first = check_workload(workload, request.apply_command)
+    first = check_daemon_set(workload, request.apply_command)
     if first.status != "failed" or workload.live is None or not workload.selector:
         return first
     place = ("--namespace", workload.namespace)
@@ -164,12 +164,12 @@ def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster
     diagnosis = (
         _diagnose_log(pod, _read_log(cluster, workload.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
     )
-    return check_workload(workload, request.apply_command, pods, events, diagnosis)
+    return check_daemon_set(workload, request.apply_command, pods, events, diagnosis)
 
 
 def _check_offered_resources(
     desired: Kubernetes,
-    rendered: Rendered,
+    rendered: RenderedCluster,
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
     request: VerifyRequest,
@@ -186,7 +186,7 @@ def _check_offered_resources(
 
     def check_resource_slices() -> Sequence[Check]:
         slices = cluster.list("resourceslices.resource.k8s.io")
-        return [live_checks.check_slices(node, slices) for node in nodes.values()]
+        return [live_checks.check_published_slices(node, slices) for node in nodes.values()]
 
     return _check_or_skip(check_resource_slices, "resource-slices", "ResourceSlices")
 
@@ -205,14 +205,14 @@ def _check_kubelet_settings(node: str, live: Body, request: VerifyRequest, clust
 
 def _make_test_pods(
     desired: Kubernetes,
-    rendered: Rendered,
+    rendered: RenderedCluster,
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
     request: VerifyRequest,
 ) -> tuple[list[GpuTestPod], list[Check]]:
     """Return the trials to run, and a check with the reason for each node that gets none."""
     run = _random_name()
-    recipe = fix_cdi_choice(request.recipe, tuple(nodes.values()))
+    recipe = with_common_cdi_choice(request.recipe, tuple(nodes.values()))
     by_node = {} if desired.stack == "hami" else choose_configs(desired, tuple(nodes.values()))
     made: list[GpuTestPod] = []
     skipped: list[Check] = []
@@ -230,7 +230,7 @@ def _make_test_pods(
                 by_node.get(name, SharingConfig("whole")),
                 rendered.expected.get(name),
                 run=run,
-                new_name=lambda: f"{TEST_POD}-{_random_name()}",
+                new_name=lambda: f"{TEST_POD_NAME}-{_random_name()}",
                 image=request.image,
                 timeout_s=request.timeout_s,
             )
@@ -346,7 +346,7 @@ def _wait_for_pods(
             not running
             or stuck
             or seconds > timeout_s
-            or (seconds > _FAILING_TIMEOUT_S and _all_fail(running, cluster))
+            or (seconds > _FAILING_TIMEOUT_S and _have_all_start_problems(running, cluster))
         ):
             return found
         done = 100.0 * (len(found) - len(running)) / len(found)
@@ -355,15 +355,15 @@ def _wait_for_pods(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _all_fail(running: Sequence[GpuTestPodResult], cluster: Cluster) -> bool:
+def _have_all_start_problems(running: Sequence[GpuTestPodResult], cluster: Cluster) -> bool:
     """Return whether the kubelet reports for each pod why it does not start."""
     events = cluster.list("events", "--namespace", running[0].test_pod.namespace)
-    return all(first_problem([ran.pod or {}], events) is not None for ran in running)
+    return all(find_first_pod_problem([ran.pod or {}], events) is not None for ran in running)
 
 
 def _describe_waiting(running: Sequence[GpuTestPodResult]) -> str:
     first = running[0]
-    found = first_problem([first.pod or {}], ())
+    found = find_first_pod_problem([first.pod or {}], ())
     more = f", and {len(running) - 1} more" if len(running) > 1 else ""
     return f"pod {first.test_pod.name} on {first.test_pod.node}{f' ({found.why})' if found else ''}{more}"
 
@@ -382,7 +382,7 @@ def _add_explanation(result: GpuTestPodResult, node: Body, cluster: Cluster) -> 
         on_node = cluster.list("pods", "--all-namespaces", "--field-selector", f"spec.nodeName={test_pod.node}")
         in_use = find_resource_users(on_node, node, test_pod.resource)
     events = cluster.list("events", "--namespace", test_pod.namespace)
-    found = first_problem([pod], events)
+    found = find_first_pod_problem([pod], events)
     diagnosis = _diagnose_log(pod, log or (found.why if found else ""))
     return replace(result, log=log, events=events, diagnosis=diagnosis, users=in_use)
 

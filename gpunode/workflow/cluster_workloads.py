@@ -14,10 +14,10 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes.live_checks import (
     RequiredDaemonSet,
     count_desired_and_ready,
-    find_release_workloads,
-    first_problem,
+    find_first_pod_problem,
+    find_release_daemon_sets,
 )
-from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease
 from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
@@ -88,7 +88,7 @@ class ReadinessWait:
 def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
     if releases:
-        found = find_release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
+        found = find_release_daemon_sets(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
         yield from (one for one in found if not one.is_running)
 
 
@@ -99,22 +99,22 @@ def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, Po
         place = ("--namespace", found.release.namespace, found.release.name)
         return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
     if not desired:
-        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT}=true")
-        why = f"its nodes are not ready, lack the label {GPU_PRESENT}=true, or have a taint that keeps it off"
+        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
+        why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
         return "no node runs it", PodProblem("", why, f"look at the nodes: {chosen}")
     where = ("--namespace", found.namespace)
     show = cluster.command("describe", "pods", *where, "--selector", found.selector)
     trouble = PodProblem("", "no pod says why", f"look at its pods: {show}")
     try:
         pods = cluster.list("pods", *where, "--selector", found.selector)
-        trouble = first_problem(pods, cluster.list("events", *where)) or trouble
+        trouble = find_first_pod_problem(pods, cluster.list("events", *where)) or trouble
     except GpunodeError as error:
         trouble = PodProblem("", f"its pods cannot be read: {error.what}", trouble.hint)
     return f"{ready} of {desired} pods are ready", trouble
 
 
 # Kinds that describe other objects; nobody creates them by hand.
-_DERIVED_KINDS: Final = frozenset(
+_KINDS_MADE_BY_SERVER: Final = frozenset(
     {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io", "leases.coordination.k8s.io"}
 )
 # In every namespace; the second line on OpenShift.
@@ -124,18 +124,20 @@ _DEFAULT_OBJECTS: Final = frozenset(
     | {f"RoleBinding system:{name}" for name in ("deployers", "image-builders", "image-pullers")}
 )
 # The group of ClusterPolicy and NVIDIADriver.
-_OPERATOR_GROUP: Final = "nvidia.com/"
-_MAX_SHOWN: Final = 3
+_NVIDIA_API_GROUP_PREFIX: Final = "nvidia.com/"
+_MAX_TITLES_SHOWN: Final = 3
 
 
-def describe_contents(namespace: str, cluster: Cluster, removed: AbstractSet[str] = frozenset()) -> Iterator[str]:
+def describe_namespace_contents(
+    namespace: str, cluster: Cluster, removed: AbstractSet[str] = frozenset()
+) -> Iterator[str]:
     """Yield the titles of the objects and Helm releases in the namespace beside ``removed``; the first few.
 
     Raises:
         Undetermined: if the cluster does not answer.
     """
     try:
-        kinds = [kind for kind in cluster.list_namespaced_kinds() if kind not in _DERIVED_KINDS]
+        kinds = [kind for kind in cluster.list_namespaced_kinds() if kind not in _KINDS_MADE_BY_SERVER]
         found = cluster.list(",".join(kinds), "--namespace", namespace)
     except Undetermined:
         raise
@@ -143,15 +145,17 @@ def describe_contents(namespace: str, cluster: Cluster, removed: AbstractSet[str
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
     uids = frozenset(str(one["metadata"].get("uid", "")) for one in found)
-    remaining = [one for one in found if _is_content(one, uids) and removed.isdisjoint(_titles(one))]
+    remaining = [
+        one for one in found if _is_namespace_content(one, uids) and removed.isdisjoint(_object_and_release_titles(one))
+    ]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))
-    yield from titles[:_MAX_SHOWN]
-    if len(titles) > _MAX_SHOWN:
-        yield f"{len(titles) - _MAX_SHOWN} more"
+    yield from titles[:_MAX_TITLES_SHOWN]
+    if len(titles) > _MAX_TITLES_SHOWN:
+        yield f"{len(titles) - _MAX_TITLES_SHOWN} more"
 
 
-def _is_content(body: Body, uids: Collection[str]) -> bool:
+def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
     """Return whether the object counts as the namespace's content.
 
     Objects owned by another object of the namespace do not count. Those owned by an object elsewhere do, such as the
@@ -164,7 +168,7 @@ def _is_content(body: Body, uids: Collection[str]) -> bool:
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _DEFAULT_OBJECTS
     belongs = any(
-        one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_OPERATOR_GROUP)
+        one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
         for one in metadata.get("ownerReferences") or ()
     )
     return not (belongs or metadata.get("deletionTimestamp") or by_server or _is_automatic_token(body))
@@ -177,7 +181,7 @@ def _is_automatic_token(body: Body) -> bool:
     return is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
 
 
-def _titles(body: Body) -> Iterator[str]:
+def _object_and_release_titles(body: Body) -> Iterator[str]:
     """Yield the object's title, and that of the Helm release that it belongs to, if any."""
     metadata = body["metadata"]
     yield object_title(body)

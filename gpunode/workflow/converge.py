@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers
+from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of_changes
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
-from gpunode.facts.machine import MELLANOX, read_secure_boot
+from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
-from gpunode.facts.probes import LSPCI, kubelet_command_probe, list_probes
-from gpunode.facts.project import PLAN, project_changes
+from gpunode.facts.probes import LSPCI_PROBE, list_probes, standalone_kubelet_probe
+from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Stage, Step
 from gpunode.package_id import PackageId
@@ -26,18 +26,18 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import probe_states
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
-from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_services
-from gpunode.steps.detect import DETECT
+from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
+from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.packages import CUDA_TOOLKIT, MISSING_DEPENDENCIES, merge_hold_refusals
-from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
-from gpunode.steps.toolkit import CONFIG, CONFIG_PACKAGE
+from gpunode.steps.packages import CUDA_TOOLKIT_STEP, MISSING_DEPENDENCIES_STEP, merge_hold_refusals
+from gpunode.steps.table import DRIVER_STEP_IDS, STAGES, STEPS
+from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE
 
 # Larger than the usual number of commands, so that one that hangs does not delay the others.
 _MAX_PARALLEL_PROBES = 64
-_MAX_QUOTE_LENGTH = 120
+_MAX_MANAGER_QUOTE_LENGTH = 120
 # The step id of packages that the package manager adds as dependencies.
-DEPENDENCIES = "dependencies"
+DEPENDENCIES_STEP_ID = "dependencies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StagePlan:
     @property
     def triggers(self) -> tuple[Trigger, ...]:
         """The triggers of the changes."""
-        return triggers(self.ordered_changes)
+        return triggers_of_changes(self.ordered_changes)
 
     @property
     def refusal(self) -> Refusal | None:
@@ -116,7 +116,7 @@ def _run_probe(host: HostView, probe: Probe) -> Capture:
 def probe_with_kubelet(host: HostView, probes: Sequence[Probe]) -> Evidence:
     """Return what ``probes`` find, and the command line of the kubelet that systemd runs."""
     evidence = run_probes(host, probes)
-    command = kubelet_command_probe(evidence.get("units"))
+    command = standalone_kubelet_probe(evidence.get("units"))
     return {**evidence, command.key: _run_probe(host, command)} if command else evidence
 
 
@@ -134,10 +134,10 @@ def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool 
 
     devices = derive_devices(evidence)
     if not image and not isinstance(devices, Known):
-        ask(LSPCI)
+        ask(LSPCI_PROBE)
         devices = derive_devices(evidence)
     listed: tuple[PciDevice, ...] = () if image else known(devices, ())
-    if any(one.vendor == MELLANOX for one in listed):
+    if any(one.vendor == MELLANOX_VENDOR_ID for one in listed):
         from gpunode.facts.bridges import bridge_probe
 
         if probe := bridge_probe(listed):
@@ -209,7 +209,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
             more = (_find_hold_refusal(later, recipe, facts) for later in steps) if outcome.held else ()
             plans.append(StepPlan(step, merge_hold_refusals((outcome, *filter(None, more)), facts)))
             break
-        outcome = with_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
+        outcome = with_file_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
         facts = project_changes(facts, changes)
@@ -224,20 +224,20 @@ def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | No
     return None
 
 
-def with_manager_notes(planned: Planned) -> Planned:
+def with_file_manager_notes(planned: Planned) -> Planned:
     """Return ``planned`` with a note for every changed file that another program says it manages."""
     files = (change for change in FileChange.among(planned.changes) if not change.is_reread)
-    notes = tuple(note for change in files if (note := _manager_note(change)))
+    notes = tuple(note for change in files if (note := _file_manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
-def _manager_note(change: FileChange) -> str:
+def _file_manager_note(change: FileChange) -> str:
     """Return a note that names the program that manages the file; empty if none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line} says"
     if not manager.name:
-        words = redact(manager.words)[:_MAX_QUOTE_LENGTH]
+        words = redact(manager.words)[:_MAX_MANAGER_QUOTE_LENGTH]
         return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
     return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
 
@@ -246,7 +246,7 @@ def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iter
     """Yield the selected steps of ``stage``; detection always, since every other step rests on it."""
     for step in STEPS:
         asked = step.id not in recipe.skip and (not only or step.id in only)
-        if step.stage == stage and (asked or step.id == DETECT.id):
+        if step.stage == stage and (asked or step.id == DETECT_STEP.id):
             yield step
 
 
@@ -254,12 +254,12 @@ def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
     """Return ``recipe``, without its driver if no selected step needs one."""
     # Asked for by name they are about the driver, too: the dependencies are its, and it limits the toolkit's release.
     # Else they may be all that a recipe leaves of the driver's steps.
-    steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id, CUDA_TOOLKIT.id} & {*only})
-    taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEPS)
+    steps = DRIVER_STEP_IDS | ({MISSING_DEPENDENCIES_STEP.id, CUDA_TOOLKIT_STEP.id} & {*only})
+    taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEP_IDS)
     return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
 
 
-def walk(
+def walk_stages(
     recipe: Recipe, facts: Facts, resolve_versions: ResolveVersions, advance: Advance, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
     """Yield the plan of every stage, in order; a refusal ends it.
@@ -281,7 +281,7 @@ def walk(
 
 def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
-    release = plan_gpu_services(plan.ordered_changes, facts)
+    release = plan_gpu_service_pauses(plan.ordered_changes, facts)
     steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
@@ -290,7 +290,7 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
     """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
     after = project_changes(facts, plan.ordered_changes)
     unseen = {
-        path: Unknown(f"known after {name} is installed", PLAN)
+        path: Unknown(f"known after {name} is installed", PLAN_PROBE_KEY)
         for path, name in _config_paths_of_new_packages(after, plan)
     }
     return replace(after, files={**after.files, **unseen}) if unseen else after
@@ -300,7 +300,7 @@ def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tup
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
-    brought += [(CONFIG, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
+    brought += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
@@ -309,7 +309,7 @@ def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tup
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     """Return by change the id of the step that asks for it."""
     asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
-    return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
+    return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **asked}
 
 
 def triggers_of_plans(
@@ -325,7 +325,7 @@ def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, 
     taken = {step.step.id for plan in plans for step in plan.steps}
     if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
         return ()
-    return tuple(step.id for step in STEPS if step.id in taken - {DETECT.id}) or (DETECT.id,)
+    return tuple(step.id for step in STEPS if step.id in taken - {DETECT_STEP.id}) or (DETECT_STEP.id,)
 
 
 def collect_notes(plans: Sequence[StagePlan]) -> list[str]:

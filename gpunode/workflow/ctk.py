@@ -17,7 +17,7 @@ from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime import plan_reread
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
-from gpunode.workflow.disruption import DAEMON_NOT_RUNNING, refuse_running_containers
+from gpunode.workflow.disruption import DOCKER_UNREACHABLE_ERROR, refuse_running_containers
 from gpunode.workflow.edits import CtkPlan, cdi_only_recipe
 from gpunode.workflow.events import Observer
 
@@ -232,7 +232,7 @@ def _compare_effective(
     try:
         found = read_effective_config(runtime)
     except ChangeFailed as error:
-        is_down = DAEMON_NOT_RUNNING.search(error.why) is not None
+        is_down = DOCKER_UNREACHABLE_ERROR.search(error.why) is not None
         return (
             ConfigStatus(unverified="it is not running")
             if is_down

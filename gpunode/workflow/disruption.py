@@ -16,7 +16,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Trigger,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.command import command
 from gpunode.errors import DrainRequired, Undetermined
@@ -25,7 +25,7 @@ from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.daemons import GpuLoss, find_gpu_loss
+from gpunode.steps.daemons import GpuLoss, find_worst_gpu_loss
 from gpunode.wording import count, join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
@@ -35,12 +35,12 @@ _LOSS_PHRASES: Final[dict[GpuLoss, str]] = {
     "layout": "change the MIG layout under",
     "mps": "stop the MPS daemon, and so perhaps end",
 }
-_MPS_DAEMON: Final = "nvidia-cuda-mps"
-_DISPLAYS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "sway", "weston"})
+_MPS_DAEMON_PROGRAM: Final = "nvidia-cuda-mps"
+_DISPLAY_PROGRAMS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "sway", "weston"})
 _DISPLAY_UNITS: Final = frozenset(
     {"display-manager.service", "gdm.service", "gdm3.service", "lightdm.service", "sddm.service"}
 )
-_MAX_NAMED: Final = 20
+_MAX_CLIENTS_NAMED: Final = 20
 
 
 def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> None:
@@ -49,7 +49,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     Raises:
         DrainRequired: such programs are counted and named, with what ends each kind.
     """
-    loss = find_gpu_loss(changes, pending_triggers)
+    loss = find_worst_gpu_loss(changes, pending_triggers)
     if loss is None:
         return
     divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
@@ -59,20 +59,20 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     users = pids if loss == "layout" else {*pids, *found}
     stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
     every = (found.get(pid, GpuClient(pid)) for pid in sorted(users))
-    clients = [client for client in every if not _is_expected(client, loss, stopped)]
+    clients = [client for client in every if not _is_expected_client(client, loss, stopped)]
     if clients:
         raise drain_error(_LOSS_PHRASES[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
-            why=f"the kubelet gave GPUs to {join_names(pods, _MAX_NAMED)}",
-            hint=f"{_DRAIN}, or {_OVERRIDE_HINT}",
+            why=f"the kubelet gave GPUs to {join_names(pods, _MAX_CLIENTS_NAMED)}",
+            hint=f"{_DRAIN_HINT}, or {_OVERRIDE_HINT}",
         )
 
 
-def _is_expected(client: GpuClient, loss: GpuLoss, stopped: Collection[str]) -> bool:
+def _is_expected_client(client: GpuClient, loss: GpuLoss, stopped: Collection[str]) -> bool:
     """Return whether a client ends with the units ``stopped``, or takes no part in what ends."""
-    is_no_work = client.unit in GPU_SERVICES or _MPS_DAEMON in client.command
+    is_no_work = client.unit in GPU_SERVICES or _MPS_DAEMON_PROGRAM in client.command
     return client.unit in stopped or (loss == "mps" and is_no_work)
 
 
@@ -80,26 +80,30 @@ def _advise(client: GpuClient) -> str:
     """Return what ends a client."""
     program = client.command.partition(" ")[0].rpartition("/")[2]
     if client.pod:
-        return _DRAIN
+        return _DRAIN_HINT
     if client.container:
         return "stop their containers first"
-    if client.unit in _DISPLAY_UNITS or program in _DISPLAYS:
+    if client.unit in _DISPLAY_UNITS or program in _DISPLAY_PROGRAMS:
         return "end the display first: systemctl isolate multi-user.target"
     return str(command("systemctl", "stop", client.unit)) if client.unit else "end them first"
 
 
-DOCKER: Final = "docker.service"
-_DOCKER_RESTART: Final = Trigger("restart", DOCKER)
+DOCKER_SERVICE: Final = "docker.service"
+_DOCKER_RESTART_TRIGGER: Final = Trigger("restart", DOCKER_SERVICE)
 _DOCKER_PACKAGES: Final = frozenset(map(PackageId, ("docker.io", "docker-ce")))
 _CONTAINERD_PACKAGES: Final = frozenset(map(PackageId, ("containerd", "containerd.io")))
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
-DAEMON_NOT_RUNNING: Final = re.compile(r"daemon (?:is )?running")
-_RUNNING_CONTAINERS: Final = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
+DOCKER_UNREACHABLE_ERROR: Final = re.compile(r"daemon (?:is )?running")
+_RUNNING_CONTAINERS_PROBE: Final = Probe(
+    "docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20
+)
 _OVERRIDE_HINT: Final = "continue with --allow-disruption"
-_DRAIN: Final = "drain the node first (kubectl drain NODE --ignore-daemonsets)"
+_DRAIN_HINT: Final = "drain the node first (kubectl drain NODE --ignore-daemonsets)"
 
 
-def refuse_setup(preview: Sequence[StagePlan], pending_triggers: Sequence[Trigger], facts: Facts, host: Host) -> None:
+def refuse_disruptive_setup(
+    preview: Sequence[StagePlan], pending_triggers: Sequence[Trigger], facts: Facts, host: Host
+) -> None:
     """Refuse if the plan or a pending trigger would stop running workloads.
 
     Raises:
@@ -109,13 +113,13 @@ def refuse_setup(preview: Sequence[StagePlan], pending_triggers: Sequence[Trigge
     changes = [change for stage in preview for change in stage.ordered_changes]
     refuse_gpu_clients(host, changes, pending_triggers)
     steps = (step.outcome for stage in preview for step in stage.steps)
-    if _DOCKER_RESTART in pending_triggers or any(
+    if _DOCKER_RESTART_TRIGGER in pending_triggers or any(
         isinstance(outcome, Planned) and outcome.disrupts for outcome in steps
     ):
-        refuse_running_containers(facts.unit(DOCKER), host)
+        refuse_running_containers(facts.unit(DOCKER_SERVICE), host)
 
 
-def refuse_undoing(
+def refuse_disruptive_undo(
     changes: Sequence[Change], pending_triggers: Collection[Trigger], docker: Fact[Unit], host: Host
 ) -> None:
     """Refuse if ``changes`` or ``pending_triggers`` would stop workloads, or take their driver away.
@@ -126,8 +130,8 @@ def refuse_undoing(
     """
     packages = PackageChange.among(changes)
     stopped = {change.unit for change in ServiceChange.among(changes) if not change.after.active}
-    restarts = _DOCKER_RESTART in (*triggers(changes), *pending_triggers)
-    if restarts or any_removed_or_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
+    restarts = _DOCKER_RESTART_TRIGGER in (*triggers_of_changes(changes), *pending_triggers)
+    if restarts or any_removed_or_replaced(packages, _DOCKER_PACKAGES) or DOCKER_SERVICE in stopped:
         refuse_running_containers(docker, host)
     refuse_gpu_clients(host, changes, pending_triggers)
     if any_removed_or_replaced(packages, _CONTAINERD_PACKAGES) and (containers := host.find_workloads().containers):
@@ -138,7 +142,7 @@ def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable
     """Return the error for ``what`` is running, with all of them counted and some named."""
     return DrainRequired(
         f"continuing would {doing} {count(len(named), what)}",
-        why=f"running: {join_names(map(str, named), _MAX_NAMED)}",
+        why=f"running: {join_names(map(str, named), _MAX_CLIENTS_NAMED)}",
         hint="\n".join((*advice, f"or {_OVERRIDE_HINT}")),
     )
 
@@ -150,7 +154,7 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
         DrainRequired: naming them.
         Undetermined: if docker runs and does not say.
     """
-    running = host.run_probe(_RUNNING_CONTAINERS)
+    running = host.run_probe(_RUNNING_CONTAINERS_PROBE)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
         raise DrainRequired(
@@ -159,7 +163,7 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
-    is_down = is_down or DAEMON_NOT_RUNNING.search(running.error) is not None
+    is_down = is_down or DOCKER_UNREACHABLE_ERROR.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
             "cannot tell which docker containers run, and continuing would stop them",

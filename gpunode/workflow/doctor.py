@@ -18,7 +18,7 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS, trim_evidence
 from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
-from gpunode.facts.probes import LSPCI, list_probes
+from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
 
 # As long as nvidia-smi gets: whoever hangs, they hang together.
-_NVML_S = 10.0
+_NVML_TIMEOUT_S = 10.0
 
 
 def collect_doctor_evidence(host: HostView) -> Evidence:
     """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
     from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
-    first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
+    first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES)}
     evidence = dict(probe_with_runtimes(host, tuple(first.values())))
-    driver = (nvml.make_probe(_NVML_S),) if can_query_driver(evidence) else ()
+    driver = (nvml.make_probe(_NVML_TIMEOUT_S),) if can_query_driver(evidence) else ()
     evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
     evidence.update(run_probes(host, final_follow_ups(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
@@ -80,13 +80,13 @@ class Examination:
 
 
 # How commands tell that they may not.
-_DENIED: Final = re.compile(
+_ACCESS_DENIED_MESSAGE: Final = re.compile(
     r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
 )
 
 
 # journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
-_PARTIAL_ACCESS: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
+_PARTIAL_ACCESS_MESSAGE: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
 _MAX_MESSAGE_BYTES: Final = 4096
 # These leave out what they may not read, and go on.
 _OMISSION_MARKS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
@@ -105,8 +105,8 @@ def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
         # Some write their complaints where their answers go.
         said = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
-        return _DENIED.search(said) is not None
-    if capture.source.startswith("journalctl") and _PARTIAL_ACCESS.search(capture.error):
+        return _ACCESS_DENIED_MESSAGE.search(said) is not None
+    if capture.source.startswith("journalctl") and _PARTIAL_ACCESS_MESSAGE.search(capture.error):
         return True
     return capture.outcome == "denied" or any(
         capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSION_MARKS.items()
@@ -124,7 +124,7 @@ def _missing_evidence_question(seen: Snapshot) -> OpenQuestion:
     )
 
 
-_MAX_NAMED: Final = 5
+_MAX_LEFT_OUT_NAMED: Final = 5
 
 
 def diagnose_evidence(evidence: Evidence) -> Examination:
@@ -139,7 +139,7 @@ def diagnose_evidence(evidence: Evidence) -> Examination:
     if (cut := evidence.get(TRUNCATION_KEY)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
-        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_NAMED])}", ())
+        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_LEFT_OUT_NAMED])}", ())
         diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied_sources(capture)))
     return Examination(

@@ -24,7 +24,7 @@ from gpunode.steps.installed_driver import is_at_version, packages_with_library
 from gpunode.steps.selection import WantedDriver, mismatched_packages, wanted_driver
 
 _NVML_TITLE = "the driver answers (NVML)"
-_LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
+_NVML_LIBRARY_NOT_FOUND_CODE = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
 
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
@@ -57,7 +57,7 @@ def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
-        anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _LIBRARY_NOT_FOUND else ""
+        anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _NVML_LIBRARY_NOT_FOUND_CODE else ""
         said = f"{answer.name} ({answer.code}): {answer.meaning}"
         yield Check("nvml", title, "failed", said, anew or answer.remedy)
         return
@@ -78,13 +78,13 @@ def _check_gpu(gpu: Gpu) -> Check:
         str(gpu.name),
         f"{gpu.memory_mib} MiB" if isinstance(gpu.memory_mib, int) else "",
         str(gpu.uuid),
-        _describe_switch("persistence", gpu.persistence),
-        _describe_switch("ECC", gpu.ecc),
+        _describe_on_off("persistence", gpu.persistence),
+        _describe_on_off("ECC", gpu.ecc),
     ]
     return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
 
 
-def _describe_switch(name: str, value: bool | UnreadNvmlValue) -> str:
+def _describe_on_off(name: str, value: bool | UnreadNvmlValue) -> str:
     if isinstance(value, UnreadNvmlValue):
         return ""
     return f"{name} {'on' if value else 'off'}"
@@ -166,13 +166,13 @@ def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Chec
 
 def check_vector_addition(host: HostView) -> Check:
     """Check that every GPU adds correctly."""
-    from gpunode.facts.cuda import CudaRun, read_cuda_answer
+    from gpunode.facts.cuda import CudaTestResult, read_cuda_answer
     from gpunode.host import cuda
 
     answer, title = read_cuda_answer(host.run_probe(cuda.make_probe())), "vector addition on every GPU (CUDA)"
     if isinstance(answer, NoAnswer):
         return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
-    if not isinstance(answer, CudaRun):
+    if not isinstance(answer, CudaTestResult):
         return Check("cuda", title, "failed", str(answer), answer.remedy)
     if answer.passed:
         elements = sum(gpu.elements for gpu in answer.gpus)
@@ -185,7 +185,7 @@ def check_vector_addition(host: HostView) -> Check:
     return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
 
 
-_TITLE = "the GPUs are registered with the NVSwitches"
+_FABRIC_CHECK_TITLE = "the GPUs are registered with the NVSwitches"
 # NVIDIA's own scripts give up after about two minutes.
 _PATIENCE_S, _POLL_INTERVAL_S = 120.0, 3.0
 _JOINING_STATES = frozenset({"not started", "in progress"})
@@ -218,26 +218,36 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     # In a container the service is the host's; there the GPUs' own states are all that tells.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
-        yield Check("fabric", _TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
+        yield Check("fabric", _FABRIC_CHECK_TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
     if is_host and not _is_manager_active(facts):
-        yield Check("fabric", _TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
+        yield Check("fabric", _FABRIC_CHECK_TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
         return
     states = [str(gpu.fabric) for gpu in answer.gpus if isinstance(gpu.fabric, str)]
     known = [state for state in states if state != "not supported"]
     unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, UnreadNvmlValue) and gpu.fabric.supported]
     if unfinished := sorted({state for state in known if state != "completed"}):
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
-        yield Check("fabric", _TITLE, "failed", behind, hint)
+        yield Check("fabric", _FABRIC_CHECK_TITLE, "failed", behind, hint)
     elif unread:
-        yield Check("fabric", _TITLE, "skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint)
+        yield Check(
+            "fabric",
+            _FABRIC_CHECK_TITLE,
+            "skipped",
+            f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}",
+            hint,
+        )
     elif not known and not is_host:
-        yield Check("fabric", _TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host")
+        yield Check(
+            "fabric", _FABRIC_CHECK_TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host"
+        )
     elif known:
-        yield Check("fabric", _TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
+        yield Check("fabric", _FABRIC_CHECK_TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
     else:
         # Up to Ampere a GPU has no such state: the service has programmed the switches, or has ended.
-        yield Check("fabric", _TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
+        yield Check(
+            "fabric", _FABRIC_CHECK_TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own"
+        )
 
 
 def _has_gpu_joining_fabric(answer: NvmlAnswer) -> bool:

@@ -17,7 +17,7 @@ from gpunode.change import (
     ServiceChange,
     Trigger,
     restrict_writes_to_root,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.errors import Refused
 from gpunode.facts import machine
@@ -32,26 +32,26 @@ from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, contents, packaged_version, probe_state, probe_states
-from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelet_cgroup_driver
+from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import HostTraits, Setting
 from gpunode.steps import cdi, runtime
-from gpunode.steps.runtime import RUNTIME_CONFIG, MissingProgram, RuntimeTarget, missing_program, plan_edits
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
+from gpunode.workflow.converge import probe_with_kubelet, survey, with_file_manager_notes
 from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
 
 # Of each file what gpunode's recorded runs have made of it.
 Trails: TypeAlias = Mapping[str, FileTrail]
 
-_DUMP_BYTES = 16 << 20
-_DUMP_S = 30.0
+_MAX_DUMP_BYTES = 16 << 20
+_DUMP_TIMEOUT_S = 30.0
 # ``containerd github.com/containerd/containerd/v2 2.1.9~ds1 …``, ``crio version 1.30.0``.
-_VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
+_PROGRAM_VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 # systemd's own PATH for services, in which dockerd looks for a bare name (systemd.exec(5)).
 _PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-_NO_RECORD: Trails = MappingProxyType({})
+_NO_TRAILS: Trails = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class CtkPlan:
     target_name: str
     main_file: str
     planned: Planned
-    step: Step = RUNTIME_CONFIG
+    step: Step = RUNTIME_CONFIG_STEP
     present: States = field(default_factory=dict)
     target: RuntimeTarget | None = None
     missing_program: MissingProgram | None = None
@@ -92,7 +92,7 @@ class CtkPlan:
         """The trigger that has the daemon read its files again; None if no daemon needs one."""
         if self.target is None:
             return None
-        return next(iter(triggers(self.files)), self.target.trigger)
+        return next(iter(triggers_of_changes(self.files)), self.target.trigger)
 
     def with_notes(self, *notes: str) -> CtkPlan:
         """Return the plan with more notes."""
@@ -120,7 +120,7 @@ def find_target(
         Undetermined: the files cannot be read.
     """
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
-    if has_products(row) and not desired.config:
+    if is_brought_by_products(row) and not desired.config:
         facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
         place = choose_row(row, facts)
         row, notes = place.row, place.notes
@@ -173,13 +173,15 @@ def _find_version(
     # What reads no drop-ins is edited in place, whatever its version; that also says whether it must be told of CDI.
     matters = row.drop_in or (row.cdi == "switch" and desired.cdi)
     told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
-    found = _VERSION.search(told)
+    found = _PROGRAM_VERSION.search(told)
     return tuple(int(number) for number in found[1].split(".")) if found else None
 
 
 def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     for argv in dumps:
-        told = host.run_probe(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
+        told = host.run_probe(
+            Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_TIMEOUT_S, limit_bytes=_MAX_DUMP_BYTES)
+        )
         if told.outcome != "absent":
             break
     if told.outcome == "ok":
@@ -191,7 +193,7 @@ def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
-def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO_RECORD, root: str = "/") -> CtkPlan:
+def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO_TRAILS, root: str = "/") -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
@@ -207,10 +209,10 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     drop_in = desired.drop_in or row.drop_in
     others = _content_without_gpunode(trails.get(drop_in), target.present.get(drop_in))
     target = replace(target, desired=replace(desired, others=others))
-    planned = with_manager_notes(runtime.plan_configuration(target))
+    planned = with_file_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
-    absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
+    absent = next((binary for binary in binaries if binary and _is_program_missing(host, binary)), "")
     plan = CtkPlan(
         row.id, target.main, planned, present=target.present, target=target, registers_itself=registers_itself
     )
@@ -220,7 +222,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     return replace(plan, missing_program=program).with_notes(program.note)
 
 
-def _is_missing(host: HostView, binary: str) -> bool:
+def _is_program_missing(host: HostView, binary: str) -> bool:
     places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
     # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
     looked = (host.run_probe(Probe(f"program:{place}", path=place, limit_bytes=1)) for place in places)
@@ -237,7 +239,10 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
     planned = cdi.plan(cdi_only_recipe(row), facts)
     assert isinstance(planned, Planned), "the step refuses nothing"
     plan = CtkPlan(
-        row.id, cdi.output_path(facts), replace(planned, reason=planned.reason.removesuffix(cdi.KEPT_FRESH)), cdi.CDI
+        row.id,
+        cdi.output_path(facts),
+        replace(planned, reason=planned.reason.removesuffix(cdi.KEPT_FRESH_PHRASE)),
+        cdi.CDI_STEP,
     )
     # A file is what this command writes; the units are setup's to enable, or the user's.
     idle = [change.unit for change in ServiceChange.among(planned.changes)]
@@ -277,7 +282,7 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     # runc comes along where its table would be missed.
     entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
     trails = {path: trail for path, trail in trails.items() if trail and path in {*entries, *target.own}}
-    left = {path: _content(trail[-1].change.after) for path, trail in trails.items()}
+    left = {path: _known_content(trail[-1].change.after) for path, trail in trails.items()}
     differing = {path: now for path in trails if (now := target.present.get(path)) and now.content != left[path]}
     packaged = live_state.find_packaged_files(host, differing)
     trails = {path: trail for path, trail in trails.items() if path not in packaged}
@@ -294,15 +299,15 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
             for path, trail in recent_trails.items()
         }
         contents_before = {path: None for path, file in restored.items() if file.is_unclear}
-    contents_now = {**files, **{path: _content(file.state) for path, file in restored.items()}}
+    contents_now = {**files, **{path: _known_content(file.state) for path, file in restored.items()}}
     reverted_files = {path: content for path, content in contents_now.items() if content is not None}
     removal = Removal(files, former_files(files, recorded), reverted_files)
     edited = remove_handler(row, desired, removal, contents_before)
     notes = (note for file in restored.values() for note in file.notes)
     edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
-    planned = with_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
+    planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
-    return plan.with_changes([_with_folders(change, trails) for change in plan.files])
+    return plan.with_changes([_with_folder_removal(change, trails) for change in plan.files])
 
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
@@ -327,7 +332,7 @@ def _revert_span(
     return restored or RestoredFile(now, is_unclear=True)
 
 
-def _with_folders(change: FileChange, trails: Trails) -> FileChange:
+def _with_folder_removal(change: FileChange, trails: Trails) -> FileChange:
     """Have a file that is removed take along the folders that were made for it, if they are empty then."""
     if change.after is not None or change.path not in trails:
         return change
@@ -335,19 +340,19 @@ def _with_folders(change: FileChange, trails: Trails) -> FileChange:
     return replace(change, folders=tuple(dict.fromkeys(made)))
 
 
-def _content(state: object) -> bytes | None:
+def _known_content(state: object) -> bytes | None:
     return state.content if isinstance(state, FileState) else None
 
 
 def preview_contents(plan: CtkPlan) -> tuple[bytes, ...]:
     """Return the files that would change as they would be, and last the main file."""
-    changed = {change.path: _content(change.after) for change in plan.files}
+    changed = {change.path: _known_content(change.after) for change in plan.files}
     after = {**contents(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main_file), plan.main_file))
     return tuple(content for path in paths if (content := after.get(path)) is not None)
 
 
-_ABOUT = "toolkit configuration"
+_TOOLKIT_TARGET_NAME = "toolkit configuration"
 _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
@@ -359,7 +364,7 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
         Undetermined: only root may read it.
     """
     present = probe_state(host.run_probe, path).get(path)
-    content = toolkit.configure(present.content if present else None, desired, inspect_machine(host), path)
+    content = toolkit.configure(present.content if present else None, desired, inspect_host_traits(host), path)
     how = "in place" if target in {"", path} else f"generated from {path}"
     return _plan_toolkit_file(host, target or path, content, present, how)
 
@@ -370,7 +375,9 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
     Raises:
         Refused, Undetermined: what is there cannot be read.
     """
-    return _plan_toolkit_file(host, target, toolkit.default(inspect_machine(host)).encode(), None, "generated anew")
+    return _plan_toolkit_file(
+        host, target, toolkit.render_default_config(inspect_host_traits(host)).encode(), None, "generated anew"
+    )
 
 
 def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, reason: str) -> CtkPlan:
@@ -380,12 +387,12 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
     after = replace(before or restrict_writes_to_root(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
     reason = f"{reason}; every container start reads it, so nothing has to be restarted"
-    return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
+    return CtkPlan(_TOOLKIT_TARGET_NAME, path, Planned(changes, reason), present=present)
 
 
-def inspect_machine(host: HostView) -> HostTraits:
+def inspect_host_traits(host: HostView) -> HostTraits:
     """Return what the default values depend on."""
-    found = (host.run_probe(Probe(path, path=path)) for path in machine.PATHS)
+    found = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))

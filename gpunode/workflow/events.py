@@ -35,7 +35,7 @@ class StageBegun:
     plan: StagePlan
 
 
-TRANSACTION: Final = "packages"
+PACKAGE_TRANSACTION_STEP_ID: Final = "packages"
 """The step under which all package changes of a stage are announced."""
 
 

@@ -20,7 +20,7 @@ from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
 from gpunode.steps.installed_driver import is_at_version
-from gpunode.steps.packages import wants_toolkit
+from gpunode.steps.packages import wants_container_toolkit
 from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
 
@@ -71,10 +71,10 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
 
 _PACKAGE_FILES_TITLE = "programs and libraries are those of their packages"
 # The packages through which programs use the driver: Debian's and NVIDIA's names, and Ubuntu's.
-_DRIVER_LIBRARIES = re.compile(
+_DRIVER_LIBRARY_PACKAGE = re.compile(
     r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
 )
-_EXECUTABLE_OR_LIBRARY = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
+_EXECUTABLE_OR_LIBRARY_PATH = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
 
 
 def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
@@ -94,7 +94,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
             yield Check("package-files", _PACKAGE_FILES_TITLE, "skipped", detail, f"see what it says: {probe.source}")
             return
         if paths := [
-            path for path in system(facts).parse_changed_files(answer.text) if _EXECUTABLE_OR_LIBRARY.search(path)
+            path for path in system(facts).parse_changed_files(answer.text) if _EXECUTABLE_OR_LIBRARY_PATH.search(path)
         ]:
             changed[package] = paths
     if not changed:
@@ -112,13 +112,13 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
 def _packages_to_check(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     installed = known(facts.packages, {})
     for package in sorted(installed):
-        is_of_toolkit = wants_toolkit(recipe) and package in TOOLKIT_PACKAGES
-        is_of_driver = not package.arch and _DRIVER_LIBRARIES.fullmatch(package.name) is not None
+        is_of_toolkit = wants_container_toolkit(recipe) and package in TOOLKIT_PACKAGES
+        is_of_driver = not package.arch and _DRIVER_LIBRARY_PACKAGE.fullmatch(package.name) is not None
         if (is_of_toolkit or is_of_driver) and is_at_version(installed[package], ""):
             yield package
 
 
-_MAX_LISTED = 5
+_MAX_FILES_LISTED = 5
 
 
 def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
@@ -130,24 +130,26 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
         yield Check("cdi", CDI_TITLE, "skipped", "no NVIDIA driver is loaded", "fix the driver first")
         return
     verdict = cdi.judge_specifications(recipe, facts, loaded)
-    yield _check_devices(verdict, recipe, host)
+    yield _check_cdi_devices(verdict, recipe, host)
     yield from _check_refresh_units(facts)
 
 
-def _check_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
+def _check_cdi_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
     setup_hint = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
     if verdict.spec is None or verdict.fault:
         return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
-    if missing := [path for path in verdict.spec.paths if _is_missing(path, host)]:
-        detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_LISTED)}"
-        regenerate_hint = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
+    if missing := [path for path in verdict.spec.paths if _is_file_missing(path, host)]:
+        detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_FILES_LISTED)}"
+        regenerate_hint = (
+            f"systemctl restart {cdi.CDI_REFRESH_UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
+        )
         return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
     if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):
         return Check("cdi", CDI_TITLE, "failed", *problem)
     return Check("cdi", CDI_TITLE, "passed", f"{cdi.describe_verdict(verdict)}; every file that it names exists")
 
 
-def _is_missing(path: str, host: HostView) -> bool:
+def _is_file_missing(path: str, host: HostView) -> bool:
     pattern = re.sub(r"([*?[])", r"[\1]", path)
     found = host.run_probe(Probe(f"listed:{path}", glob=pattern, contents=False))
     return found.outcome == "ok" and not found.data
@@ -165,31 +167,37 @@ def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     if not podman.supports_spec(version, spec.version):
         older = "gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
         what = f"{answer.text.strip()} cannot read {spec.path}: it has CDI version {spec.version}"
-        return (
-            what,
-            f"install a newer podman, or write an older CDI version:\n  {older}\n  systemctl restart {cdi.UNIT}",
-        )
+        restart = f"systemctl restart {cdi.CDI_REFRESH_UNIT}"
+        return what, f"install a newer podman, or write an older CDI version:\n  {older}\n  {restart}"
     return None
 
 
 def _check_refresh_units(facts: Facts) -> Iterator[Check]:
     """Yield the check of the units that write the specification at boot and when the driver changes."""
     title = "the CDI specification is regenerated when the driver changes"
-    service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
+    service, path = (facts.unit(name) for name in (cdi.CDI_REFRESH_UNIT, cdi.CDI_REFRESH_PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
-        detail = f"{cdi.UNIT} is missing; toolkit 1.18 and later have it"
+        detail = f"{cdi.CDI_REFRESH_UNIT} is missing; toolkit 1.18 and later have it"
         yield Check("cdi-refresh", title, "skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
         return
     if service.value.masked:
         yield Check(
-            "cdi-refresh", title, "skipped", f"{cdi.UNIT} is masked", "after a change of the driver: gpunode setup"
+            "cdi-refresh",
+            title,
+            "skipped",
+            f"{cdi.CDI_REFRESH_UNIT} is masked",
+            "after a change of the driver: gpunode setup",
         )
         return
-    units = {cdi.UNIT: service.value, **({cdi.PATH_UNIT: path.value} if isinstance(path, Known) else {})}
+    units = {
+        cdi.CDI_REFRESH_UNIT: service.value,
+        **({cdi.CDI_REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}),
+    }
     wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]
     wrong += [f"{name} is not enabled" for name, unit in units.items() if not unit.state.enabled]
     if wrong:
-        hint = f"systemctl reset-failed {cdi.UNIT}\nsystemctl enable --now {cdi.PATH_UNIT} {cdi.UNIT}"
+        both = f"{cdi.CDI_REFRESH_PATH_UNIT} {cdi.CDI_REFRESH_UNIT}"
+        hint = f"systemctl reset-failed {cdi.CDI_REFRESH_UNIT}\nsystemctl enable --now {both}"
         yield Check("cdi-refresh", title, "failed", "; ".join(wrong), hint)
         return
     yield Check(

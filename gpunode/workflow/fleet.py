@@ -20,7 +20,7 @@ from gpunode.diagnoses.comparison import (
     profile_node,
 )
 from gpunode.diagnoses.model import (
-    STACK,
+    STACK_LAYERS,
     Confidence,
     Diagnosis,
     Disruption,
@@ -46,7 +46,7 @@ from gpunode.workflow.plan import plan
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
 # Beyond so many, a node is another node, and a person compares the two.
-_MOST_DIFFERENCES: Final = 20
+_MAX_OUTLIER_DIFFERENCES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +247,23 @@ class _OutlierComparison:
 
 
 def _find_outliers(pair: _OutlierComparison) -> tuple[Outlier, ...]:
-    differences = compare(_reference_snapshot(pair.reference), _read_redacted(pair.path), Diagnosis((), ())).differences
+    differences = compare(
+        _reference_snapshot(pair.reference), _read_redacted_snapshot(pair.path), Diagnosis((), ())
+    ).differences
     outliers = (
         Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
         for one in differences
         if (one.trait, one.name) in pair.places
     )
-    return redact_recursively(tuple(outliers)[:_MOST_DIFFERENCES])
+    return redact_recursively(tuple(outliers)[:_MAX_OUTLIER_DIFFERENCES])
 
 
 @lru_cache(maxsize=1)
 def _reference_snapshot(path: str) -> Snapshot:
-    return _read_redacted(path)
+    return _read_redacted_snapshot(path)
 
 
-def _read_redacted(path: str) -> Snapshot:
+def _read_redacted_snapshot(path: str) -> Snapshot:
     return take_snapshot(redact(reports.read_report(path)))
 
 
@@ -351,7 +353,9 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
         not_compared=_skipped_nodes((row.not_compared, row) for row in rows if row.not_compared),
         unreadable=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
         unknown=_skipped_nodes((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
-        layers={id_: counted for id_ in STACK if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
+        layers={
+            id_: counted for id_ in STACK_LAYERS if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))
+        },
         spread={axis: found for axis in AXES if (found := _count_values(row.versions.get(axis, "") for row in rows))},
         models=_count_values(row.model for row in rows),
     )

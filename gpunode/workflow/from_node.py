@@ -15,25 +15,25 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Driver, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Scope, Toolkit
+from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, states_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
-from gpunode.steps.detect import DETECT
+from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import find_models, find_own_gpus
-from gpunode.steps.installed_driver import family_of, installed_branches, is_installed
-from gpunode.steps.packages import REPAIR
+from gpunode.steps.installed_driver import family_of, installed_branches, is_chosen_driver_installed
+from gpunode.steps.packages import REPAIR_STEP
 from gpunode.steps.selection import choose_from_source
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 
-_FLAVOURS: tuple[KernelModuleType, ...] = ("open", "proprietary")
-_SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
-_SOURCES: tuple[DriverSource, ...] = ("nvidia", "distro")
+_FLAVOURS_TO_TRY: tuple[KernelModuleType, ...] = ("open", "proprietary")
+_SCOPES_TO_TRY: tuple[DriverScope, ...] = ("full", "media", "compute")
+_DRIVER_SOURCES_TO_TRY: tuple[DriverSource, ...] = ("nvidia", "distro")
 
 
 def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
@@ -60,21 +60,21 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
             why=f"{facts.devices.probe} shows none that this system can use",
             hint="run it on a node with a working GPU; `gpunode recipe list` shows the shipped recipes",
         )
-    if isinstance(DETECT.plan(recipe, facts), Refusal):
+    if isinstance(DETECT_STEP.plan(recipe, facts), Refusal):
         # A vGPU guest or a container has a driver that is not gpunode's to install.
         recipe = replace(recipe, driver=Driver(version="none"))
-    while left := _steps_to_skip(recipe, facts, host):
+    while left := _step_ids_to_skip(recipe, facts, host):
         recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
     return recipe
 
 
-def _steps_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
+def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
     """Return the steps that would change something or refuse to; a refusal hides the steps after it."""
     plans = plan(recipe, facts, host)
     left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
-    if DETECT.id in left:
+    if DETECT_STEP.id in left:
         raise_refusal(plans)
-    if REPAIR.id in left:
+    if REPAIR_STEP.id in left:
         raise Refused(
             "a package change was interrupted on this node, so some packages are only half installed",
             why=system(facts).repair.purpose,
@@ -93,10 +93,12 @@ def _detect_driver(facts: Facts) -> Driver:
     if not isinstance(found, Family) or not present:
         return Driver(version="none")
     for branch in installed_branches(facts):
-        for source, flavour, scope in product(_SOURCES, _FLAVOURS, _SCOPES):
+        for source, flavour, scope in product(_DRIVER_SOURCES_TO_TRY, _FLAVOURS_TO_TRY, _SCOPES_TO_TRY):
             desired = Driver(version=str(branch), kernel_module_type=flavour, scope=scope, source=source)
             chosen = choose_from_source(facts, present, desired)
-            if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
+            if isinstance(chosen, Choice) and is_chosen_driver_installed(
+                facts, chosen, Recipe("probe", driver=desired)
+            ):
                 return replace(
                     desired,
                     kernel_module_type=_auto_if_same_flavour(facts, present, desired, chosen),

@@ -200,13 +200,13 @@ _DRIVER_FILE_PATTERNS: Final = (
 )
 
 
-def find_foreign_files(host: HostView) -> tuple[str, ...]:
+def find_unpackaged_driver_files(host: HostView) -> tuple[str, ...]:
     """Return the regular files in the places of a driver's that no package has brought.
 
     Raises:
         Undetermined: nobody can tell.
     """
-    paths = sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_files(host, place))
+    paths = sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_regular_files(host, place))
     owners = find_owners(host, paths)
     return tuple(path for path in paths if path not in owners)
 
@@ -303,6 +303,6 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
     return system.find_owners(paths, named, diverted.text)
 
 
-def _list_files(host: HostView, place: str) -> Iterator[str]:
+def _list_regular_files(host: HostView, place: str) -> Iterator[str]:
     found = host.run_probe(Probe(f"foreign-{place}", glob=place, contents=False))
     yield from (one.path for one in decode_matches(found.data) if one.link is None) if found.outcome == "ok" else ()

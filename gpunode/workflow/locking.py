@@ -10,15 +10,15 @@ from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.driver import DRIVER
+from gpunode.steps.driver import DRIVER_STEP
 from gpunode.steps.installed_driver import branch_of, is_at_version
-from gpunode.steps.packages import CUDA_TOOLKIT, wants_cuda_toolkit
+from gpunode.steps.packages import CUDA_TOOLKIT_STEP, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
 
 # They come along with a driver that has a display; their relations allow any newer version.
-_OPEN_SOURCE_PREFIX = "libnvidia-egl-"
+_EGL_PACKAGE_PREFIX = "libnvidia-egl-"
 
 
 def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
@@ -41,7 +41,11 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
     wanted = sorted(
-        {*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages), *_cuda_components(recipe, facts)}
+        {
+            *_requested_packages(recipe, facts),
+            *_driver_packages_to_lock(recipe, facts, packages),
+            *_cuda_components(recipe, facts),
+        }
     )
     return VersionLock(
         file=file,
@@ -68,19 +72,21 @@ def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
 
 def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
     """Return what came along with the CUDA toolkit."""
-    if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT.id in recipe.skip:
+    if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT_STEP.id in recipe.skip:
         return ()
     from gpunode.steps.cuda_release import find_components  # loaded on use
 
     return find_components(recipe, facts)
 
 
-def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
+def _driver_packages_to_lock(
+    recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]
+) -> Iterator[PackageId]:
     """Yield the driver's packages: all of its version, and those with their own versions that came along."""
-    driver = wanted_driver(recipe, facts) if DRIVER.id not in recipe.skip else None
+    driver = wanted_driver(recipe, facts) if DRIVER_STEP.id not in recipe.skip else None
     if not isinstance(driver, WantedDriver):
         return
-    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PREFIX))}:
+    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_EGL_PACKAGE_PREFIX))}:
         state = packages[package]
         branch = branch_of(state.version)
         if branch == driver.chosen.branch or (not branch and state.auto):

@@ -10,7 +10,7 @@ from gpunode.catalog import openpgp
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import EMBEDDED, Facts, PackageSource, known
+from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource, known
 from gpunode.host.port import HostView
 from gpunode.packages import system
 from gpunode.packages.system import Archive
@@ -18,7 +18,7 @@ from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.converge import StagePlan
 
 _KEYRING_LIMIT_BYTES = 1 << 20
-_FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
+_KEY_FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
@@ -82,23 +82,23 @@ def _describe_signature(archive: Archive, facts: Facts, host: HostView) -> str:
         for source in known(facts.sources, ())
         if source.enabled and not source.source_package and package_system.serves(source, archive)
     ]
-    ways = dict.fromkeys(_describe_entry(source, package_system.trusted_folder, host) for source in found)
+    ways = dict.fromkeys(_describe_entry_signature(source, package_system.trusted_folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
 
 
-def _describe_entry(source: PackageSource, trusted_folder: str, host: HostView) -> str:
+def _describe_entry_signature(source: PackageSource, trusted_folder: str, host: HostView) -> str:
     if source.is_unsigned:
         return f"signature not required ({' '.join(source.relaxed)} in {source.file})"
     if not source.signed_by:
         return f"signed by a key of {trusted_folder}"
-    if source.signed_by == EMBEDDED:
+    if source.signed_by == EMBEDDED_KEY_PLACEHOLDER:
         return f"signed by the key in {source.file}"
     return "signed by " + " or ".join(_describe_keys(word, host) for word in source.signed_by.replace(",", " ").split())
 
 
 def _describe_keys(word: str, host: HostView) -> str:
     """Return the fingerprints of a keyring, or the one that the entry itself names."""
-    if named := _FINGERPRINT.fullmatch(word):
+    if named := _KEY_FINGERPRINT.fullmatch(word):
         return named[1].upper()
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:

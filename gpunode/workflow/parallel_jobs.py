@@ -23,9 +23,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 from gpunode.errors import GpunodeError
 
 # A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
-_MEMORY_BYTES: Final = 3 << 30
+_MAX_JOB_MEMORY_BYTES: Final = 3 << 30
 # Less is too little for any report.
-_LEAST_BYTES: Final = 512 << 20
+_MIN_JOB_MEMORY_BYTES: Final = 512 << 20
 _CPU_LIMIT_S: Final = 60
 _MOST_PROCESSES: Final = 16
 
@@ -59,9 +59,9 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
     half = available_memory_bytes() // 2
     cores = len(os.sched_getaffinity(0))
-    beside = min(processes or min(cores, _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
+    beside = min(processes or min(cores, _MOST_PROCESSES), max(1, half // _MIN_JOB_MEMORY_BYTES), max(1, len(items)))
     alone = _clamp_memory(half)
-    with _pool(beside, _clamp_memory(half // beside), job) as pool:
+    with _make_pool(beside, _clamp_memory(half // beside), job) as pool:
         try:
             running = [_submit(pool, item) for item in items]
             running.reverse()
@@ -73,10 +73,10 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
 
 
 def _clamp_memory(size: int) -> int:
-    return max(_LEAST_BYTES, min(_MEMORY_BYTES, size))
+    return max(_MIN_JOB_MEMORY_BYTES, min(_MAX_JOB_MEMORY_BYTES, size))
 
 
-def _pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
+def _make_pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
     # Forked: what is loaded is shared, and no process spends its first half second on imports.
     context = multiprocessing.get_context("fork")
     return ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(memory, job))
@@ -128,7 +128,7 @@ def _job_result(
     except BrokenProcessPool:
         pass
     try:
-        with _pool(1, memory, job) as pool:
+        with _make_pool(1, memory, job) as pool:
             answer = pool.submit(_run_job, item).result()
     except BrokenProcessPool:
         return JobFailure("the process that read it was killed; it may need too much memory")
@@ -157,14 +157,14 @@ def _run_job(item: object) -> _Answer:
 
 
 # Where nobody says: what a small machine has left.
-_FALLBACK_BYTES: Final = 2 << 30
-_AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
+_FALLBACK_FREE_BYTES: Final = 2 << 30
+_MEM_AVAILABLE_LINE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
     """Return the free memory: the lowest of the values of the kernel and the cgroup."""
-    told = _AVAILABLE.search(_read_text(root / "proc/meminfo"))
-    free = int(told[1]) << 10 if told else _FALLBACK_BYTES
+    told = _MEM_AVAILABLE_LINE.search(_read_text(root / "proc/meminfo"))
+    free = int(told[1]) << 10 if told else _FALLBACK_FREE_BYTES
     return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
 
 

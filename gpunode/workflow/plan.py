@@ -17,11 +17,11 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Outcome, Planned
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.simulation import NOT_SIMULATED, Simulation, differences_from_plan
+from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
 from gpunode.wording import join_names
-from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk
+from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk_stages
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 # Why a package is asked for, where it does not come from NVIDIA's repositories.
@@ -44,7 +44,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
             return resolve_stage(stage, now, host.simulate, recipe.lock)
         return replace(stage, unresolved=_explain_missing_packages(stage, host))
 
-    return tuple(walk(recipe, facts, exact, project_stage, only))
+    return tuple(walk_stages(recipe, facts, exact, project_stage, only))
 
 
 def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
@@ -53,7 +53,7 @@ def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
         one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
     ]
     found = host.simulate(sought) if sought else None
-    return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
+    return found.problem if found and not found.problem.startswith(NOT_SIMULATED_PREFIX) else ""
 
 
 def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
@@ -211,10 +211,10 @@ class _Resolver:
     def _dependency_change(self, package: PackageId, version: str) -> PackageChange:
         """Return the change that brings a dependency in ``version``."""
         before = self.installed.get(package)
-        return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
+        return PackageChange(package, before, PackageState(version, auto=_will_be_automatic(before)))
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
-        leaving = _old_driver_parts(simulation, self.installed, self.adjusted_changes) if self.purges else []
+        leaving = _old_driver_helper_removals(simulation, self.installed, self.adjusted_changes) if self.purges else []
         lost = sorted(_collateral_removals(simulation, {change.id for change in self.adjusted_changes}))
         wrong = (
             *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
@@ -304,7 +304,7 @@ def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) ->
         yield f"{simulation.manager} would install {package} {version}, but the lock holds {locked[package]}"
 
 
-def _is_automatic(before: PackageState | None) -> bool:
+def _will_be_automatic(before: PackageState | None) -> bool:
     """Return whether a dependency counts as one afterwards: a new one, or one that did so before."""
     return before is None or before.config_files_only or before.auto
 
@@ -319,7 +319,7 @@ def _chosen_branches(installs: Sequence[PackageChange]) -> Iterator[int]:
             yield from (branch,) if change.id in exact else ()
 
 
-def _old_driver_parts(
+def _old_driver_helper_removals(
     simulation: Simulation, installed: Mapping[PackageId, PackageState], changes: Sequence[PackageChange]
 ) -> list[PackageChange]:
     """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
@@ -344,7 +344,7 @@ def _exact_transaction(
         before = installed.get(action.id)
         named = explicit.get(action.id)
         wanted = named.after if named else None
-        auto = wanted.auto if wanted else not named and _is_automatic(before)
+        auto = wanted.auto if wanted else not named and _will_be_automatic(before)
         after = PackageState(action.version, auto=auto) if action.verb == "install" else None
         (requested_changes if named and action.id not in dependency_ids else dependencies).append(
             PackageChange(action.id, before, after, named.triggers if named else frozenset())
@@ -427,7 +427,7 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
-_SAMPLE_SIZE = 30
+_INDEX_SAMPLE_SIZE = 30
 
 
 def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
@@ -454,24 +454,24 @@ def find_unrestorable_purges(
     if not purges:
         return ()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    beside = islice(sorted(installed), _SAMPLE_SIZE)
+    beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
     found = list_offered_versions(dict.fromkeys((*(change.id for change in purges), *beside)))
     return tuple(change for change in purges if not found.get(change.id)) if found else None
 
 
-def loss_note(lost: Sequence[PackageChange] | None) -> str:
+def unrestorable_purges_note(lost: Sequence[PackageChange] | None) -> str:
     """Return what a rollback could not restore, as one sentence; empty where nothing is lost, or nobody knows."""
     names = ", ".join(f"{one.id} {one.before.version}" for one in lost or () if one.before)
     return f"no archive has {names}, so a rollback could not restore what this plan purges" if names else ""
 
 
-def refuse_loss(lost: Sequence[PackageChange] | None) -> None:
+def refuse_unrestorable_purges(lost: Sequence[PackageChange] | None) -> None:
     """Refuse to purge packages that no archive has.
 
     Raises:
         Refused: there are such packages.
     """
-    if note := loss_note(lost):
+    if note := unrestorable_purges_note(lost):
         raise Refused(
             note,
             why="the new driver conflicts with them, and they were installed from a file or from a source that is gone",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpunode.workflow.lost_record import LostRecord
 
 # What the files begin with that only gpunode writes.
-FILE_MARK: Final = b"# Written by gpunode"
-_MAX_NAMED = 3
+OWN_FILE_MARK: Final = b"# Written by gpunode"
+_MAX_SUBJECTS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Backlog:
 
 
 NO_BACKLOG = Backlog()
-_ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
+_ENDING_PHRASES = {"failed": "failed", "interrupted": "was interrupted"}
 
 
 def find_backlog(store: Store, facts: Facts) -> Backlog:
@@ -80,10 +80,10 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         UsageError: only root may read them.
         JournalDamaged: one of the journals is.
     """
-    pending_triggers, cut = still_pending(store.pending_triggers(), facts), store.interrupted_run()
-    marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
+    pending_triggers, cut = still_pending_triggers(store.pending_triggers(), facts), store.interrupted_run()
+    marks = find_missing_package_marks(cut, known(facts.packages, {})) if cut is not None else ()
     runs = store.runs() if pending_triggers or marks else ()
-    ended = next((_ENDINGS.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
+    ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
     verbs: tuple[Verb, ...] = tuple(run.verb for run in runs if run.verb not in {"repair", "configure"})
     verb = cut.verb if cut is not None else verbs[-1] if verbs else "setup"
@@ -99,7 +99,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
         JournalDamaged: one of the journals is.
     """
     states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
-    marked = {path: state for path, state in states if state is not None and state.content.startswith(FILE_MARK)}
+    marked = {path: state for path, state in states if state is not None and state.content.startswith(OWN_FILE_MARK)}
     if not marked:
         return None
     from gpunode.workflow.lost_record import (
@@ -125,7 +125,7 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
         return Backlog(unread_reason=error.what)
 
 
-def still_pending(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+def still_pending_triggers(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers without those of units started since, which have read what was written."""
     return tuple(
         trigger for trigger, since in pending_triggers.items() if not _was_started_since(trigger, since, facts)
@@ -144,10 +144,10 @@ def describe_interrupted_run(run: RunRecord, then: str) -> str:
     begin = run.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
     begun = f"run {begin.run} ({begin.title}, begun {when} by {begin.user})"
-    return f"{begun} was cut short {_describe_progress(run)}; {then}"
+    return f"{begun} was cut short {_describe_run_progress(run)}; {then}"
 
 
-def _describe_progress(run: RunRecord) -> str:
+def _describe_run_progress(run: RunRecord) -> str:
     made, begun = run.changes("done"), run.changes("unknown")
     if not made and not begun:
         return "before its first change"
@@ -160,10 +160,12 @@ def _describe_progress(run: RunRecord) -> str:
 
 
 def _list_subjects(changes: Sequence[Change]) -> str:
-    return join_names(dict.fromkeys(one.subject for one in changes), _MAX_NAMED)
+    return join_names(dict.fromkeys(one.subject for one in changes), _MAX_SUBJECTS_NAMED)
 
 
-def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def find_missing_package_marks(
+    run: RunRecord, installed: Mapping[PackageId, PackageState]
+) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all packages that are named as manually installed; a setup sets the marks after the

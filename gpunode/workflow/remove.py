@@ -53,7 +53,7 @@ def plan_removal(
     request = UndoRequest(store, "", store.footprint(), resolve_edit, force=force, allow_disruption=allow_disruption)
     undone = plan_undo(request, host, facts)
     first = {package: span.change.before for package, span in request.footprint.packages.items()}
-    notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)))
+    notes = (*undone.notes, *_package_changes_not_undone(first, undo.installed_packages(facts)))
     # What cannot come back is of no use to a node without gpunode.
     return replace(undone, notes=notes, is_incomplete=False)
 
@@ -219,7 +219,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
                 yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 
-def _changes_not_undone(
+def _package_changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
     """Yield what gpunode did to packages that were there before it, which is not undone."""

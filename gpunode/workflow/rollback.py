@@ -18,7 +18,7 @@ from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
-from gpunode.steps.table import find_needed_steps
+from gpunode.steps.table import find_needed_step_ids
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
@@ -197,7 +197,7 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     return "can be undone now" if back.steps else f"its files are already restored or gone{rest}"
 
 
-_SHOWN = 6
+_MAX_SUBJECTS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str])
     """
     later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.remaining_subjects)}
     if later:
-        both = ", ".join(sorted(frozenset().union(*later.values()))[:_SHOWN])
+        both = ", ".join(sorted(frozenset().union(*later.values()))[:_MAX_SUBJECTS_SHOWN])
         raise Conflict(
             f"later runs changed the same things: {', '.join(run.run for run in later)}",
             why=f"undoing {run_id} alone would mix their versions of {both}",
@@ -305,13 +305,13 @@ def refuse_needed_removals(
     lines: list[str] = []
     for run in _later_runs(store, run_id) if removed else ():
         for step, made in _remaining_additions(store, run, is_there):
-            if missed := sorted(name for need in find_needed_steps(step) for name in removed.get(need, ())):
+            if missed := sorted(name for need in find_needed_step_ids(step) for name in removed.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.label}, needs {join_names(missed, _SHOWN)}")
+                lines.append(f"{made.subject}, of run {run.label}, needs {join_names(missed, _MAX_SUBJECTS_SHOWN)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
-            why="\n".join(lines[:_SHOWN]),
+            why="\n".join(lines[:_MAX_SUBJECTS_SHOWN]),
             hint=_undo_commands(store, needing),
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpunode.change import CommandChange, FileChange, FileState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
 from gpunode.facts.model import Facts, known
-from gpunode.facts.probes import RESUME_UNIT
+from gpunode.facts.probes import RESUME_SERVICE_FILE
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
@@ -17,21 +17,21 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
-from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
-from gpunode.workflow.disruption import refuse_setup
+from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk_stages
+from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.origins import describe_problem_archives, with_origins
 from gpunode.workflow.plan import (
     describe_differences,
     find_unrestorable_purges,
-    loss_note,
     plan,
-    refuse_loss,
+    refuse_unrestorable_purges,
     resolve_stage,
     unplanned_removals,
+    unrestorable_purges_note,
 )
-from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
+from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_package_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ def setup(
     preview = _preview(recipe, facts, host, options)
     lost = find_unrestorable_purges(preview, facts, host.list_offered_versions)
     if not options.allow_loss:
-        refuse_loss(lost)
+        refuse_unrestorable_purges(lost)
     left = find_backlog(store, facts)
     on_event(PlanCompleted(preview))
     if lost:
-        on_event(Notice(loss_note(lost)))
+        on_event(Notice(unrestorable_purges_note(lost)))
     nothing_to_do = not left and not any(stage.ordered_changes for stage in preview)
     if left.cut is not None:
         on_event(
@@ -130,7 +130,7 @@ def setup(
             store.close_interrupted_run(left.cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
-        refuse_setup(preview, left.pending_triggers, facts, host)
+        refuse_disruptive_setup(preview, left.pending_triggers, facts, host)
     host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
     prompted = time.monotonic()
     options.confirm(preview)
@@ -194,7 +194,7 @@ class _SetupRun:
     def execute(self) -> None:
         """Apply every stage, and run the triggers of this run and of earlier ones."""
         self.applier.run_triggers([trigger for trigger in self.left.pending_triggers if trigger.runs_at_stage_end])
-        for stage in walk(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
+        for stage in walk_stages(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])
             self.applied.append(stage)
         self._restore_marks()
@@ -208,11 +208,13 @@ class _SetupRun:
         left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
-            arrange_resume(self.applier, self.options.resume, known(self.facts.file(UNIT), None))
+            arrange_resume(self.applier, self.options.resume, known(self.facts.file(RESUME_UNIT_FILE), None))
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
-        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, known(self.facts.packages, {}))):
+        if self.left.cut is not None and (
+            missing := find_missing_package_marks(self.left.cut, known(self.facts.packages, {}))
+        ):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 
@@ -243,7 +245,7 @@ class _SetupRun:
         self._refuse_unconfirmed_removals(exact, system(facts).manager)
         if not self.knows_losses and not self.options.allow_loss:
             # There was no package index when the plan was made.
-            refuse_loss(find_unrestorable_purges([exact], facts, self.host.list_offered_versions))
+            refuse_unrestorable_purges(find_unrestorable_purges([exact], facts, self.host.list_offered_versions))
         return with_origins(exact, self.host, facts)
 
     def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
@@ -268,9 +270,9 @@ class _SetupRun:
             self.applier.apply_stage(stage)
             before, facts = facts, self.advance(facts, stage)
             if before.module_key is not None:
-                from gpunode.steps.enrolment import refuse_replaced_key  # only where Secure Boot is on
+                from gpunode.steps.enrolment import require_same_key  # only where Secure Boot is on
 
-                refuse_replaced_key(before.module_key, facts.module_key)
+                require_same_key(before.module_key, facts.module_key)
             self._check_converged(facts, stage)
         self.facts = facts
         return facts
@@ -290,8 +292,8 @@ class _SetupRun:
                 )
 
 
-UNIT = RESUME_UNIT
-_NAME = UNIT.rpartition("/")[2]
+RESUME_UNIT_FILE = RESUME_SERVICE_FILE
+_RESUME_UNIT_NAME = RESUME_UNIT_FILE.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +328,8 @@ After=network-online.target multi-user.target
 Type=oneshot
 WorkingDirectory=/
 ExecStart={" ".join(map(_quote_word, argv))}
-ExecStopPost=/bin/systemctl disable {_NAME}
-ExecStopPost=/bin/rm -f {UNIT}
+ExecStopPost=/bin/systemctl disable {_RESUME_UNIT_NAME}
+ExecStopPost=/bin/rm -f {RESUME_UNIT_FILE}
 TimeoutStartSec=infinity
 
 [Install]
@@ -369,7 +371,7 @@ def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) 
     reload = frozenset({Trigger("daemon-reload")})
     applier.run.save_request(resume.request)
     unit = resume_unit(resume.command(applier.run.id))
-    applier.apply_change("kernel", "reboot", FileChange(UNIT, present, FileState(unit), reload), why)
+    applier.apply_change("kernel", "reboot", FileChange(RESUME_UNIT_FILE, present, FileState(unit), reload), why)
     applier.run_triggers([Trigger("daemon-reload")])
-    enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
+    enable = CommandChange(("systemctl", "enable", _RESUME_UNIT_NAME), why, ("systemctl", "disable", _RESUME_UNIT_NAME))
     applier.apply_change("kernel", "reboot", enable, why)

@@ -174,23 +174,23 @@ def _secure_boot_status(facts: Facts) -> SecureBootStatus | None:
         return None
     if not isinstance(facts.module_key, Known):
         return SecureBootStatus(facts.secure_boot.value)
-    from gpunode.steps.enrolment import fingerprint  # only where Secure Boot is on
+    from gpunode.steps.enrolment import certificate_fingerprint  # only where Secure Boot is on
 
     key = facts.module_key.value
     enrolment: Literal["enrolled", "queued", "not enrolled"] = (
         "enrolled" if key.enrolled else "queued" if key.queued else "not enrolled"
     )
     is_whole = key.has_key and bool(key.der)
-    return SecureBootStatus(True, key.certificate, fingerprint(key), enrolment if is_whole else "missing")
+    return SecureBootStatus(True, key.certificate, certificate_fingerprint(key), enrolment if is_whole else "missing")
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
     full = cuda.newest_supported_by(driver) if driver else None
-    compatible = cuda.newest_compatible(branch_of(driver)) if full else None
+    compatible = cuda.newest_compatible_with_branch(branch_of(driver)) if full else None
     return CudaStatus(
-        cuda.show_version(full or ()),
-        cuda.show_version(compatible) if full and compatible and compatible > full else "",
-        tuple(map(cuda.show_version, installed_releases(facts))),
+        cuda.format_release(full or ()),
+        cuda.format_release(compatible) if full and compatible and compatible > full else "",
+        tuple(map(cuda.format_release, installed_releases(facts))),
     )
 
 
@@ -242,10 +242,10 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
             unknown = "systemd does not run here" if value.exists else ""
         case Unknown(reason):
             unknown = reason if row.unit else ""
-    return RuntimeStatus(row.id, version, active, _inspect_config(row, facts), unknown)
+    return RuntimeStatus(row.id, version, active, _inspect_config_if_possible(row, facts), unknown)
 
 
-def _inspect_config(row: Runtime, facts: Facts) -> ObservedConfig | None:
+def _inspect_config_if_possible(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
         return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):

@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import TypeAlias
 
 from gpunode.change import (
-    CONFFILES,
-    OBSOLETE,
-    OVERWRITTEN,
-    SET_ASIDE,
+    CONFFILES_STEP_ID,
+    OBSOLETE_FILES_STEP_ID,
+    OVERWRITTEN_FILES_STEP_ID,
+    SET_ASIDE_FILES_STEP_ID,
     Change,
     CommandChange,
     FileChange,
@@ -21,7 +21,7 @@ from gpunode.change import (
     RuntimeExpectation,
     Trigger,
     sort_triggers,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.command import command
 from gpunode.errors import Refused
@@ -36,7 +36,7 @@ from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
-from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID
 from gpunode.workflow.events import Observer
 
 
@@ -178,9 +178,11 @@ class UndoExecutor:
             for step in batch:
                 self.applier.check_interrupt()
                 self._apply_step(step)
-            pending_triggers = [one for one in triggers(step.change for step in batch) if one.runs_at_stage_end]
+            pending_triggers = [
+                one for one in triggers_of_changes(step.change for step in batch) if one.runs_at_stage_end
+            ]
             self.trigger_results += self.applier.run_triggers(pending_triggers)
-        late = [one for one in triggers(step.change for step in steps) if not one.runs_at_stage_end]
+        late = [one for one in triggers_of_changes(step.change for step in steps) if not one.runs_at_stage_end]
         done = {one.trigger for one in self.trigger_results}
         self.trigger_results += self.applier.run_triggers(
             sort_triggers({*late, *(one for one in self.pending_triggers if one not in done)})
@@ -193,17 +195,19 @@ class UndoExecutor:
         changes = with_dependency_installs(self.host, wanted)
         former = live_state.read_package_database(self.host).obsolete()
         aside = live_state.read_set_aside_files(self.host)
-        self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
+        self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES_STEP_ID))
         for change in live_state.find_set_aside_changes(self.host, aside):
             back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
-            self.applier.apply_change("packages", SET_ASIDE, back, "put there by this undo")
+            self.applier.apply_change("packages", SET_ASIDE_FILES_STEP_ID, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         # Configuration files that only the removed version shipped go; those that somebody edited stay.
         for path in sorted(now.keys() - former.keys()):
             state = live_state.read_file_state(self.host, path)
             if state is not None and live_state.package_checksum(state.content) == now[path]:
                 change = FileChange(path, state, None)
-                self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
+                self.applier.apply_change(
+                    "packages", OBSOLETE_FILES_STEP_ID, change, "its package's former version does not ship it"
+                )
 
     def _apply_step(self, step: UndoStep) -> None:
         file, note = step.file, ""
@@ -211,9 +215,9 @@ class UndoExecutor:
             if file.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
                 file = replace(file, before=live_state.read_file_state(self.host, file.path))
-            if step.step_id == CONFFILES and file.before is None:
+            if step.step_id == CONFFILES_STEP_ID and file.before is None:
                 return  # its package did not come back
-            if step.step_id == OVERWRITTEN and file.before is not None:
+            if step.step_id == OVERWRITTEN_FILES_STEP_ID and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
                 note = self.host.check_candidate_files(step.expectation, (file,))
@@ -245,13 +249,15 @@ def drop_source_conflicts(
             kept_items.append(_describe_kept_list(step.file, other, backup_of, system(facts).manager))
     for source in known(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
-            for step in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
+            for step in [
+                one for one in remaining if _removes_or_changes_keyring(source, one, is_own=source.file in own)
+            ]:
                 remaining.remove(step)
                 kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
     return tuple(remaining), tuple(kept_items)
 
 
-def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
+def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
     """Return whether ``step`` removes an entry's keyring, or changes it if gpunode wrote the entry (``is_own``)."""
     file = step.file
     if file is None or file.path not in source.signed_by.replace(",", " ").split():
@@ -264,7 +270,7 @@ def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoSt
     there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
-        coming = _restored_entries(step, facts)
+        coming = _restored_source_entries(step, facts)
         for source in coming:
             if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
                 return step, other
@@ -272,7 +278,7 @@ def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoSt
     return None
 
 
-def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
+def _restored_source_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
     """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
     if step.file is None or not isinstance(former := step.file.after, FileState):
         return ()
@@ -300,7 +306,7 @@ def _describe_kept_list(
     )
 
 
-def find_repair(facts: Facts) -> CommandChange | None:
+def find_package_repair(facts: Facts) -> CommandChange | None:
     """Return what finishes an interrupted change of packages; None if there is none.
 
     Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
@@ -329,7 +335,7 @@ def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], 
     return broken, last_is_cut or not changed.isdisjoint(broken)
 
 
-def run_repair(
+def run_package_repair(
     repair: CommandChange,
     host: Host,
     store: Store,

@@ -13,7 +13,7 @@ from itertools import takewhile
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
     CONFIGURATION_STAGE,
-    OVERWRITTEN,
+    OVERWRITTEN_FILES_STEP_ID,
     FileChange,
     FileState,
     MigChange,
@@ -36,11 +36,11 @@ from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
-from gpunode.steps.packages import CUDA_REPOSITORY, CUDA_TOOLKIT
+from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES, survey
-from gpunode.workflow.disruption import DOCKER, any_removed_or_replaced, refuse_undoing
-from gpunode.workflow.recovery import still_pending
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
+from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
+from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
     KeptItem,
     ResolveEdit,
@@ -54,7 +54,7 @@ from gpunode.workflow.undo import (
     with_dependency_installs,
 )
 
-_NO_RUN_DRIVER = (
+_RUN_DRIVER_NOT_RESTORED_NOTE = (
     "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
     "run its installer again if you want it back"
 )
@@ -101,7 +101,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
-            raise loss_error(lost)
+            raise lost_versions_error(lost)
         if lost:  # what was to come back can no longer serve others
             packages, serving = plan_package_restore(
                 {one.id: one.known_final_state for one in packages}, there, database
@@ -113,7 +113,9 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
-    gone = (_NO_RUN_DRIVER,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
+    gone = (
+        (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
+    )
     kept_keys: tuple[str, ...] = ()
     if facts.module_key is not None and not request.is_redo:
         from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
@@ -135,13 +137,13 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
-    pending_triggers = still_pending(request.store.pending_triggers(), facts)
+    pending_triggers = still_pending_triggers(request.store.pending_triggers(), facts)
     if not request.allow_disruption:
-        refuse_undoing([step.change for step in steps], pending_triggers, facts.unit(DOCKER), host)
+        refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys, *_describe_held(packages)),
+        (*notes, *unchanged, *lost, *gone, *kept_keys, *_note_overridden_holds(packages)),
         is_incomplete=bool(unchanged or gone),
         reboot_reason=reboot_reason(request.store, facts, packages),
         pending_triggers=pending_triggers,
@@ -150,7 +152,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
 
 
-def _describe_held(packages: Iterable[PackageChange]) -> Iterator[str]:
+def _note_overridden_holds(packages: Iterable[PackageChange]) -> Iterator[str]:
     """Yield a note for held packages: the undo was requested explicitly, so it changes them all the same."""
     if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
         yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
@@ -171,7 +173,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     steps = (*pauses, *files, *layouts)
     pending_triggers = tuple(request.store.pending_triggers())
     if not request.allow_disruption:
-        refuse_undoing([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
+        refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
     return UndoPlan(request.undone_run, steps, notes, bool(unchanged), pending_triggers=pending_triggers, kept=kept)
 
@@ -242,7 +244,9 @@ def _plan_layout_restores(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or _is_half_applied(span, gpu.layout)
+            is_ours = (
+                span.may_have_left(gpu.layout) or gpu.layout == back.after or _is_layout_half_applied(span, gpu.layout)
+            )
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
@@ -254,7 +258,7 @@ def _plan_layout_restores(
     return tuple(found), tuple(notes)
 
 
-def _is_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
+def _is_layout_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
     """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
     return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
 
@@ -299,7 +303,9 @@ def _plan_conffile_restores(
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
-    owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN])
+    owners = live_state.find_owners(
+        host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_FILES_STEP_ID]
+    )
     for span, back in backed_up:
         now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
         is_as_shipped = now is not None and live_state.package_checksum(now.content) == shipped.get(back.path)
@@ -350,7 +356,7 @@ def plan_package_restore(
     changes = [
         PackageChange(package, installed.get(package), state)
         for package, state in wanted.items()
-        if not _is_restored(installed.get(package), state)
+        if not _is_package_as_wanted(installed.get(package), state)
     ]
     leaving = [change.id for change in changes if not change.is_there_after]
     changing = [change.id for change in changes if change.is_there_after and not change.is_mark]
@@ -382,7 +388,7 @@ def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange])
     for change in packages:
         span = footprint.packages.get(change.id)
         if span is None:
-            yield UndoStep("packages", DEPENDENCIES, change)
+            yield UndoStep("packages", DEPENDENCIES_STEP_ID, change)
         else:
             yield UndoStep(span.stage, span.step, replace(change, triggers=span.change.triggers))
 
@@ -397,13 +403,13 @@ def keep_what_packages_need(
 
     Of a driver these are blacklist, archive, key, pin and units; of a toolkit archive, key, pin and PATH.
     """
-    from gpunode.catalog.cuda import release_of_package  # loaded on use: a plan undoes nothing
+    from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
 
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     drivers = sorted(driver_packages(staying))
-    toolkits = sorted(one for one in staying if release_of_package(one.name))
-    users_by_step = {CUDA_TOOLKIT.id: toolkits, CUDA_REPOSITORY.id: [*drivers, *toolkits]}
+    toolkits = sorted(one for one in staying if release_of_toolkit_package(one.name))
+    users_by_step = {CUDA_TOOLKIT_STEP.id: toolkits, CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits]}
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:
@@ -415,7 +421,7 @@ def keep_what_packages_need(
     return tuple(left), tuple(kept)
 
 
-def _is_restored(present: PackageState | None, wanted: PackageState | None) -> bool:
+def _is_package_as_wanted(present: PackageState | None, wanted: PackageState | None) -> bool:
     """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
     if wanted is None or wanted.config_files_only:
         return present is None or (wanted is not None and present.config_files_only)
@@ -449,7 +455,7 @@ def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
 
 
-def loss_error(lost: Sequence[str]) -> Refused:
+def lost_versions_error(lost: Sequence[str]) -> Refused:
     """Return the refusal of an undo that cannot bring back what ``lost`` says, a sentence each."""
     return Refused(
         "packages cannot get their former versions back; nothing was changed",

@@ -20,11 +20,11 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, states_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
-from gpunode.steps.cdi import CDI
-from gpunode.steps.kernel import MODULE_LOAD
-from gpunode.steps.mig import MIG
+from gpunode.steps.cdi import CDI_STEP
+from gpunode.steps.kernel import MODULE_LOAD_STEP
+from gpunode.steps.mig import MIG_STEP
 from gpunode.steps.mig import may_use_mig as mig_is_wanted
-from gpunode.steps.runtime import RUNTIME_CONFIG, enable_cri
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import CDI_TITLE, cdi_checks, expectation_checks, package_file_checks
@@ -34,13 +34,13 @@ from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
 
 
-_PLAN_SHOWS = "gpunode plan shows what, gpunode setup does it"
+_PLAN_AND_SETUP_HINT = "gpunode plan shows what, gpunode setup does it"
 _RECIPE_TITLE = "matches the recipe"
-_NOTHING_LEFT = "planned again: nothing left to do"
+_NOTHING_LEFT_DETAIL = "planned again: nothing left to do"
 _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
 _CONTAINER_TITLE = "a container sees the same GPUs"
 _MIG_TITLE = "the GPUs have the MIG layout"
-_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
+_CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ExtraChecks:
     container: Callable[[NvmlInventory, Runtime], Check] | None = None
 
 
-_NO_EXTRA = ExtraChecks()
+_NO_EXTRA_CHECKS = ExtraChecks()
 
 
 def verify(
@@ -99,11 +99,11 @@ def verify(
     facts: Facts,
     host: HostView,
     read_effective_config: ReadEffectiveConfig,
-    extra: ExtraChecks = _NO_EXTRA,
+    extra: ExtraChecks = _NO_EXTRA_CHECKS,
     planned: Sequence[StagePlan] | None = None,
     backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
-    setup_command: str = _PLAN_SHOWS,
+    setup_command: str = _PLAN_AND_SETUP_HINT,
 ) -> VerifyReport:
     """Check what the node answers; a check that cannot be made says so and is never passed.
 
@@ -121,23 +121,23 @@ def verify(
     undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.run_probe, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
+        asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only, setup_command)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
         of_runtime = (
             _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, undetermined)
-            if _concerns(only, RUNTIME_CONFIG)
+            if _is_step_selected(only, RUNTIME_CONFIG_STEP)
             else ()
         )
         answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(asked.result())) if asked else None
     inventory = answer if isinstance(answer, NvmlInventory) else None
-    checks += _check_mig_layout(recipe, facts) if _concerns(only, MIG) else ()
+    checks += _check_mig_layout(recipe, facts) if _is_step_selected(only, MIG_STEP) else ()
     checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
     checks += of_runtime
     checks += (
         _checks_or_undetermined(lambda: [*cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, undetermined)
-        if _concerns(only, CDI)
+        if _is_step_selected(only, CDI_STEP)
         else ()
     )
     checks += expectation_checks(recipe.expect, inventory) if answer is not None else ()
@@ -150,7 +150,7 @@ def verify(
     return VerifyReport(tuple(checks), inventory, tuple(undetermined), state_notes(recipe, facts, only))
 
 
-def _concerns(only: Collection[str], step: Step) -> bool:
+def _is_step_selected(only: Collection[str], step: Step) -> bool:
     return not only or step.id in only
 
 
@@ -162,7 +162,7 @@ def _checks_or_undetermined(
         return make_checks()
     except Undetermined as error:
         undetermined.append(error)
-        return [Check(check_id, title, "skipped", _because(error.what, error.why), error.hint)]
+        return [Check(check_id, title, "skipped", _join_what_and_why(error.what, error.why), error.hint)]
 
 
 def check_configuration(
@@ -172,7 +172,7 @@ def check_configuration(
     planned: Sequence[StagePlan] | None = None,
     backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
-    setup_command: str = _PLAN_SHOWS,
+    setup_command: str = _PLAN_AND_SETUP_HINT,
 ) -> Check:
     """Check that every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"matches recipe {recipe.name}"
@@ -181,9 +181,9 @@ def check_configuration(
     except Undetermined:
         raise
     except GpunodeError as error:
-        return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
+        return Check("configuration", title, "failed", _join_what_and_why(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
-        return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
+        return Check("configuration", title, "failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.descriptions]:
         return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
@@ -191,7 +191,11 @@ def check_configuration(
     if backlog.unread_reason:
         unknown = "nothing left to do, but gpunode cannot tell whether an earlier run left work undone"
         return Check("configuration", title, "skipped", f"{unknown}: {backlog.unread_reason}", "run it as root")
-    found = f"{', '.join(scope)}: nothing left to do" if (scope := selected_step_ids(recipe, plans)) else _NOTHING_LEFT
+    found = (
+        f"{', '.join(scope)}: nothing left to do"
+        if (scope := selected_step_ids(recipe, plans))
+        else _NOTHING_LEFT_DETAIL
+    )
     return Check("configuration", title, "passed", found)
 
 
@@ -199,21 +203,21 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
     if not mig_is_wanted(recipe):
         return
-    match MIG.plan(recipe, facts):
+    match MIG_STEP.plan(recipe, facts):
         case Planned(changes=(), deferred=False) as found:
             yield Check("mig", _MIG_TITLE, "passed", found.reason)
         case Planned(changes=()) as found:
             yield Check("mig", _MIG_TITLE, "skipped", found.reason)
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
-            yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_SHOWS)
+            yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_AND_SETUP_HINT)
         case Blocked() as wait:
             yield Check("mig", _MIG_TITLE, "skipped", wait.reason, "reboot")
         case refusal:
-            yield Check("mig", _MIG_TITLE, "failed", _because(refusal.what, refusal.why), refusal.hint)
+            yield Check("mig", _MIG_TITLE, "failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
 
 
-def _because(what: str, why: str) -> str:
+def _join_what_and_why(what: str, why: str) -> str:
     return f"{what}: {why}" if why else what
 
 
@@ -236,7 +240,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         hint = f"sudo systemctl status {row.unit}"
         if not facts.can_start(row.unit):
             hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
-        yield Check("runtime", title, "failed", _because(error.what, error.why), hint)
+        yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
     if found is None:
         yield Check(
@@ -278,7 +282,7 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
     except (Refused, Undetermined):
         return detail, by_setup  # it says what is wrong with them
     if says.cri_disabled:
-        return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri(row))
+        return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
     if says.handlers.get("nvidia") is None and row.product:
         again = f"systemctl restart {row.unit}"
         return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
@@ -287,7 +291,7 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     if changed and started_at is not None and started_at > changed:
-        return f"{detail}; {row.config} has it, and {row.unit} was started since", _DUMP_HINT
+        return f"{detail}; {row.config} has it, and {row.unit} was started since", _CONFIG_DUMP_HINT
     return f"{detail}; {row.config} has it", f"sudo systemctl restart {row.unit}"
 
 
@@ -308,4 +312,4 @@ def _check_container(
     except Undetermined:
         raise
     except GpunodeError as error:
-        return Check("container", title, "failed", _because(error.what, error.why), error.hint)
+        return Check("container", title, "failed", _join_what_and_why(error.what, error.why), error.hint)

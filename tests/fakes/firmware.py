@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from gpunode.change import Change, CommandChange
 from gpunode.facts import module_key
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe, encode_matches
-from gpunode.facts.machine import SECURE_BOOT_KEY, SECURE_BOOT_VARIABLE, SHIM_KEY
+from gpunode.facts.machine import SECURE_BOOT_PROBE_KEY, SECURE_BOOT_VARIABLE, SHIM_VALIDATION_PROBE_KEY
 
 ATTRIBUTES = b"\x07\x00\x00\x00"
 _LIST_HEADER = bytes(44)
@@ -48,7 +48,7 @@ class Firmware:
     modinfo: dict[str, str] = field(default_factory=dict)
     makes: bytes = field(default_factory=make_certificate)
 
-    def with_key(self, paths: tuple[str, str] = module_key.DKMS_KEY, certificate: bytes = b"") -> Firmware:
+    def with_key(self, paths: tuple[str, str] = module_key.DKMS_KEY_FILES, certificate: bytes = b"") -> Firmware:
         """Put a key and its certificate there."""
         self.files.update({paths[0]: b"secret", paths[1]: certificate or make_certificate()})
         return self
@@ -96,8 +96,8 @@ class Firmware:
     def evidence(self, more: Evidence | None = None) -> Evidence:
         """Return what a node's probes find of it."""
         seen = dict(more or {})
-        seen[SECURE_BOOT_KEY] = self.run_probe(Probe(SECURE_BOOT_KEY, path=SECURE_BOOT_VARIABLE))
-        seen[SHIM_KEY] = Capture("shim", "absent")
+        seen[SECURE_BOOT_PROBE_KEY] = self.run_probe(Probe(SECURE_BOOT_PROBE_KEY, path=SECURE_BOOT_VARIABLE))
+        seen[SHIM_VALIDATION_PROBE_KEY] = Capture("shim", "absent")
 
         def ask(probe: Probe) -> Capture:
             return seen.setdefault(probe.key, self.run_probe(probe))

@@ -87,7 +87,9 @@ def of_host() -> frozenset[Pattern]:
 
     for module in (anonymize, named, patterns, secrets, config):
         vars(module)["compiled"] = keep
-    text = "\n".join(f"{word}=x@" for words, _ in (*secrets.CONTEXT_FREE, *secrets.CONTEXTUAL) for word in words)
+    text = "\n".join(
+        f"{word}=x@" for words, _ in (*secrets.CONTEXT_FREE_FORMS, *secrets.CONTEXTUAL_FORMS) for word in words
+    )
     secrets.redact_text(text)
     config.redact_config('[a]\nb = "c" # d\ne: |\n  f\n{"g": ["h"]}\n')
     anonymize.anonymize_evidence({"x": Capture("dmesg", "ok", b"Node: gpu-7\nhttps://a.acme.io Serial: 12345678\n")})

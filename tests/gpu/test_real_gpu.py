@@ -10,10 +10,10 @@ import pytest
 
 from gpunode.facts import cuda as cuda_facts
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.cuda import CudaRun
+from gpunode.facts.cuda import CudaTestResult
 from gpunode.facts.nvml import NvmlInventory, compare_versions
 from gpunode.host import cuda, nvml
-from gpunode.host.cuda import ELEMENTS
+from gpunode.host.cuda import VECTOR_LENGTH
 from gpunode.host.local import LocalHost
 
 pytestmark = pytest.mark.gpu
@@ -64,9 +64,9 @@ def test_loaded_module_and_library_have_one_version() -> None:
 
 def test_every_gpu_computes_correctly() -> None:
     found = cuda_facts.read_cuda_answer(LocalHost().run_probe(cuda.make_probe()))
-    assert isinstance(found, CudaRun), found
+    assert isinstance(found, CudaTestResult), found
     assert found.passed, found
-    assert all(gpu.elements == ELEMENTS for gpu in found.gpus)
+    assert all(gpu.elements == VECTOR_LENGTH for gpu in found.gpus)
     gpus = _inventory().gpus
     if not any(gpu.mig is True for gpu in gpus):
         assert [gpu.uuid for gpu in found.gpus] == [gpu.uuid for gpu in gpus]

@@ -19,7 +19,7 @@ from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, runtime
 from gpunode.runtimes.found import contents, file_changes, states_from_facts
-from gpunode.steps.kernel import plan_load
+from gpunode.steps.kernel import plan_module_load
 from gpunode.workflow.converge import project_stage, raise_refusal
 from gpunode.workflow.plan import plan
 from gpunode.workflow.verify import verify
@@ -81,7 +81,7 @@ def setup(recipe: Recipe, facts: Facts) -> Answer:
 
 def _waits(recipe: Recipe, facts: Facts) -> Iterator[object]:
     try:
-        yield plan_load(recipe, facts)
+        yield plan_module_load(recipe, facts)
     except Undetermined:
         return
 

@@ -52,11 +52,11 @@ from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.toolkit import CONFIG, settings
-from gpunode.steps.daemons import PERSISTENCED
-from gpunode.steps.kernel import BLACKLIST
+from gpunode.runtimes.toolkit import CONFIG, parse_set_options
+from gpunode.steps.daemons import PERSISTENCED_UNIT
+from gpunode.steps.kernel import BLACKLIST_FILE
 from gpunode.workflow import edits
-from gpunode.workflow.converge import StagePlan, project_stage, walk
+from gpunode.workflow.converge import StagePlan, project_stage, walk_stages
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.plan import resolve_stage
 from tests.ids import by_id, by_name
@@ -161,7 +161,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
         present = known(now.packages, {})
         return resolve_stage(stage, now, Archives(by_name(present)).simulate)
 
-    return tuple(walk(recipe, facts, exact, project_stage, only))
+    return tuple(walk_stages(recipe, facts, exact, project_stage, only))
 
 
 def after(facts: Facts, plans: Iterable[StagePlan]) -> Facts:
@@ -291,7 +291,7 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
         device_nodes=Known(frozenset(), HERE),
         units={
             **{f"{name}.service": running for name in ("containerd", "docker", "crio")},
-            PERSISTENCED: Known(Unit(ServiceState(enabled=False, active=False), exists=False), HERE),
+            PERSISTENCED_UNIT: Known(Unit(ServiceState(enabled=False, active=False), exists=False), HERE),
             "nvidia-cdi-refresh.service": Known(Unit(ServiceState(enabled=False, active=False), exists=False), HERE),
         },
         files={path: Known(None, HERE) for path in paths},
@@ -313,7 +313,7 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     facts = after(fresh, planned(recipe, fresh))
     facts = _with_driver(facts, version)
     facts = after(facts, planned(recipe, facts))
-    units = {**facts.units, PERSISTENCED: Known(Unit(ServiceState(enabled=True, active=True)), HERE)}
+    units = {**facts.units, PERSISTENCED_UNIT: Known(Unit(ServiceState(enabled=True, active=True)), HERE)}
     return _with_driver(replace(facts, units=units), version)
 
 
@@ -398,7 +398,7 @@ def _with_packages(facts: Facts, keep: Callable[[str], bool], **more: PackageSta
 
 
 def _nouveau(node: Scene) -> Facts:
-    files = {path: fact for path, fact in node.fresh.files.items() if path != BLACKLIST}
+    files = {path: fact for path, fact in node.fresh.files.items() if path != BLACKLIST_FILE}
     return replace(node.fresh, files=files, modules=Known(frozenset({"nouveau"}), HERE))
 
 
@@ -514,7 +514,7 @@ def _other_cgroups(node: Scene) -> Facts:
 
 
 def _no_persistence(node: Scene) -> Facts:
-    units = {**node.whole.units, PERSISTENCED: Known(Unit(ServiceState(enabled=False, active=False)), HERE)}
+    units = {**node.whole.units, PERSISTENCED_UNIT: Known(Unit(ServiceState(enabled=False, active=False)), HERE)}
     return replace(node.whole, units=units)
 
 
@@ -664,7 +664,7 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     """Return the changes of ``gpunode ctk`` on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
-        return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, settings(given["set_"]))
+        return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, parse_set_options(given["set_"]))
     cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
     desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
     return edits.plan_configuring(host, edits.find_target(host, runtime(given["runtime"]), desired))

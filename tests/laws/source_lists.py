@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.packages import system
-from gpunode.steps.packages import plan_cuda
+from gpunode.steps.packages import plan_driver_repository
 from gpunode.workflow.undo import KeptItem, UndoStep, drop_source_conflicts
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe
 
@@ -73,7 +73,7 @@ def undone(draw: st.DrawFn) -> Undone:
     lists = {path: draw(entries(path)).encode() for path in PATHS if draw(st.booleans())}
     keyring = {CUDA_KEYRING: b"another key"} if draw(st.booleans()) else {}
     before = machine(files={"/etc/apt/sources.list": DEBIANS.encode(), **lists, **keyring})
-    outcome = plan_cuda(recipe(), before)
+    outcome = plan_driver_repository(recipe(), before)
     changes = outcome.changes if isinstance(outcome, Planned) else ()
     set_up = project_changes(before, _realized(changes))
     back = FileChange.among(change.inverse() for change in reversed(_realized(changes)))

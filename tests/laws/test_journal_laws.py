@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import Deferred, FileChange, FileState, MigChange, ModuleChange, SigningKey, Trigger, digest
-from gpunode.change import triggers as owed_by
+from gpunode.change import triggers_of_changes as owed_by
 from gpunode.errors import JournalDamaged
-from gpunode.journal.history import intents_to_undo, inverse_intents, is_configuration, pending_triggers
+from gpunode.journal.history import intents_to_undo, inverse_intents, is_configuration_change, pending_triggers
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -104,7 +104,7 @@ def test_undo_inverts_everything_in_reverse(journal: list[Intent]) -> None:
 def test_plain_undo_only_touches_runtime_files_and_mig(journal: list[Intent]) -> None:
     found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
     changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
-    backwards = [intent.change for intent in filter(is_configuration, intents_to_undo(journal))]
+    backwards = [intent.change for intent in filter(is_configuration_change, intents_to_undo(journal))]
     assert backwards == [back for one in changed if (back := one.inverse()) is not None]
 
 
@@ -148,7 +148,7 @@ def test_undo_after_a_crash_anywhere_restores_every_file(
         journal.append(Intent(number, "runtime", "configure", FileChange(path, node[path], content)))
         if 2 * number + 1 < crash:
             node[path] = content
-    for back in (intent.change for intent in filter(is_configuration, intents_to_undo(journal))):
+    for back in (intent.change for intent in filter(is_configuration_change, intents_to_undo(journal))):
         assert isinstance(back, FileChange)
         if node[back.path] != back.after:
             assert node[back.path] == back.before

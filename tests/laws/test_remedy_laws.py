@@ -229,12 +229,18 @@ def test_command_has_exactly_its_words(words: list[str]) -> None:
 
 @given(st.text() | st.sampled_from(HOSTILE).map("/etc/x".__add__))
 def test_plain_word_needs_no_quotes(word: str) -> None:
-    for is_sound in (commands.is_package, commands.is_unit, commands.is_release, commands.is_name, commands.is_gpu):
+    for is_sound in (
+        commands.is_package_name,
+        commands.is_unit_name,
+        commands.is_version_or_kernel_release,
+        commands.is_plain_name,
+        commands.is_gpu_id,
+    ):
         if is_sound(word):
             assert shlex.quote(word).strip("'") == word
             assert not word.startswith(("-", "/", ".", "~"))
             # To apt "name+" and "name-" are orders to install and to remove; g++ is the one exception.
-            assert is_sound is not commands.is_package or not re.search(r"[^+]\+$|-$", word)
+            assert is_sound is not commands.is_package_name or not re.search(r"[^+]\+$|-$", word)
     if commands.is_path_below(word, "/etc"):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from gpunode.runtimes.tomlread import Verbatim
+from gpunode.runtimes.tomlread import VerbatimFloat
 
 Document: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str | int, ...]
@@ -44,7 +44,7 @@ scalars = st.one_of(
     texts,
     st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2),
     st.booleans(),
-    st.sampled_from(["1e3", "nan", "-inf", "0.10", "-0.0", "1.0"]).map(Verbatim),
+    st.sampled_from(["1e3", "nan", "-inf", "0.10", "-0.0", "1.0"]).map(VerbatimFloat),
     st.sampled_from([_A_DAY, _A_DAY.date(), _A_DAY.time(), _A_DAY.replace(tzinfo=timezone.utc)]),
     st.just(_A_DAY.replace(microsecond=999, tzinfo=timezone(timedelta(hours=-7)))),
 )
@@ -136,7 +136,7 @@ class _Writer:
         match value:
             case bool():
                 return str(value).lower()
-            case Verbatim():
+            case VerbatimFloat():
                 return str(value)
             case int():
                 return self.chosen(str(value), f"{value:+d}", hex(value) if value >= 0 else str(value))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from gpunode.diagnoses.model import MAX_NEXT_LENGTH
+from gpunode.diagnoses.model import MAX_NEXT_STEP_LENGTH
 from tests.scenarios.measure import NAMED, Answer, answers
 from tests.scenarios.reports import reports
 
@@ -54,5 +54,5 @@ def test_each_next_step_is_one_short_command_or_words() -> None:
     for answer in all_answers():
         for step in filter(None, answer.steps):
             assert step.text, answer.report
-            assert step.command is None or 0 < len(step.command) <= MAX_NEXT_LENGTH, (answer.report, step)
+            assert step.command is None or 0 < len(step.command) <= MAX_NEXT_STEP_LENGTH, (answer.report, step)
             assert not re.search(r"[;\n]|&&|\|\|", step.command or ""), (answer.report, step)

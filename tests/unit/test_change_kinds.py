@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 import gpunode.steps
-from gpunode.change import Change, ChangeKind, CommandChange, ObjectChange, PackageChange
+from gpunode.change import BaseChange, Change, CommandChange, ObjectChange, PackageChange
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.journal import record
 from gpunode.journal.footprint import StatefulT
@@ -26,7 +26,7 @@ RULES = ("reads", "locate_row", "configure", "unconfigure", "inspect")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_has_a_rank_and_a_journal_name(kind: type[ChangeKind]) -> None:
+def test_every_kind_has_a_rank_and_a_journal_name(kind: type[BaseChange]) -> None:
     assert [one.rank for one in KINDS].count(kind.rank) == 1
     assert record._TYPES_BY_NAME[kind.kind_name] is kind
     assert record._stored_fields(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
@@ -35,16 +35,16 @@ def test_every_kind_has_a_rank_and_a_journal_name(kind: type[ChangeKind]) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_is_described_in_the_json_reference(kind: type[ChangeKind]) -> None:
+def test_every_kind_is_described_in_the_json_reference(kind: type[BaseChange]) -> None:
     page = Path(__file__).parents[2].joinpath("docs/reference/json-output.md").read_text()
     assert f"| `{kind.kind_name}` |" in page
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_is_undone_or_says_that_it_is_not(kind: type[ChangeKind]) -> None:
+def test_every_kind_is_undone_or_says_that_it_is_not(kind: type[BaseChange]) -> None:
     # What is done to a cluster has an undo of its own, and no undo takes back what a command did to a node.
     undone = {*StatefulT.__constraints__, ObjectChange, CommandChange}
-    assert kind in undone or kind.is_undoable is not ChangeKind.is_undoable, (
+    assert kind in undone or kind.is_undoable is not BaseChange.is_undoable, (
         "sum up its changes in journal/footprint.py and plan what takes them back in workflow/undo_plan.py, "
         "or have `is_undoable` be False"
     )

@@ -126,17 +126,17 @@ class TestExtends:
 
     def test_unknown_shipped_recipe_is_guessed(self) -> None:
         with pytest.raises(RecipeError, match="did you mean containerd") as stopped:
-            parse('\nextends = "conainerd"', "x.toml", builtin.load)
+            parse('\nextends = "conainerd"', "x.toml", builtin.load_recipe_text)
         assert stopped.value.line == 2
 
     def test_missing_base_file_is_reported_at_its_line(self, tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=r"x\.toml:1: cannot read .*gone\.toml.*: No such file") as stopped:
-            parse('extends = "gone.toml"', str(tmp_path / "x.toml"), builtin.load)
+            parse('extends = "gone.toml"', str(tmp_path / "x.toml"), builtin.load_recipe_text)
         assert stopped.value.key == "extends"
 
     def test_invalid_base_path_is_reported(self) -> None:
         with pytest.raises(RecipeError, match="cannot read"):
-            parse('extends = "a\\u0000.toml"', "x.toml", builtin.load)
+            parse('extends = "a\\u0000.toml"', "x.toml", builtin.load_recipe_text)
 
 
 FAULTS = [
@@ -350,8 +350,8 @@ def test_json_schema_agrees_with_the_parser() -> None:
     schema = json.loads((RECIPES / "gpunode.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     checker = jsonschema.Draft202012Validator(schema)
-    for name in builtin.names():
-        assert list(checker.iter_errors(toml(builtin.text(name)))) == []
+    for name in builtin.shipped_recipe_names():
+        assert list(checker.iter_errors(toml(builtin.shipped_recipe_text(name)))) == []
     for text, _, _, _ in FAULTS:
         if "\\n" in text:
             continue  # Python's $, unlike the schema's, also matches before a last line end

@@ -18,7 +18,7 @@ SHIPPED = tuple(sorted(path.stem for path in (TOP / "recipes").glob("*.toml")))
 
 
 def test_shipped_recipes_are_found_in_a_source_tree() -> None:
-    assert builtin.names() == SHIPPED
+    assert builtin.shipped_recipe_names() == SHIPPED
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def test_shipped_recipes_are_found_in_a_source_tree() -> None:
     ],
 )
 def test_shipped_recipes_have_their_settings(name: str, toolkit: Toolkit, runtime: RuntimeSettings) -> None:
-    got = builtin.read(name)
+    got = builtin.read_recipe(name)
     assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime, kubernetes=got.kubernetes)
     assert got.description
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipe_names_its_schema_and_is_commented(name: str) -> None:
-    text = builtin.text(name)
+    text = builtin.shipped_recipe_text(name)
     assert text.startswith("#:schema ./gpunode.schema.json\nschema = 1\n")
     assert text.count("\n# ") >= 2
     assert max(map(len, text.splitlines())) <= 120
@@ -51,35 +51,35 @@ def test_shipped_recipe_names_its_schema_and_is_commented(name: str) -> None:
 def test_shipped_recipes_set_no_default_runtime_but_kind() -> None:
     for name in SHIPPED:
         # kind can only use docker's default runtime.
-        assert builtin.read(name).runtime.set_as_default is (True if name == "kind" else None)
-        assert builtin.read(name).expect == Recipe("x").expect
+        assert builtin.read_recipe(name).runtime.set_as_default is (True if name == "kind" else None)
+        assert builtin.read_recipe(name).expect == Recipe("x").expect
 
 
 def test_own_recipe_extends_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "k8s-containerd"\n[driver]\nversion = "580"\n')
-    got = builtin.read(str(path))
+    got = builtin.read_recipe(str(path))
     assert (got.name, got.driver.version, got.runtime.cgroup_driver) == ("mine", "580", "systemd")
 
 
 def test_unknown_name_is_guessed_and_known_ones_listed() -> None:
     with pytest.raises(UsageError, match="did you mean k8s-containerd") as stopped:
-        builtin.read("k8s-containrd")
+        builtin.read_recipe("k8s-containrd")
     assert ", ".join(SHIPPED) in stopped.value.why
 
 
 @pytest.mark.parametrize("name", ["", "..", "containerd.", "CONTAINERD"])
 def test_recipe_name_is_no_path(name: str) -> None:
     with pytest.raises(UsageError, match="there is no recipe"):
-        builtin.read(name)
+        builtin.read_recipe(name)
 
 
 def test_unreadable_recipe_is_a_usage_error_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
-        builtin.read(f"{tmp_path}/gone.toml")
+        builtin.read_recipe(f"{tmp_path}/gone.toml")
     assert stopped.value.why == "No such file or directory"
     with pytest.raises(UsageError) as stopped:
-        builtin.read(f"{tmp_path}/")
+        builtin.read_recipe(f"{tmp_path}/")
     assert stopped.value.why == "Is a directory"
 
 
@@ -97,13 +97,13 @@ def test_invalid_recipe_file_is_refused(tmp_path: Path, data: bytes, line: int, 
     path = tmp_path / "x.toml"
     path.write_bytes(data)
     with pytest.raises(RecipeError, match=says) as stopped:
-        builtin.read(str(path))
+        builtin.read_recipe(str(path))
     assert (stopped.value.file, stopped.value.line) == (str(path), line)
 
 
 def test_keys_named_in_comments_exist() -> None:
     names = {key.name for key in known_keys()} | {"expect", "driver"}
-    for line in builtin.text("bare-metal").splitlines():
+    for line in builtin.shipped_recipe_text("bare-metal").splitlines():
         if line.startswith("#   ") and "=" in line:
             assert line.removeprefix("#   ").split(" ")[0] in names
 
@@ -131,14 +131,14 @@ def test_shipped_recipes_are_found_in_a_zipapp(tmp_path: Path) -> None:
 def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.toml")
     with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
-        builtin.read(str(tmp_path / "x.toml"))
+        builtin.read_recipe(str(tmp_path / "x.toml"))
     assert stopped.value.why == "it is a named pipe, not a file"
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "/dev/null"])
 def test_device_is_refused(place: str) -> None:
     with pytest.raises(UsageError) as stopped:
-        builtin.read(place)
+        builtin.read_recipe(place)
     assert "device" in stopped.value.why
 
 
@@ -148,6 +148,6 @@ def test_process_substitution_is_read() -> None:
     os.write(writer, b'[driver]\nversion = "580"\n')
     os.close(writer)
     try:
-        assert builtin.read(f"/dev/fd/{reader}").driver.version == "580"
+        assert builtin.read_recipe(f"/dev/fd/{reader}").driver.version == "580"
     finally:
         os.close(reader)

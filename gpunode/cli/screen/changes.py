@@ -21,8 +21,8 @@ from gpunode.change import (
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
 from gpunode.wording import count, join_names
 
-_DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
-_NAMES_SHOWN = 3
+_STYLE_BY_DIFF_SIGN: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
+_MAX_PACKAGE_NAMES_SHOWN = 3
 _MAX_NEW_FILE_LINES = 12
 # In the order of display.
 PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
@@ -100,17 +100,17 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
 
 def _cut_kind(change: FileChange) -> str:
     """Return what a file is whose long diff is cut; empty if the diff has to be shown whole."""
-    from gpunode.workflow.recovery import FILE_MARK  # on use: few diffs are that long
+    from gpunode.workflow.recovery import OWN_FILE_MARK  # on use: few diffs are that long
 
     if change.before is None or change.after is None:
         return "new file" if change.before is None else "deleted file"
-    is_own = isinstance(change.after, FileState) and change.after.content.startswith(FILE_MARK)
-    return "file of gpunode's" if is_own and change.before.content.startswith(FILE_MARK) else ""
+    is_own = isinstance(change.after, FileState) and change.after.content.startswith(OWN_FILE_MARK)
+    return "file of gpunode's" if is_own and change.before.content.startswith(OWN_FILE_MARK) else ""
 
 
 def _diff_line(number: int, text: str, is_known: bool) -> Line:
     """Return a line of a diff; what tells of a content instead of showing it wraps at its words."""
-    style: Style = _DIFF.get(text[:1], "")
+    style: Style = _STYLE_BY_DIFF_SIGN.get(text[:1], "")
     if number < 2 and text.startswith(("--- ", "+++ ")):
         style = "bold" if text[0] == "+" else "dim"
     return Line((span(text, style),), 2, breaks_anywhere=is_known and text.startswith(tuple("+-@ ")))
@@ -125,7 +125,7 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
     for effect in PACKAGE_ACTIONS:
         if alike := [change for change in changes if action_of(change) == effect]:
             reasons = _count_purge_reasons(alike)
-            names = join_names((str(change.id) for change in alike), _NAMES_SHOWN - bool(reasons))
+            names = join_names((str(change.id) for change in alike), _MAX_PACKAGE_NAMES_SHOWN - bool(reasons))
             mark, verb = span(*_ACTION_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
             yield line(mark, span(f"{verb}{names}"), span(f"{_common_version(alike)}{reasons}", "dim"), hang=2)
 
@@ -188,7 +188,7 @@ def _common_version(changes: Sequence[PackageChange]) -> str:
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
-def purge_prefix(packages: Sequence[PackageChange]) -> str:
+def purge_count_qualifier(packages: Sequence[PackageChange]) -> str:
     """Return ``up to`` while the index is unread, since packages of the new driver are replaced, not purged."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
@@ -202,7 +202,7 @@ def transaction_summary(packages: Sequence[PackageChange], dependencies: Sequenc
     gone = sum(change.after is None for change in packages)
     parts = [count(installed, "package")] if installed else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    number = f"{purge_prefix(packages)}{gone if installed else count(gone, 'package')}"
+    number = f"{purge_count_qualifier(packages)}{gone if installed else count(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
     parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

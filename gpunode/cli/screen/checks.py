@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.node import short_model_name
 from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARKS
+from gpunode.cli.screen.words import MARK_BY_STATE
 from gpunode.wording import count, join_names, join_with_and
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import VerifyReport
 
 
-_STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "skipped": "dim"}
+_STYLE_BY_CHECK_STATUS: dict[str, Style] = {"passed": "", "failed": "bad", "skipped": "dim"}
 _MAX_TITLE_WIDTH = 38
 
 
@@ -26,10 +26,10 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
     """Yield a line for each check, with the hint below a failed one."""
     width = min(max((len(check.title) for check in checks), default=0), _MAX_TITLE_WIDTH)
     for check in checks:
-        style = _STYLES[check.status]
+        style = _STYLE_BY_CHECK_STATUS[check.status]
         title = pad_right(check.title, width)
         detail = f"not run: {check.detail}" if check.status == "skipped" else check.detail
-        yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
+        yield line(MARK_BY_STATE[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
         if check.status == "failed" and check.hint.strip():
             yield from indent_lines(hint_lines(check.hint), 4)
@@ -40,7 +40,7 @@ def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
     return (warning_line(text, "warn") for text in notes)
 
 
-def match_text(recipe: Recipe, step_ids: Sequence[str], what: str = "this node") -> str:
+def matches_recipe_text(recipe: Recipe, step_ids: Sequence[str], what: str = "this node") -> str:
     """Return a sentence that ``what``, or only the steps of ``step_ids``, matches the recipe."""
     if not step_ids:
         return f"{what} matches recipe {recipe.name}"
@@ -60,10 +60,10 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     idle = sum(check.status == "skipped" for check in report.checks)
     left_out = f", {idle} not run" if idle else ""
     if bad:
-        return line(MARKS["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
+        return line(MARK_BY_STATE["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
     if idle and not is_proven:
         return line(
-            MARKS["skipped"],
+            MARK_BY_STATE["skipped"],
             f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
             hang=2,
         )
@@ -74,7 +74,7 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
         if idle
         else ""
     )
-    return line(MARKS["passed"], span(good, "good"), seen, hang=2)
+    return line(MARK_BY_STATE["passed"], span(good, "good"), seen, hang=2)
 
 
 def inventory_text(inventory: NvmlInventory) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_commands, span
 from gpunode.errors import GpunodeError
 
-_PROGRAMS: Final = frozenset(
+_COMMAND_PROGRAMS: Final = frozenset(
     {"sudo", "gpunode", "systemctl", "dkms", "modprobe", "mount", "curl", "ps", "journalctl", "dmesg", "containerd"}
 )
 
@@ -18,7 +18,7 @@ def is_command(line: str) -> bool:
     """Return whether a line of a hint is a complete, runnable command."""
     from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
 
-    programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
+    programs = _COMMAND_PROGRAMS.union(*(system.programs for system in SYSTEMS))
     if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
         return False
     try:
@@ -35,7 +35,7 @@ def commands_in(hint: str) -> tuple[str, ...]:
 
 
 # Beginnings of gpunode's own lines after quoted output.
-_OWN_WORDS = ("restored:", "nothing was", "still to do:")
+_OWN_SENTENCE_STARTS = ("restored:", "nothing was", "still to do:")
 
 
 def error_lines(error: GpunodeError) -> Iterator[Line]:
@@ -51,7 +51,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
 def _cause_lines(text: str) -> Iterator[Line]:
     """Yield the cause; the lines after the first, mostly a log or a diff, are indented and not rewrapped."""
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
-        is_said = number == 0 or part.startswith(_OWN_WORDS)
+        is_said = number == 0 or part.startswith(_OWN_SENTENCE_STARTS)
         style: Style = "" if is_said else "dim"
         yield Line(
             (Span("  " if is_said else "    "), span(part, style)),

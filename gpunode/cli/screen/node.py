@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe
 
 
-_PLATFORMS = {
+_PLATFORM_NAMES = {
     "bare-metal": "bare metal",
     "vm": "virtual machine",
     "container": "container",
@@ -54,7 +54,7 @@ def _kernel_text(fact: Known[Kernels] | object) -> str:
 
 
 def _platform_text(fact: Known[Platform] | object) -> str:
-    return _PLATFORMS[fact.value.kind] if isinstance(fact, Known) else "unknown platform"
+    return _PLATFORM_NAMES[fact.value.kind] if isinstance(fact, Known) else "unknown platform"
 
 
 def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:

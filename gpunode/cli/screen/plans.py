@@ -11,17 +11,27 @@ from gpunode.cli.screen.changes import (
     action_of,
     change_lines,
     package_lines,
-    purge_prefix,
+    purge_count_qualifier,
     transaction_summary,
 )
-from gpunode.cli.screen.checks import match_text, state_note_lines
+from gpunode.cli.screen.checks import matches_recipe_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, next_line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARKS, describe_trigger
+from gpunode.cli.screen.text import (
+    BLANK_LINE,
+    Line,
+    Span,
+    indent_lines,
+    line,
+    next_command_line,
+    pad_right,
+    span,
+    warning_line,
+)
+from gpunode.cli.screen.words import MARK_BY_STATE, describe_trigger
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suffices
-from gpunode.packages.simulation import NOT_SIMULATED
+from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
 from gpunode.wording import count, join_with_and
@@ -46,35 +56,39 @@ def plan_lines(
         if verbose:
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
-            yield BLANK
+            yield BLANK_LINE
         else:
             yield from state_note_lines(collect_notes(plans))
         what = "the image" if facts.is_image else "this node"
         yield line(
-            MARKS["nothing"], f"nothing to do: {match_text(recipe, selected_step_ids(recipe, plans), what)}", hang=2
+            MARK_BY_STATE["nothing"],
+            f"nothing to do: {matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)}",
+            hang=2,
         )
         if left.unread_reason:
             yield line(
-                MARKS["skipped"], span(f"what an earlier run may have left undone: {left.unread_reason}", "dim"), hang=2
+                MARK_BY_STATE["skipped"],
+                span(f"what an earlier run may have left undone: {left.unread_reason}", "dim"),
+                hang=2,
             )
         return
     yield node_line(facts, recipe)
     yield from stage_lines(plans, verbose=verbose)
-    yield BLANK
+    yield BLANK_LINE
     if left:
         yield warning_line(str(left), "warn")
     yield from setup_summary_lines(plans, left.pending_triggers, image=facts.is_image, verbose=verbose)
     if not left and not any(stage.ordered_changes for stage in plans):
         if reboot_suffices([wait for stage in plans for wait in stage.waits]):
-            yield next_line("sudo systemctl reboot")
+            yield next_command_line("sudo systemctl reboot")
     elif argv is not None:
-        yield next_line(setup_command(argv), setup_location(argv))
+        yield next_command_line(setup_command(argv), setup_location(argv))
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
     """Yield every step by stage; those with nothing to do on one line unless ``verbose``."""
     unchanged: list[StepPlan] = []
-    yield BLANK
+    yield BLANK_LINE
     for stage in plans:
         shown = [step for step in stage.steps if verbose or _is_notable(step)]
         unchanged += [step for step in stage.steps if step not in shown]
@@ -97,9 +111,11 @@ def _unchanged_lines(unchanged: Sequence[StepPlan]) -> Iterator[Line]:
     later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.deferred]
     good = [step.step.title for step in applicable if step not in later]
     if good:
-        yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
+        yield line(MARK_BY_STATE["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:
-        yield line(MARKS["skipped"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2)
+        yield line(
+            MARK_BY_STATE["skipped"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2
+        )
 
 
 def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
@@ -121,18 +137,18 @@ def note_line(text: str) -> Line:
 def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
         case Planned(reason=reason, deferred=later):
-            return MARKS["change" if step.changes else "skipped" if later else "nothing"], reason
+            return MARK_BY_STATE["change" if step.changes else "skipped" if later else "nothing"], reason
         case Blocked(waits_for=waits_for, reason=reason):
-            return MARKS["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
+            return MARK_BY_STATE["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
         case Refusal(what=what):
-            return MARKS["refused"], what
+            return MARK_BY_STATE["refused"], what
 
 
 def _transaction_span(stage: StagePlan) -> Iterator[Span]:
     """Yield the package transaction of a stage in numbers."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
-        purged = bool(purge_prefix(stage.packages)) and any(change.after is None for change in stage.packages)
+        purged = bool(purge_count_qualifier(stage.packages)) and any(change.after is None for change in stage.packages)
         exact = "exact versions and purges" if purged else "exact versions"
         when = f"; {exact} after the index is read" if deferred else ""
         yield span(f"  one transaction: {transaction_summary(stage.packages, stage.dependencies)}{when}", "dim")
@@ -142,7 +158,7 @@ def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """Yield the dependencies, and why the package manager cannot do it yet."""
     if stage.dependencies and verbose:
         yield from indent_lines(package_lines(stage.dependencies, verbose=True), 4)
-    if stage.unresolved.startswith(NOT_SIMULATED):
+    if stage.unresolved.startswith(NOT_SIMULATED_PREFIX):
         yield note_line(stage.unresolved)
     elif stage.unresolved:
         yield note_line("the package index that the node has cannot do this; setup reads it anew before it decides:")
@@ -204,7 +220,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
 
 
 def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
-    return f"purges {purge_prefix(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
+    return f"purges {purge_count_qualifier(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
 
 
 def _service_verb(change: ServiceChange) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BROKEN_PIPE_EXIT_CODE = 141
 """128 + SIGPIPE, as the shell has it."""
-_RICH: Mapping[str, str] = {
+_RICH_STYLES: Mapping[str, str] = {
     "": "",
     "dim": "dim",
     "bold": "bold",
@@ -107,7 +107,7 @@ class Printer:
 
         text = Text(no_wrap=True, end="")
         for part in row.spans:
-            text.append(self.encode_text(part.text), _RICH[part.style])
+            text.append(self.encode_text(part.text), _RICH_STYLES[part.style])
         return text
 
     def encode_text(self, text: str) -> str:
@@ -182,12 +182,12 @@ def standard_error() -> Printer:
     return Printer(sys.stderr)
 
 
-_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_ASCII_FRAMES = "|/-\\"
-_BAR = 20
+_SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_ASCII_SPINNER_FRAMES = "|/-\\"
+_PROGRESS_BAR_WIDTH = 20
 # The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
 _RESERVED_WIDTH = 6
-_PHASES = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
+_PHASE_WORDS = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ def live_task_line(title: str, progress: Progress | None, elapsed: float, frame:
     room = width - sum(cell_width(part.text) for part in tail) - cell_width(frame) - 1
     head = (head[0], Span(_truncate(title, room), "bold"))
     taken = sum(cell_width(part.text) for part in (*head, *tail))
-    detail = f"{_PHASES[progress.phase]} {progress.detail}".strip()
+    detail = f"{_PHASE_WORDS[progress.phase]} {progress.detail}".strip()
     shown = _truncate(span(f"  {detail}").text, width - taken - 1)
     return Line((*head, Span(shown, "warn" if progress.phase == "wait" else ""), *tail))
 
@@ -218,8 +218,13 @@ def live_task_line(title: str, progress: Progress | None, elapsed: float, frame:
 def _progress_bar(progress: Progress) -> tuple[Span, ...]:
     if progress.phase not in {"download", "install", "build"}:
         return ()
-    full = round(_BAR * min(max(progress.percent, 0), 100) / 100)
-    return (Span("  "), Span("━" * full, "good"), Span("━" * (_BAR - full), "dim"), Span(f" {progress.percent:3.0f} %"))
+    full = round(_PROGRESS_BAR_WIDTH * min(max(progress.percent, 0), 100) / 100)
+    return (
+        Span("  "),
+        Span("━" * full, "good"),
+        Span("━" * (_PROGRESS_BAR_WIDTH - full), "dim"),
+        Span(f" {progress.percent:3.0f} %"),
+    )
 
 
 def _truncate(text: str, room: int) -> str:
@@ -281,7 +286,7 @@ class LiveLine:
         if (running := self._running) is None:
             return
         elapsed = time.monotonic() - running.started
-        frames = _ASCII_FRAMES if self._printer.ascii else _FRAMES
+        frames = _ASCII_SPINNER_FRAMES if self._printer.ascii else _SPINNER_FRAMES
         frame = frames[int(elapsed * 8) % len(frames)]
         row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _RESERVED_WIDTH)
         yield self._printer.to_rich_text(Line((Span("  "), *row.spans)))

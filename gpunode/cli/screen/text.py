@@ -13,7 +13,7 @@ from gpunode.redaction.secrets import redact_known_shapes
 Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "add", "remove", "hunk", "command"]
 
 # ASCII replacements for the symbols that gpunode writes.
-_ASCII = str.maketrans(
+_ASCII_REPLACEMENTS = str.maketrans(
     {
         "✓": "+", "●": "*", "○": "o", "✗": "x", "–": "-", "·": "|", "×": "x", "→": "->", "…": "...", "━": "=", "─": "-",
         "’": "'", "“": '"', "”": '"',
@@ -23,7 +23,7 @@ _ASCII = str.maketrans(
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
 }
-_COMMAND = re.compile(r"`[^`\n]+`")
+_BACKTICKED_COMMAND = re.compile(r"`[^`\n]+`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Line:
         return "".join(span.text for span in self.spans)
 
 
-BLANK = Line()
+BLANK_LINE = Line()
 
 
 def escape_controls(text: str) -> str:
@@ -85,7 +85,7 @@ def line(*parts: str | Span, hang: int = 0) -> Line:
     return Line(tuple(part if isinstance(part, Span) else span(part) for part in parts if part != ""), hang)
 
 
-def next_line(command: object, more: str = "") -> Line:
+def next_command_line(command: object, more: str = "") -> Line:
     """Return the line of the next command."""
     return line("next: ", span(str(command), "command"), more, hang=6)
 
@@ -103,7 +103,7 @@ def mark_commands(text: str, style: Style = "") -> tuple[Span, ...]:
     text = escape_controls(text)
     found: list[Span] = []
     end = 0
-    for match in _COMMAND.finditer(text):
+    for match in _BACKTICKED_COMMAND.finditer(text):
         found += [Span(text[end : match.start()], style), Span(match[0], "command")]
         end = match.end()
     return tuple(one for one in (*found, Span(text[end:], style)) if one.text)
@@ -209,4 +209,4 @@ def _group_spans(styled_chars: Sequence[tuple[str, Style]]) -> Iterator[Span]:
 
 def to_ascii(text: str) -> str:
     """Convert to ASCII: replace gpunode's symbols, escape the rest."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+    return text.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode()

@@ -18,13 +18,13 @@ from gpunode.facts.patterns import Pattern
 Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
-_LISTED: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
+_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
+_GPU_LIST_LINE: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
 _BARE_ADDRESS: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
-_COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
-_RACK: Final = Pattern(r"\bG[HB][23]00\b")
-_BASEBOARD: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
-_CARD: Final = Pattern(
+_ATTACHED_GPU_COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
+_RACK_MODELS: Final = Pattern(r"\bG[HB][23]00\b")
+_BASEBOARD_MODELS: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
+_CARD_MODELS: Final = Pattern(
     r"PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b|\bA16\b|"
     r"\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b",
     re.IGNORECASE,
@@ -34,7 +34,7 @@ _NVLINK5_NAMES: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class SmiListedGpu:
     """A GPU in an answer of nvidia-smi.
 
     Attributes:
@@ -56,7 +56,7 @@ class SmiInventory:
         count: how many there are in all, by a whole table or by its own count; None where the answer may be cut.
     """
 
-    boards: tuple[Board, ...]
+    boards: tuple[SmiListedGpu, ...]
     count: int | None
     citation: Citation
 
@@ -80,8 +80,8 @@ def only_gpu(snapshot: Snapshot) -> str:
 def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     if item.where != "host":
         return None
-    boards = tuple(_parse_boards(item))
-    count = _COUNT.search(item.text)
+    boards = tuple(_parse_listed_gpus(item))
+    count = _ATTACHED_GPU_COUNT.search(item.text)
     whole = int(count["count"]) if count else None
     if not boards:
         return SmiInventory((), whole, cite(item, item.line_number_at(count.start()))) if count else None
@@ -92,15 +92,15 @@ def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     return SmiInventory(boards, known, boards[0].citation)
 
 
-def _parse_boards(item: EvidenceItem) -> Iterator[Board]:
+def _parse_listed_gpus(item: EvidenceItem) -> Iterator[SmiListedGpu]:
     for number, line in enumerate(item.lines, 1):
-        if match := _ROW.match(line):
+        if match := _GPU_TABLE_ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
-            yield Board(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
+            yield SmiListedGpu(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _BARE_ADDRESS.match(line):
-            yield Board(None, "", pci.normalize_address(match["bus"]), cite(item, number))
-        elif match := _LISTED.match(line):
-            yield Board(int(match["index"]), match["name"], "", cite(item, number))
+            yield SmiListedGpu(None, "", pci.normalize_address(match["bus"]), cite(item, number))
+        elif match := _GPU_LIST_LINE.match(line):
+            yield SmiListedGpu(int(match["index"]), match["name"], "", cite(item, number))
 
 
 def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
     found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
     found += [board.name for one in snapshot.view(smi_inventories) for board in one.boards if board.name]
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
-        found += [match["name"] for line in item.lines if (match := _LISTED.match(line))]
+        found += [match["name"] for line in item.lines if (match := _GPU_LIST_LINE.match(line))]
     for gpu in snapshot.view(smi_query.smi_gpus):
         found += [row.value for key in ("Product Name", "name") for row in gpu.find_all(key)]
     return tuple(dict.fromkeys(found))
@@ -116,11 +116,11 @@ def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
 
 def carrier_by_name(name: str) -> Carrier:
     """Return the kind of board of a GPU with this name; empty if unknown."""
-    if _RACK.search(name):
+    if _RACK_MODELS.search(name):
         return "rack"
-    if _CARD.search(name):
+    if _CARD_MODELS.search(name):
         return "card"
-    return "baseboard" if _BASEBOARD.search(name) else ""
+    return "baseboard" if _BASEBOARD_MODELS.search(name) else ""
 
 
 def gpu_carriers(snapshot: Snapshot) -> frozenset[Carrier]:

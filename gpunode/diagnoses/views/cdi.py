@@ -16,10 +16,10 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
-_SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
-_HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
+_SPEC_FILE_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
+_LISTED_FOLDER_HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
 _VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
-_LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
+_LIBRARY_VERSION: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _GENERATE_OUTPUT: Final = Pattern(r"\bcdi generate\b.*(?:--output|-o)[= ](?P<path>/\S+)")
 
 
@@ -71,8 +71,8 @@ def _parse_specifications(item: EvidenceItem) -> Iterator[Specification]:
         )
     elif path and item.text.strip() and "cannot access" not in item.text:
         version = find_first(item, _VERSION)
-        drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY))
-        place = next(lines_with(item, _LIBRARY), cite(item, 1))
+        drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY_VERSION))
+        place = next(lines_with(item, _LIBRARY_VERSION), cite(item, 1))
         yield Specification(
             _canonical_path(path), place, patterns.parse_version(version["version"]) if version else (), drivers
         )
@@ -82,9 +82,9 @@ def _parse_specifications(item: EvidenceItem) -> Iterator[Specification]:
 
 def _list_folder(item: EvidenceItem, folder: str) -> Iterator[Specification]:
     for number, line in enumerate(item.lines, 1):
-        if match := _HEADING.match(line.strip()):
+        if match := _LISTED_FOLDER_HEADING.match(line.strip()):
             folder = match["folder"].rstrip("/")
-        elif (match := _SPEC_NAME.search(line)) and "cannot access" not in line:
+        elif (match := _SPEC_FILE_NAME.search(line)) and "cannot access" not in line:
             word = line.split()[-1]
             path = word if _FOLDER.match(word) else f"{folder}/{match['name']}"
             if _FOLDER.match(path):
@@ -100,7 +100,7 @@ def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
         names = (line for line in item.lines if "No such file" not in line and not reports_absence(line))
         is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
         is_asked = item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip()
-        is_empty = item.kind == "listing" and not any(map(_SPEC_NAME.search, names))
+        is_empty = item.kind == "listing" and not any(map(_SPEC_FILE_NAME.search, names))
         if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
             yield cite(item, 1) if item.text.strip() else cite_fact(item.written, "nothing", item.key)
     yield from snapshot.matching_lines(_NONE_FOUND)
@@ -109,7 +109,7 @@ def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite_fact(f"ls {folder}", "nothing", key)
 
 
-_PODMAN: Final = Pattern(
+_PODMAN_VERSION: Final = Pattern(
     r"(?:podman version|Podman Engine\s+Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)"
     r"|^podman[/ -]\D{0,40}(?P<row>\d+\.\d+\.\d+)",
     re.MULTILINE,
@@ -119,7 +119,7 @@ _PODMAN: Final = Pattern(
 def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | None:
     """Podman's version; None if unknown."""
     for item in snapshot.items:
-        if item.kind != "file" and (match := find_first(item, _PODMAN)):
+        if item.kind != "file" and (match := find_first(item, _PODMAN_VERSION)):
             place = cite(item, item.line_number_at(match.start(match.lastgroup or 0)))
             return patterns.parse_version(match[match.lastgroup or 0]), place
     package = snapshot.view(packages.listed_packages).get("podman")

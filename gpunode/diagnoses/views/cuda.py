@@ -15,28 +15,28 @@ from gpunode.diagnoses.views import driver
 from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Where
+from gpunode.facts.sources import SourcePlace
 
 # What a program says of the driver that it found.
-TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
+DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
 # What NVIDIA's images say when they start.
-BANNER: Final = Pattern(
+IMAGE_DRIVER_BANNER: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but[\s\n]+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
 # CUDA's error 35: the driver is older than the program's CUDA, or there is none.
-INSUFFICIENT: Final = Pattern(
+DRIVER_INSUFFICIENT: Final = Pattern(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
     r"|driver is too old|CUDA driver version too old|driver too old"
 )
 # Errors 36 and 222: there is a driver, and it is older than what the program asks of it.
-NEWER_CALL: Final = Pattern(
+CALL_NEEDS_NEWER_DRIVER: Final = Pattern(
     r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
     r"|PTX was compiled with an unsupported toolchain|(?:CUDA_ERROR|cudaError)_?UnsupportedPtxVersion"
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 )
-_RUNTIMES: Final = Pattern(
+_CUDA_RUNTIME_VERSION: Final = Pattern(
     r"\b(?:cuda ?>= ?|nvidia/cuda:|Cuda compilation tools, release |CUDA_VERSION[=: ]+|Runtime Version[ \t]+\d+\.\d+ / "
     r"|(?:torch\.version\.cuda|CUDA used to build PyTorch)[^\d\n]{0,12}|cudatoolkit[= ]+)(?P<cuda>\d{1,2}\.\d)"
     r"|\+cu(?P<short>\d{2,3})\b"
@@ -60,9 +60,9 @@ def supported_cuda(snapshot: Snapshot) -> Version | None:
 
 def reported_driver(snapshot: Snapshot) -> str:
     """Return the node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
-    if banner := snapshot.match(BANNER):
+    if banner := snapshot.match(IMAGE_DRIVER_BANNER):
         return banner["has"]
-    found = snapshot.match(TOO_OLD)
+    found = snapshot.match(DRIVER_TOO_OLD)
     number = int(found["found"]) if found else 0
     known = find((number // 1000, number % 1000 // 10)) if number else None
     return known.driver if known and driver.loaded_version(snapshot) is None else ""
@@ -77,9 +77,9 @@ def _find_runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
     silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
     for item in snapshot.items:
         if item.kind not in silent and item.was_answered:
-            for match in islice(find_all(item, _RUNTIMES), _MAX_RUNTIMES):
+            for match in islice(find_all(item, _CUDA_RUNTIME_VERSION), _MAX_RUNTIMES):
                 yield _parse_version(match), cite(item, item.line_number_at(match.start()))
-            if asked := _RUNTIMES.search(item.written):
+            if asked := _CUDA_RUNTIME_VERSION.search(item.written):
                 yield _parse_version(asked), cite(item, 1)
 
 
@@ -95,8 +95,8 @@ def can_run_on_driver(snapshot: Snapshot, program_cuda: Version, driver_cuda: Ve
         return True
     release, version = find(program_cuda), driver.loaded_version(snapshot)
     same_major = program_cuda[0] == driver_cuda[0] and program_cuda[0] >= 11
-    if release is None or version is None or snapshot.contains(NEWER_CALL):
-        return same_major and not snapshot.contains(NEWER_CALL)
+    if release is None or version is None or snapshot.contains(CALL_NEEDS_NEWER_DRIVER):
+        return same_major and not snapshot.contains(CALL_NEEDS_NEWER_DRIVER)
     return same_major and parts(version.version)[0] >= release.min_branch
 
 
@@ -143,7 +143,7 @@ class LoadedLibrary:
     name: str
     path: str
     sort: LibrarySort
-    where: Where
+    where: SourcePlace
     citation: Citation
 
 
@@ -158,7 +158,7 @@ class LoaderFolder:
 
     path: str
     sort: LibrarySort
-    where: Where
+    where: SourcePlace
     citation: Citation
     file: str = ""
     set_in: str = ""
@@ -205,10 +205,10 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     # Of any other text, only lines that name the variable matter.
     every = range(1, len(item.lines) + 1)
-    named = (item.line_number_at(start) for start in item.view(LineIndex).line_starts_of(_VARIABLE))
+    named = (item.line_number_at(start) for start in item.view(LineIndex).line_starts_of(_LOADER_VARIABLE))
     for number in every if echoes or is_conf else named:
         line = item.lines[number - 1]
-        set_in, file = _setting_file(item, line), ""
+        set_in, file = _file_setting_variable(item, line), ""
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
@@ -220,24 +220,24 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
                 yield LoaderFolder(path, sort, item.where, cite(item, number), file, set_in)
 
 
-_GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
+_GREPPED_FILE_PREFIX: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
-def _setting_file(item: EvidenceItem, line: str) -> str:
+def _file_setting_variable(item: EvidenceItem, line: str) -> str:
     """Return the file that sets the variable; empty if unknown, or if it is the loader's own."""
     if item.kind == "file":
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
-    match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
+    match = _GREPPED_FILE_PREFIX.match(line) if item.source.words[:1] == ("grep",) else None
     return match["file"] if match else ""
 
 
 # A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.
-_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
+_LOADER_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
 # ld.so.conf(5): a folder a line.
-_CONF: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
+_LOADER_CONF_FOLDER: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
 # A comment; behind the name of the file, where grep -r writes it.
 _COMMENT: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
-_STANDARD: Final = Pattern(
+_STANDARD_LIBRARY_FOLDER: Final = Pattern(
     r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
     r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
     r"|^/usr/lib64-nvidia/?$"  # Colab's
@@ -247,16 +247,16 @@ _STANDARD: Final = Pattern(
 def _paths_of_variable(line: str) -> Iterator[str]:
     """Yield the absolute paths in LD_LIBRARY_PATH or LD_PRELOAD, where ``line`` sets one of them."""
     if "LD_" in line and not _COMMENT.match(line):
-        for match in _VARIABLE.finditer(line):
+        for match in _LOADER_VARIABLE.finditer(line):
             yield from (path for path in match["value"].split(":") if path.startswith("/"))
 
 
 def _folders_of_conf(line: str) -> Iterator[str]:
     """Yield the folder in a line of the loader's own configuration."""
-    if match := _CONF.match(line):
+    if match := _LOADER_CONF_FOLDER.match(line):
         yield match["folder"]
 
 
 def _is_standard_folder(folder: str) -> bool:
     """Return whether a driver has its libraries in ``folder``, or the loader looks there anyhow."""
-    return bool(_STANDARD.match(folder))
+    return bool(_STANDARD_LIBRARY_FOLDER.match(folder))

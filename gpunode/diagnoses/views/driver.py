@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.conflicts import parts
+from gpunode.catalog.conflicts import version_locked_packages
 from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
@@ -14,7 +14,7 @@ from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
-from gpunode.facts.items import NO_COMMAND, EvidenceItem
+from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS, EvidenceItem
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
@@ -25,12 +25,12 @@ _API_MISMATCH: Final = Pattern(
     rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
     re.IGNORECASE,
 )
-_LOADING: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
+_MODULE_LOAD_MESSAGE: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI_TABLE_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
-_CUDA: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
+_SMI_CUDA_VERSION: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
 _SMI_VERSION: Final = Pattern(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
-_LIBRARY: Final = Pattern(
+_DRIVER_LIBRARY_FILE: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
 # Libraries that are on the node and not those that its programs load.
@@ -45,7 +45,7 @@ _SMI_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
     ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
     ("missing", Pattern(
-        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{NO_COMMAND}|not found)|not found: nvidia-smi"
+        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
         # An engine says it of a container, with the program in quotation marks behind "exec:".
         r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found",
         re.IGNORECASE | re.MULTILINE)),
@@ -80,14 +80,14 @@ def _find_loaded_version(snapshot: Snapshot) -> SeenVersion | None:
     for item in snapshot.items:
         if "NVRM version:" in item.text:
             for number, line in enumerate(item.lines, 1):
-                if "NVRM version:" in line and (driver := _parse_nvrm(line)):
+                if "NVRM version:" in line and (driver := _parse_loaded_driver(line)):
                     return SeenVersion(driver.version, cite(item, number), driver.open_module)
     if (file := snapshot.file("/sys/module/nvidia/version")) and re.fullmatch(VERSION, file.text.strip()):
         return SeenVersion(file.text.strip(), cite(file, 1))
     return _loaded_by_log(snapshot) or _first_version(snapshot, _SMI_VERSION) or smi_version(snapshot)
 
 
-def _parse_nvrm(line: str) -> LoadedDriver | None:
+def _parse_loaded_driver(line: str) -> LoadedDriver | None:
     try:
         return kernels.parse_nvrm_version(line[line.index("NVRM version:") :])
     except ValueError:
@@ -97,8 +97,8 @@ def _parse_nvrm(line: str) -> LoadedDriver | None:
 def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
     if pair := api_mismatch(snapshot):
         return SeenVersion(pair[1], pair[2])
-    for message in reversed(kernel.matching_messages(snapshot, _LOADING)):
-        if match := _LOADING.search(message.text):
+    for message in reversed(kernel.matching_messages(snapshot, _MODULE_LOAD_MESSAGE)):
+        if match := _MODULE_LOAD_MESSAGE.search(message.text):
             return SeenVersion(match["version"], message.citation, "Open" in match["what"])
     return None
 
@@ -138,7 +138,7 @@ def _find_on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
 def library_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in _NODE_KINDS
+        asks = item.where == "host" and item.kind in _NODE_SOURCE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -150,7 +150,7 @@ def library_version(snapshot: Snapshot) -> SeenVersion | None:
     return found[0] if len({one.version for one in found}) == 1 else None
 
 
-_NODE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
+_NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
 
 
 def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
@@ -159,7 +159,7 @@ def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
     for item in snapshot.items_of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
             for number, line in enumerate(item.lines, 1):
-                if (match := _LIBRARY.search(line)) and not _NOT_IN_LOADER_PATH.search(line):
+                if (match := _DRIVER_LIBRARY_FILE.search(line)) and not _NOT_IN_LOADER_PATH.search(line):
                     found.setdefault(match["version"], SeenVersion(match["version"], cite(item, number)))
     return tuple(found.values())
 
@@ -176,13 +176,13 @@ def container_library_version(snapshot: Snapshot) -> SeenVersion | None:
 CONTAINER_KINDS: Final[frozenset[SourceKind]] = frozenset({"container-run", "kubernetes-log", "kubernetes-pod"})
 
 
-_KERNEL_SIDE: Final = (
+_KERNEL_SIDE_PACKAGES: Final = (
     *("nvidia-dkms*", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms"),
     *("nvidia-kernel-source*", "linux-modules-nvidia-*", "linux-objects-nvidia-*", "kmod-nvidia*"),
     *("akmod-nvidia*", "dkms-nvidia*", "nvidia-open-dkms", "nvidia-lts", "nvidia", "nvidia-*-kmp-*"),
     *("nvidia-tesla-*kernel-dkms",),
 )  # fmt: skip
-_USER_SIDE: Final = (
+_USER_SIDE_PACKAGES: Final = (
     *("nvidia-utils*", "nvidia-compute-utils-*", "libnvidia-compute*", "libnvidia-ml1", "libcuda1", "nvidia-smi"),
     *("libnvidia-cfg1*", "libnvidia-gl-*", "libnvidia-common-*", "libnvidia-decode-*", "libnvidia-encode-*"),
     *("nvidia-driver-cuda*", "nvidia-driver-libs*", "nvidia-driver-NVML", "libnvidia-ml", "xorg-x11-drv-nvidia*"),
@@ -197,12 +197,12 @@ _METAPACKAGES: Final = (
 
 def kernel_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the installed packages that bring the kernel module, or its source."""
-    return _installed_matching(snapshot, _KERNEL_SIDE)
+    return _installed_matching(snapshot, _KERNEL_SIDE_PACKAGES)
 
 
 def user_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the installed packages that bring libraries and programs."""
-    return _installed_matching(snapshot, _USER_SIDE)
+    return _installed_matching(snapshot, _USER_SIDE_PACKAGES)
 
 
 def metapackages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
@@ -214,7 +214,7 @@ def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the driver's packages, kernel and user side, in whatever state."""
     return tuple(
         one
-        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_METAPACKAGES)
+        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE_PACKAGES, *_USER_SIDE_PACKAGES, *_METAPACKAGES)
         if re.match(VERSION, one.upstream) and one.state != "c"
     )
 
@@ -235,7 +235,7 @@ def _find_stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
         PackageId.of(name): one for name, one in snapshot.view(packages.listed_packages).items() if one.is_installed
     }
     states = {package: PackageState(one.version) for package, one in there.items()}
-    found = parts(states, int(node.version.partition(".")[0]))
+    found = version_locked_packages(states, int(node.version.partition(".")[0]))
     if node.version not in found.values():
         return ()  # they were listed at another time, or another driver is there beside them
     strays = (package for package, own in found.items() if own != node.version and package.name.startswith("lib"))
@@ -279,13 +279,13 @@ def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     asked = any(word.startswith("--query-") for word in item.source.words)
-    if asked and item.outcome == "ok" and (match := _ROW.search(item.text)):
+    if asked and item.outcome == "ok" and (match := _SMI_QUERY_ROW.search(item.text)):
         return "works", cite(item, item.line_number_at(match.start()))
     return None
 
 
 # A row of a query: whatever was asked, a number, a name or a switch stands in it.
-_ROW: Final = Pattern(
+_SMI_QUERY_ROW: Final = Pattern(
     r"^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$", re.MULTILINE
 )
 
@@ -294,17 +294,17 @@ def smi_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the driver's version in nvidia-smi's table or query."""
     for item in snapshot.items_of("nvidia-smi"):
         asked = "driver_version" in item.written and item.where == "host"
-        if asked and (match := _CELL.search(item.text)):
+        if asked and (match := _VERSION_CELL.search(item.text)):
             return SeenVersion(match["version"], cite(item, item.line_number_at(match.start("version"))))
     return _first_version(snapshot, _SMI_TABLE_VERSION)
 
 
-_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
+_VERSION_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the CUDA version that the driver supports, as nvidia-smi shows it."""
-    return _first_version(snapshot, _CUDA)
+    return _first_version(snapshot, _SMI_CUDA_VERSION)
 
 
 def _first_version(snapshot: Snapshot, pattern: Pattern) -> SeenVersion | None:
@@ -331,17 +331,21 @@ def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return what shows that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples and validators."""
     kinds = {*CONTAINER_KINDS, "kubernetes"}
     items = (item for item in snapshot.items if item.was_answered and (item.where == "container" or item.kind in kinds))
-    found = ((item, _SUCCEEDS.search(item.text)) for item in items if not _FAILS.search(item.text))
+    found = (
+        (item, _CONTAINER_SUCCESS_LINE.search(item.text))
+        for item in items
+        if not _CONTAINER_FAILURE_LINE.search(item.text)
+    )
     return tuple(cite(item, item.line_number_at(match.start())) for item, match in found if match)
 
 
-_SUCCEEDS: Final = Pattern(
+_CONTAINER_SUCCESS_LINE: Final = Pattern(
     r"\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
     r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)",
     re.MULTILINE,
 )
 # Of several nodes one may be well.
-_FAILS: Final = Pattern(
+_CONTAINER_FAILURE_LINE: Final = Pattern(
     r"\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
     r"|ContainerCreating)\b|ERR!",
     re.IGNORECASE,
@@ -350,11 +354,11 @@ _FAILS: Final = Pattern(
 
 def unanswered_queries(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return driver queries that timed out, unless a later one was answered."""
-    found = (item for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKS_DRIVER)
+    found = (item for item in snapshot.items if item.outcome == "timeout" and item.kind in _DRIVER_QUERY_KINDS)
     return () if snapshot.view(nvml_inventory) is not None else tuple(cite(item) for item in found)
 
 
-_ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
+_DRIVER_QUERY_KINDS: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.

@@ -27,7 +27,7 @@ _MANAGER_WORDS: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
 _SEARCH_COMMAND: Final = Pattern(r"\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric", re.IGNORECASE)
 _NOTHING_FOUND: Final = Pattern(r"^\s*$|no packages found|is not installed", re.IGNORECASE)
 # What systemd, its log and old tools say; the words alone only where the unit was asked about.
-_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
+_STATE_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
     ("failed", Pattern(
         r"Job for nvidia-fabricmanager\.service failed|Failed to start (?:NVIDIA fabric manager|nvidia-fabricmanager)"
@@ -47,7 +47,7 @@ _STATE_BY_WORD: Final[dict[str, UnitState]] = {
     "masked": "masked", "failed": "failed", "activating": "failed", "not-found": "missing", "inactive": "inactive",
     "deactivating": "inactive", "active": "active",
 }  # fmt: skip
-_GRAVEST_FIRST: Final[tuple[UnitState, ...]] = ("masked", "failed", "missing", "inactive", "active")
+_STATES_GRAVEST_FIRST: Final[tuple[UnitState, ...]] = ("masked", "failed", "missing", "inactive", "active")
 _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-drivers-fabricmanager*", "nvlink5*")
 
 
@@ -69,7 +69,9 @@ def version_mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
     if found := snapshot.matching_lines(_MISMATCH):
         return found
     program, loaded = manager_version(snapshot), driver.loaded_version(snapshot) or driver.smi_version(snapshot)
-    of_driver = [(one.upstream, one.citation) for one in driver.metapackages(snapshot) if _is_driver_version(one)][:1]
+    of_driver = [
+        (one.upstream, one.citation) for one in driver.metapackages(snapshot) if _is_versioned_like_driver(one)
+    ][:1]
     of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
     if program is None or not of_driver or of_driver[0][0] == program[0]:
         return ()
@@ -85,7 +87,9 @@ def manager_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     if match := snapshot.match(_MANAGER_VERSION):
         return match["version"], snapshot.matching_lines(_MANAGER_VERSION)[0]
     found = (
-        one for one in packages.matching_packages(snapshot, *_PACKAGES) if one.is_installed and _is_driver_version(one)
+        one
+        for one in packages.matching_packages(snapshot, *_PACKAGES)
+        if one.is_installed and _is_versioned_like_driver(one)
     )
     return next(((one.upstream, one.citation) for one in found), None)
 
@@ -96,7 +100,7 @@ def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     return (match["version"], snapshot.matching_lines(_IMEX_VERSION)[0]) if match else None
 
 
-def _is_driver_version(package: packages.Package) -> bool:
+def _is_versioned_like_driver(package: packages.Package) -> bool:
     return bool(re.match(driver.VERSION, package.upstream)) and "dev" not in package.name
 
 
@@ -115,7 +119,7 @@ def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
             return "failed", (system.failed_unit_line(snapshot, UNIT),)
         return "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
     found = [one for item in snapshot.items if item.where == "host" for one in _unit_states(item)]
-    state: UnitState = min((state for state, _ in found), key=_GRAVEST_FIRST.index) if found else ""
+    state: UnitState = min((state for state, _ in found), key=_STATES_GRAVEST_FIRST.index) if found else ""
     lines = tuple(citation for one, citation in found if one == state)
     # systemctl is-active calls a unit that does not exist inactive too.
     absent = tuple(_failed_searches(snapshot)) if state in {"", "inactive"} else ()
@@ -129,7 +133,7 @@ def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _unit_states(item: EvidenceItem) -> Iterator[tuple[UnitState, Citation]]:
-    for state, pattern in _MESSAGES:
+    for state, pattern in _STATE_MESSAGES:
         if match := pattern.search(item.text):
             yield state, cite(item, item.line_number_at(match.start()))
     is_about = item.subject == UNIT or _MANAGER_WORDS.search(item.written)
@@ -154,7 +158,7 @@ def is_manager_needed(snapshot: Snapshot) -> bool | None:
     )
 
 
-_LINE: Final = Pattern(
+_NVLINK_LINE: Final = Pattern(
     r"^[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
     r"|Link (?P<link>\d{1,2}): *(?:<?inactive>?|(?P<rate>[\d.]+ GB/s))|(?P<row>[UDX_](?: [UDX_]){2,})\s*$"
     r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))",
@@ -206,7 +210,7 @@ def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
 def _parse_nvlinks(item: EvidenceItem) -> Iterator[GpuNvlinks]:
     index: int | None = None
     rates, place, is_none = dict[int, str](), 0, False
-    found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _LINE.match(line)))
+    found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _NVLINK_LINE.match(line)))
     for number, match in (*found, (0, None)):
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or is_none:

@@ -25,19 +25,19 @@ FaultSource: TypeAlias = Literal["xid", "sxid"]
 _EPISODE_GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_LIMITS: Final = (9e8, 1e9)
+_CLOCK_KIND_LIMITS: Final = (9e8, 1e9)
 PROGRAM_WEIGHT: Final = 2
 """The weight of what ends one program's work."""
 _ABOUT_FAULTS: Final = Pattern("Xid|off the bus")
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
-_FOLLOW_UP_CODES: Final = frozenset({43, 45, 143, 154, 174})
+_FOLLOW_UP_XIDS: Final = frozenset({43, 45, 143, 154, 174})
 # Hardly worth a word of their own beside another error.
 _MILD_CODES: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
-_SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
+_SEVERE_XID_KINDS: Final[frozenset[XidKind]] = frozenset(
     {"bus", "memory", "firmware", "link", "board", "security", "virtual"}
 )
 # Programs cannot do this to a GPU, whichever line came first.
-_HARDWARE_KINDS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
+_HARDWARE_XID_KINDS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
 # A command stream broke, by what they do not say; the error that comes with them does.
 _VAGUE_CODES: Final = frozenset({8, 11, 25, 32, 80})
 
@@ -72,7 +72,7 @@ class Fault:
     @property
     def is_follow_up(self) -> bool:
         """True if it reports the consequence of an earlier error, never its beginning."""
-        return self.source == "xid" and (self.code in _FOLLOW_UP_CODES or bool(self.xid and self.xid.caused_by))
+        return self.source == "xid" and (self.code in _FOLLOW_UP_XIDS or bool(self.xid and self.xid.caused_by))
 
     @property
     def weight(self) -> int:
@@ -84,16 +84,16 @@ class Fault:
         if self.code in _MILD_CODES:
             return 1
         # 94 was contained.
-        if self.code == 94 or (self.code in xids.NVLINK5 and not self.is_fatal):
+        if self.code == 94 or (self.code in xids.NVLINK5_XIDS and not self.is_fatal):
             return PROGRAM_WEIGHT
-        return 3 if self.kind in _SEVERE_KINDS or self.code in {46, 158} else PROGRAM_WEIGHT
+        return 3 if self.kind in _SEVERE_XID_KINDS or self.code in {46, 158} else PROGRAM_WEIGHT
 
     @property
     def is_fatal(self) -> bool:
         """True if an NVLink 5 error or an SXid calls itself fatal; other errors count as fatal."""
         if self.sxid is not None:
             return bool(self.sxid.fatal)
-        body = xid.parse_link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5 else None
+        body = xid.parse_link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5_XIDS else None
         return body is None or body.fatal
 
 
@@ -253,7 +253,7 @@ def clock_kind(fault: Fault) -> int:
 
 
 def _clock_kind_of(at: float) -> int:
-    return sum(at > first for first in _CLOCK_LIMITS)
+    return sum(at > first for first in _CLOCK_KIND_LIMITS)
 
 
 def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:
@@ -276,7 +276,7 @@ def _root_fault(episode: list[Fault]) -> Fault:
     """Return the first fault that is not an echo, or the first serious one that programs cannot cause."""
     candidates = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
     grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > PROGRAM_WEIGHT]
-    if any(fault.kind in _HARDWARE_KINDS for fault in grave) and candidates[0].kind in {"application", "engine"}:
+    if any(fault.kind in _HARDWARE_XID_KINDS for fault in grave) and candidates[0].kind in {"application", "engine"}:
         return grave[0]
     plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE_CODES]
     return plain[0] if plain and candidates[0].code in _VAGUE_CODES else candidates[0]
@@ -305,7 +305,7 @@ def first_bus_falls(snapshot: Snapshot) -> dict[str, int]:
     """Return the line of each log at which a GPU is first said to have fallen off the bus."""
     found: dict[str, int] = {}
     for fault in snapshot.view(fault_timeline):
-        if fault.code == xid.FALLEN_OFF_THE_BUS:
+        if fault.code == xid.FALLEN_OFF_THE_BUS_XID:
             found.setdefault(fault.citation.key, fault.citation.line_number or 0)
     return found
 

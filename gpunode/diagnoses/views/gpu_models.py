@@ -15,16 +15,16 @@ from gpunode.diagnoses.views import boards, kernel, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
-_BY_ID: Final = Pattern(
+_GPU_LINE_WITH_PCI_ID: Final = Pattern(
     r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
 )
-_BY_NAME: Final = Pattern(
+_GPU_LINE_WITH_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
 # What udev, and ubuntu-drivers, call a display of NVIDIA's.
-_BY_ALIAS: Final = Pattern(r"pci:v000010DEd0000(?P<device>[0-9A-F]{4})sv\w{8}sd\w{8}bc03")
+_GPU_MODALIAS: Final = Pattern(r"pci:v000010DEd0000(?P<device>[0-9A-F]{4})sv\w{8}sd\w{8}bc03")
 # "GP108 [GeForce GT 1030]", as pci.ids writes it.
-_CHIP: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
+_CHIP_AND_MODEL_NAME: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +80,27 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
     for gpu in snapshot.view(pci.pci_gpus):
         if gpu.address not in shares and (model := gpu.model or model_by_lspci_name(gpu.name)):
             yield GpuCard(model, gpu.address, gpu.citation)
-    for message in kernel.matching_messages(snapshot, _BY_ID):
-        for match in _BY_ID.finditer(message.text):
+    for message in kernel.matching_messages(snapshot, _GPU_LINE_WITH_PCI_ID):
+        for match in _GPU_LINE_WITH_PCI_ID.finditer(message.text):
             yield GpuCard(
                 catalog.lookup(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
             )
     listed = bool(snapshot.view(pci.pci_gpus))
     for item in snapshot.items_of("text", "listing") if not listed else ():
-        for match in find_all(item, _BY_ALIAS):
+        for match in find_all(item, _GPU_MODALIAS):
             yield GpuCard(catalog.lookup(match["device"].lower()), "", cite(item, item.line_number_at(match.start())))
-    for message in () if listed else kernel.matching_messages(snapshot, _BY_NAME):
-        name = _BY_NAME.search(message.text)
+    for message in () if listed else kernel.matching_messages(snapshot, _GPU_LINE_WITH_NAME):
+        name = _GPU_LINE_WITH_NAME.search(message.text)
         if name is not None and (model := catalog.find_by_name(name["name"])):
             yield GpuCard(model, "", message.citation)
 
 
 def model_by_lspci_name(text: str) -> GpuModel | None:
     """Return the GPU that lspci names without its number: by its name where the catalog has it, else by its chip."""
-    if (match := _CHIP.search(text)) is None:
+    if (match := _CHIP_AND_MODEL_NAME.search(text)) is None:
         return None
     names = [part.strip() for part in match["name"].split(" / ")]
-    by_chip = catalog.by_chip(match["chip"], names[0])
+    by_chip = catalog.model_of_chip(match["chip"], names[0])
     by_name = (model for name in names for model in catalog.find_all_by_name(name))
     # Of one name there were GPUs of two generations.
     return next((one for one in by_name if by_chip is None or one.last_branch == by_chip.last_branch), by_chip)

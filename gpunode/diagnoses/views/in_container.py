@@ -12,7 +12,7 @@ from gpunode.diagnoses.views import system
 from gpunode.facts.model import Known
 
 # What an engine leaves in the container's root.
-_MARKS: Final = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_MARK_FILES: Final = ("/.dockerenv", "/run/.containerenv")
 _ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 
@@ -26,7 +26,9 @@ def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items:
         if item.where != "host" or item.outcome != "ok" or not item.text.strip():
             continue  # a probe that looked for it and found nothing is no mark
-        is_mark = item.subject in _MARKS or any(path in item.source.words for path in _MARKS)
+        is_mark = item.subject in _CONTAINER_MARK_FILES or any(
+            path in item.source.words for path in _CONTAINER_MARK_FILES
+        )
         is_named = item.kind == "virtualization" and item.text.strip() in _ENGINES
         if is_named or (is_mark and item.kind in {"listing", "file"}):
             yield cite(item, 1)
@@ -40,7 +42,7 @@ _NESTED_CLUSTER: Final = (
     r"|(?:^|[\s/=\"'])(?:minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
     r"|^(?:Name:\s+)?(?:minikube(?:-m\d+)?|(?:desktop|kind[\w-]*)-(?:control-plane|worker)\d*)(?:\s+\S*Ready\b|\s*$)"
 )
-_NOT_NESTED: Final = (
+_NOT_NESTED_OPTION: Final = (
     r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b|\bminikube\s+start\b.{0,200}--gpus?[= ]\S"
 )
 
@@ -49,5 +51,5 @@ def _any_mention(pattern: str) -> Sign:
     return any_of(command_run(pattern), any_line(pattern))
 
 
-NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER), _any_mention(_NOT_NESTED))
+NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER), _any_mention(_NOT_NESTED_OPTION))
 """That the cluster's node is a container on this host, and nothing was done to give it the GPUs."""

@@ -24,7 +24,7 @@ _StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
 # ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
 # Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _KERNEL_PREFIX: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
-_STAMPS: Final = (
+_TIMESTAMP_PATTERNS: Final = (
     Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_KERNEL_PREFIX})?"),
     Pattern(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
     Pattern(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_KERNEL_PREFIX})?"),
@@ -39,11 +39,11 @@ _STAMPS: Final = (
     Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 _BOOT_STAMP: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
-_ZONE: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
-_ESCAPED: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
+_TIME_ZONE_SUFFIX: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
+_ESCAPED_LINE_BREAK: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
 _NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
-_QUOTED: Final = Pattern(r"^(?:>\s?)+")
+_MAIL_QUOTE_PREFIX: Final = Pattern(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _NEW_MESSAGE: Final = Pattern(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
@@ -207,10 +207,10 @@ class _KernelLog:
 
     def _messages_around(self, numbers: Iterable[int]) -> Iterator[Message]:
         """Yield the messages of the blocks in which these lines are."""
-        for first in sorted({self._start_of_block(place) for place in map(self._place_of, numbers) if place >= 0}):
+        for first in sorted({self._start_of_block(place) for place in map(self._index_of_line, numbers) if place >= 0}):
             yield from self._block(first)
 
-    def _place_of(self, number: int) -> int:
+    def _index_of_line(self, number: int) -> int:
         """Return the place of the line among the kernel's; -1 if it is none of them."""
         place = bisect_left(self._numbers, number)
         return place if place < len(self._numbers) and self._numbers[place] == number else -1
@@ -245,7 +245,7 @@ class _KernelLog:
             text, at, form = _split_stamp(self._item.lines[number - 1])
             is_nvrm = bool(_NVRM.match(text))
             # rsyslog writes the line feeds within a message as #012.
-            body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if is_nvrm else text
+            body = _ESCAPED_LINE_BREAK.sub(" ", _NVRM.sub("", text)) if is_nvrm else text
             may_continue = is_nvrm or (at is None and body[:1].isspace())
             self._lines[number] = _Line(number, body, at, form, is_nvrm, may_continue)
         return self._lines[number]
@@ -329,9 +329,9 @@ def _is_continuation(last: Message, line: _Line) -> bool:
 
 def _split_stamp(line: str) -> tuple[str, float | None, _StampForm]:
     """Return the message without its stamp, the stamp's time, and of which form it is."""
-    line = _QUOTED.sub("", line) if line.startswith(">") else line
+    line = _MAIL_QUOTE_PREFIX.sub("", line) if line.startswith(">") else line
     line = strip_grep_prefix(line)
-    for stamp in _STAMPS:
+    for stamp in _TIMESTAMP_PATTERNS:
         if match := stamp.match(line):
             rest = line[match.end() :]
             if (inner := _BOOT_STAMP.match(rest)) and "boot" not in match.groupdict():
@@ -345,7 +345,7 @@ def _stamp_form(match: re.Match[str]) -> _StampForm:
     if found.get("boot") or found.get("micros"):
         return "boot"
     if zoned := found.get("iso") or found.get("talos"):
-        return "zoned" if _ZONE.search(zoned) else "local"
+        return "zoned" if _TIME_ZONE_SUFFIX.search(zoned) else "local"
     return "yearless" if found.get("syslog") else "local"
 
 

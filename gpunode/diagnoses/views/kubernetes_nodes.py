@@ -23,7 +23,7 @@ _AMOUNT: Final = Pattern(
 )
 _HEADING: Final = Pattern(r"^(?P<indent>\s*)[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
 _OFFER_SECTIONS: Final = frozenset({"capacity", "allocatable"})
-_SECTIONS: Final = _OFFER_SECTIONS | {
+_KNOWN_SECTIONS: Final = _OFFER_SECTIONS | {
     "allocated resources",
     "limits",
     "requests",
@@ -34,7 +34,7 @@ _SECTIONS: Final = _OFFER_SECTIONS | {
 _OTHER_RESOURCE: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
 _NODE_WORDS: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
 _OBJECT_START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
-_NAME: Final = Pattern(r"^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)", re.MULTILINE)
+_NODE_NAME: Final = Pattern(r"^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)", re.MULTILINE)
 _NAME_IN_COMMAND: Final = Pattern(r"\b(?:nodes?|no)[ /](?!yaml|json)(?P<name>[a-z0-9][a-z0-9.-]*)(?=\s|$)")
 _NODE_FIELDS: Final = Pattern(
     r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
@@ -48,8 +48,8 @@ _POD_FIELDS: Final = Pattern(
     re.MULTILINE,
 )
 # One field of a node (``-o jsonpath``, ``jq``).
-_FIELD: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
-_KINDS_WITHOUT_NODES: Final = frozenset(
+_RESOURCE_FIELD_PATH: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
+_SOURCE_KINDS_WITHOUT_NODES: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
 )
 
@@ -99,7 +99,7 @@ class _NodePart:
 
     @property
     def name(self) -> str:
-        match = _NAME.search("\n".join(self.lines)) or _NAME_IN_COMMAND.search(" ".join(self.item.source.words))
+        match = _NODE_NAME.search("\n".join(self.lines)) or _NAME_IN_COMMAND.search(" ".join(self.item.source.words))
         return match["name"] if match else ""
 
 
@@ -115,7 +115,7 @@ def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
 
 
 def _may_show_nodes(item: EvidenceItem) -> bool:
-    if item.kind in _KINDS_WITHOUT_NODES or not item.was_answered or "columns" in item.written:
+    if item.kind in _SOURCE_KINDS_WITHOUT_NODES or not item.was_answered or "columns" in item.written:
         return False
     return item.kind.startswith("kubernetes") or bool(_NODE_WORDS.search(item.written)) or "nvidia.com/" in item.text
 
@@ -142,7 +142,7 @@ def _add_part(part: _NodePart, node: KubeNode) -> None:
     for number, line in enumerate(part.lines, part.first):
         heading = _HEADING.match(line)
         key = heading["key"].strip().lower() if heading else next(iter(line.split()), "")
-        if heading and key in _SECTIONS:
+        if heading and key in _KNOWN_SECTIONS:
             section = key
         elif heading and not heading["indent"] and "/" not in key and not _OTHER_RESOURCE.match(key):
             section = ""
@@ -167,12 +167,12 @@ def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citat
 
 def _add_printed_field(item: EvidenceItem, node: KubeNode) -> None:
     """Add the only field that the command printed, or zero if its grep would have shown a resource."""
-    source, match = item.source, _FIELD.search(item.written)
+    source, match = item.source, _RESOURCE_FIELD_PATH.search(item.written)
     if match and ((count := parse_int(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
         node.shown.add(match["section"])
         offers = node.capacity if match["section"] == "capacity" else node.allocatable
         offers.setdefault("nvidia.com/gpu", Amount(count or 0, node.citation))
-    elif source.only and not source.is_part and source.may_contain("  nvidia.com/gpu:  1"):
+    elif source.only and not source.is_part and source.lets_through("  nvidia.com/gpu:  1"):
         node.shown.add("capacity")
 
 

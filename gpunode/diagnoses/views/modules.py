@@ -14,21 +14,21 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
-_DKMS: Final = Pattern(
+_LSMOD_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_MODINFO_FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
+_DKMS_STATUS_ROW: Final = Pattern(
     r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)",
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
 _MAIN_MODULE: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
-_KO: Final = Pattern(
+_MODULE_FILE_PATH: Final = Pattern(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = Pattern(rf"(?:^|\s|/)({_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
-_DRIVER: Final = Pattern(_MAIN_MODULE)
-_FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
+_MODULE_FILE_NAME: Final = Pattern(rf"(?:^|\s|/)({_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
+_DRIVER_MODULE_NAME: Final = Pattern(_MAIN_MODULE)
+_KERNEL_MODULES_FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
     r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
@@ -36,7 +36,7 @@ _NOT_FOUND: Final = Pattern(
     r"module not found: '?nvidia\b"
 )
 _MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN_MODULE}'? not found")
-_PREBUILT: Final = Pattern(
+_PREBUILT_MODULE_PACKAGE: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
 )
@@ -59,10 +59,10 @@ class DkmsRow:
     @property
     def is_driver(self) -> bool:
         """True if it is NVIDIA's driver, under whatever name, and not nvidia-fs or another module beside it."""
-        return _DRIVER.fullmatch(self.module) is not None
+        return _DRIVER_MODULE_NAME.fullmatch(self.module) is not None
 
 
-RUNNING: Final = "(running)"
+RUNNING_KERNEL_PLACEHOLDER: Final = "(running)"
 """Stands for the running kernel where nothing names that."""
 
 
@@ -71,7 +71,8 @@ class InstalledModule:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
-        kernel: ``RUNNING`` where a folder was named by the shell, and nothing tells what that made of it.
+        kernel: ``RUNNING_KERNEL_PLACEHOLDER`` where a folder was named by the shell, and nothing tells what that made
+            of it.
         place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
         version: empty where nothing beside it tells.
     """
@@ -101,7 +102,7 @@ class Modinfo:
     @property
     def is_driver(self) -> bool:
         """True if it is the driver's main module."""
-        return _DRIVER.fullmatch(self.module) is not None
+        return _DRIVER_MODULE_NAME.fullmatch(self.module) is not None
 
     @property
     def is_open(self) -> bool | None:
@@ -132,12 +133,12 @@ def _would_show(item: EvidenceItem, name: str) -> bool:
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
-    return not item.source.is_part and item.source.may_contain(name)
+    return not item.source.is_part and item.source.lets_through(name)
 
 
 def _module_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[EvidenceItem, ...]]:
     tables = tuple(item for item in snapshot.items_of("lsmod") if item.where == "host")
-    names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
+    names = {match["name"] for item in tables for line in item.lines if (match := _LSMOD_ROW.match(line))}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
     return frozenset(names) | known, tables
 
@@ -147,7 +148,7 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
     tables = snapshot.items_of("lsmod")
     for item in tables:
         for number, line in enumerate(item.lines, 1):
-            if (match := _ROW.match(line)) and match["name"] == name:
+            if (match := _LSMOD_ROW.match(line)) and match["name"] == name:
                 return (cite(item, number),)
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
@@ -170,7 +171,7 @@ def dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
 def _parse_dkms_status(snapshot: Snapshot) -> Iterator[DkmsRow]:
     for item in snapshot.items_of("dkms-status", "dkms-output", "text"):
         for number, line in enumerate(item.lines, 1):
-            if match := _DKMS.match(line):
+            if match := _DKMS_STATUS_ROW.match(line):
                 kernel = match["kernel"] or ""
                 yield DkmsRow(match["module"], match["version"], kernel, match["state"], cite(item, number))
 
@@ -185,7 +186,7 @@ def modinfo_answers(snapshot: Snapshot) -> tuple[Modinfo, ...]:
 def _parse_modinfo(item: EvidenceItem) -> Modinfo:
     words = item.source.words
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
-    fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
+    fields = {name.lower(): value.strip() for name, value in reversed(_MODINFO_FIELD.findall(item.text))}
     if asked and asked not in fields:
         fields[asked] = next((line.strip() for line in item.lines if line.strip()), "")
     return Modinfo(
@@ -235,20 +236,22 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
 def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     """Yield the kernels that an installed package names, whose module it brings."""
     for package in packages.matching_packages(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
-        if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
+        if package.is_installed and (match := _PREBUILT_MODULE_PACKAGE.fullmatch(package.name)):
             yield InstalledModule(
                 match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation
             )
 
 
 def _listed_files(item: EvidenceItem, running: str) -> Iterator[InstalledModule]:
-    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
+    folder = _KERNEL_MODULES_FOLDER.search(
+        item.subject.replace("$(uname -r)", running or RUNNING_KERNEL_PLACEHOLDER).rstrip("/*")
+    )
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
-        if match := _KO.search(line):
+        if match := _MODULE_FILE_PATH.search(line):
             yield InstalledModule(match["kernel"], match["place"].strip("/"), "", cite(item, number))
-        elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
+        elif folder and folder["kernel"] and item.kind == "listing" and (bare := _MODULE_FILE_NAME.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
             yield InstalledModule(folder["kernel"], place, "", cite(item, number))
@@ -304,10 +307,14 @@ _INITRAMFS_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<rele
 def running_initramfs_listings(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the listings of the running kernel's image, without those of other kernels."""
     running = system.running_kernel(snapshot)
-    return tuple(item for item in snapshot.items_of("initramfs") if not running or _release_of(item) in {"", running})
+    return tuple(
+        item
+        for item in snapshot.items_of("initramfs")
+        if not running or _kernel_release_of_initramfs(item) in {"", running}
+    )
 
 
-def _release_of(item: EvidenceItem) -> str:
+def _kernel_release_of_initramfs(item: EvidenceItem) -> str:
     match = _INITRAMFS_RELEASE.search(item.subject)
     return match["release"] if match else ""
 

@@ -17,35 +17,35 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 
-_DPKG: Final = Pattern(
+_DPKG_ROW: Final = Pattern(
     r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"
     r"(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>\S+)"
 )
-_APT_LIST: Final = Pattern(
+_APT_LIST_ROW: Final = Pattern(
     r"^(?P<name>[a-z0-9][\w.+-]+)/\S+\s+(?P<version>\S+)\s+\w+\s+\[(?P<marks>[^\]]*installed[^\]]*)\]"
 )
-_RPM: Final = Pattern(
+_RPM_ROW: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|aarch64|noarch|i686))?"
     # rpm --last puts a date behind each.
     r"(?:\s+\w{3} (?:\d{1,2} \w{3}|\w{3} +\d{1,2}) [^\n]{4,40})?$"
 )
 # dnf list installed, yum list: "nvidia-driver.x86_64   3:550.54.15-1.el9   @cuda-rhel9-x86_64".
-_DNF_LIST: Final = Pattern(
+_DNF_LIST_ROW: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)\.(?:x86_64|aarch64|noarch|i686)\s+"
     r"(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+)\s+@?(?P<origin>\S+)\s*$"
 )
 # dpkg-query -W, pacman -Q, dpkg -s.
-_NAME_AND_VERSION: Final = Pattern(
+_NAME_AND_VERSION_ROW: Final = Pattern(
     r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$"
 )
-_NO_PACKAGE: Final = Pattern(
+_PACKAGE_NOT_FOUND: Final = Pattern(
     r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
 )
 # dpkg(1): what of a package in each state is there to be used.
-_INSTALLED: Final = frozenset("iWt")
-_HALF_DONE: Final = frozenset("UFH")
+_INSTALLED_STATES: Final = frozenset("iWt")
+_HALF_DONE_STATES: Final = frozenset("UFH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Package:
     @property
     def is_installed(self) -> bool:
         """True if it is there and configured."""
-        return self.state in _INSTALLED
+        return self.state in _INSTALLED_STATES
 
     @property
     def is_half_done(self) -> bool:
         """True if dpkg unpacked it, began to, or began to configure it, and got no further."""
-        return self.state in _HALF_DONE
+        return self.state in _HALF_DONE_STATES
 
     @property
     def is_broken(self) -> bool:
@@ -112,12 +112,12 @@ def held_packages(snapshot: Snapshot) -> Mapping[str, Citation]:
     for item in (*listings, *snapshot.files("*/versionlock.list")):
         for number, line in enumerate(item.lines, 1):
             # dnf 4 and yum write a lock that keeps packages away with "!".
-            if match := _HELD.match(line.strip().lstrip("!")):
+            if match := _HELD_PACKAGE_NAME.match(line.strip().lstrip("!")):
                 found[match["name"]] = cite(item, number)
     return found
 
 
-_HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
+_HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
 def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
@@ -143,10 +143,10 @@ def is_installed(snapshot: Snapshot, name: str) -> bool | None:
 
 def _shows_absence(item: EvidenceItem, name: str) -> bool:
     """Return whether it says that there is no such package, or would have listed it."""
-    if any(name in match.groups() for match in _NO_PACKAGE.finditer(item.text)):
+    if any(name in match.groups() for match in _PACKAGE_NOT_FOUND.finditer(item.text)):
         return True
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
-    return bool(filtered) and item.source.may_contain(name)
+    return bool(filtered) and item.source.lets_through(name)
 
 
 def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
@@ -162,11 +162,11 @@ def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
             yield from _parse_rows(item)
 
 
-_STATUS: Final = Pattern(
+_UNFINISHED_STATUS_LINE: Final = Pattern(
     r"^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$", re.MULTILINE
 )
-_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
-_FIELD: Final = Pattern(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
+_DPKG_STATE_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
+_NAME_OR_VERSION_FIELD: Final = Pattern(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
 
 
 def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
@@ -174,14 +174,14 @@ def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
     status = snapshot.file("/var/lib/dpkg/status")
     if status is None:
         return
-    for match in find_all(status, _STATUS):
+    for match in find_all(status, _UNFINISHED_STATUS_LINE):
         start = status.text.rfind("\n\n", 0, match.start())
         end = status.text.find("\n\n", match.end())
         stanza = status.text[max(start, 0) : end if end > 0 else None]
-        fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
+        fields = {one["name"]: one["value"] for one in _NAME_OR_VERSION_FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
         place = cite_fact(status.written, f"{name}: {match[0]}", status.key)
-        yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
+        yield Package(name, version, _DPKG_STATE_LETTERS[match["state"]], match["want"], place)
 
 
 _DRIVERS_ROW: Final = Pattern(
@@ -201,43 +201,47 @@ def _parse_rows(item: EvidenceItem) -> Iterator[Package]:
     by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)
     by_query = listing and any(word in item.written for word in ("dpkg-query", "pacman", " -W", "awk"))
     for number, line in enumerate(item.lines, 1):
-        if match := _DPKG.match(line):
+        if match := _DPKG_ROW.match(line):
             yield Package(match["name"], match["version"], match["state"], match["want"], cite(item, number))
-        elif match := _APT_LIST.match(line):
+        elif match := _APT_LIST_ROW.match(line):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))
-        elif match := _DNF_LIST.match(line):
+        elif match := _DNF_LIST_ROW.match(line):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number), match["origin"])
-        elif match := (_RPM.match(line.strip()) if by_rpm else _NAME_AND_VERSION.match(line) if by_query else None):
+        elif match := (
+            _RPM_ROW.match(line.strip()) if by_rpm else _NAME_AND_VERSION_ROW.match(line) if by_query else None
+        ):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))
 
 
 # Of a long log the newest part: what broke a driver is seldom older.
 _MAX_LOG_LENGTH: Final = 1 << 21
-_STAMP: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
-_COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
-_CHANGES: Final = Pattern(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
-_ENTRY: Final = Pattern(r"(?<![\w.+-])(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
-_DPKG_LOG: Final = Pattern(
+_APT_START_DATE: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
+_LOGGED_COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
+_APT_CHANGES_LINE: Final = Pattern(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
+_APT_CHANGED_PACKAGE: Final = Pattern(
+    r"(?<![\w.+-])(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)"
+)
+_DPKG_LOG_LINE: Final = Pattern(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
     r"(?P<old>\S+) (?P<new>\S+)$"
 )
 _UNPACKING_LINE: Final = Pattern(
     r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)(?: over \((?P<old>[^)\s]+)\))?"
 )
-_UNATTENDED: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
-_PACMAN: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
+_UNATTENDED_UPGRADE_LINE: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
+_PACMAN_LOG_LINE: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
 # «Upgraded» and, in yum's history, «Updated» name what was replaced.
-_RPM_LOG: Final = Pattern(
+_RPM_LOG_LINE: Final = Pattern(
     r"(?:SUBDEBUG |\s|^)(?:Upgrade:?|Updated:|Update|Install(?:ed)?:?)\s+"
     r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
 )
-_ZYPP: Final = Pattern(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
-_AUTOMATIC: Final = Pattern(
+_ZYPP_LOG_LINE: Final = Pattern(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
+_AUTOMATIC_UPGRADE: Final = Pattern(
     r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron"
     r"|packagekit role='update-packages'|transactional-update|apt-daily"
 )
-_RPM_DRIVER: Final = Pattern(
+_RPM_DRIVER_PACKAGE: Final = Pattern(
     r"^(?:(?:a?kmod|dkms)-nvidia|nvidia-(?:driver|kmod|open|persistenced|modprobe|libXNVCtrl|utils|compute|gl|lts|dkms)"
     r"|xorg-x11-drv-nvidia|x11-video-nvidia|libnvidia-(?:ml|cfg|fbc)|nvidia$|lib32-nvidia-utils)"
 )
@@ -270,48 +274,50 @@ class Upgrade:
 def logged_driver_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     """Return the changes of driver packages in the order of the evidence, the oldest first in each log."""
     # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
-    logs = sorted(snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_age)
+    logs = sorted(
+        snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_rotation_number
+    )
     return tuple(one for item in logs if "nvidia" in item.text for one in _parse_log(item))
 
 
 _ROTATED_LOG: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
 
 
-def _log_age(item: EvidenceItem) -> int:
+def _log_rotation_number(item: EvidenceItem) -> int:
     match = _ROTATED_LOG.search(item.subject)
     return -int(match["number"]) if match else 0
 
 
 def is_driver_package(name: str) -> bool:
     """Return whether a package of this name, deb or rpm, is part of a driver."""
-    return conflicts.is_deb_driver_package(PackageId.of(name).name) or bool(_RPM_DRIVER.match(name))
+    return conflicts.is_deb_driver_package(PackageId.of(name).name) or bool(_RPM_DRIVER_PACKAGE.match(name))
 
 
 def _parse_log(item: EvidenceItem) -> Iterator[Upgrade]:
     automatic_log = "unattended-upgrades" in item.written or "apt-daily" in item.written
     command, first = "", item.text.count("\n", 0, max(0, len(item.text) - _MAX_LOG_LENGTH))
     for number, line in enumerate(item.lines[first:], first + 1):
-        if _STAMP.match(line):
+        if _APT_START_DATE.match(line):
             command = ""
-        elif match := _COMMAND.match(line):
+        elif match := _LOGGED_COMMAND.match(line):
             command = match["command"].strip()
         elif "nvidia" in line or "libcuda" in line:
-            automatic = automatic_log or bool(_AUTOMATIC.search(command) or _AUTOMATIC.search(line))
+            automatic = automatic_log or bool(_AUTOMATIC_UPGRADE.search(command) or _AUTOMATIC_UPGRADE.search(line))
             for name, before, after in _parse_changes(line, item):
                 if is_driver_package(name):
                     yield Upgrade(name, before, after, automatic, command, cite(item, number))
 
 
 def _parse_changes(line: str, item: EvidenceItem) -> Iterator[tuple[str, str, str]]:
-    if _CHANGES.match(line):
-        for entry in _ENTRY.finditer(line):
+    if _APT_CHANGES_LINE.match(line):
+        for entry in _APT_CHANGED_PACKAGE.finditer(line):
             two = (entry["two"] or "").removesuffix("automatic").strip(", ")
             yield entry["name"], entry["one"] if two else "", two or entry["one"]
-    elif match := _UNATTENDED.search(line):
+    elif match := _UNATTENDED_UPGRADE_LINE.search(line):
         for name in match["names"].split():
             yield name.partition(":")[0], "", ""
-    elif pair := _DPKG_LOG.match(line) or _UNPACKING_LINE.match(line) or _PACMAN.search(line):
+    elif pair := _DPKG_LOG_LINE.match(line) or _UNPACKING_LINE.match(line) or _PACMAN_LOG_LINE.search(line):
         old = pair["old"] or ""
         yield pair["name"], "" if old == "<none>" else old, pair["new"]
-    elif item.kind == "package-history" and (one := _ZYPP.match(line) or _RPM_LOG.search(line)):
+    elif item.kind == "package-history" and (one := _ZYPP_LOG_LINE.match(line) or _RPM_LOG_LINE.search(line)):
         yield one["name"], "", one["new"]

@@ -19,9 +19,9 @@ _FUNCTION_LINE: Final = Pattern(
     r"\s+(?P<name>.*)$",
     re.IGNORECASE,
 )
-_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_VENDOR_AND_DEVICE_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
-_UNNAMED: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
+_UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
 _SWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
 _GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
 
@@ -133,7 +133,7 @@ def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
 
 def is_nvidia(function: PciFunction) -> bool:
     """Return whether NVIDIA made it."""
-    found = _ID.search(function.name)
+    found = _VENDOR_AND_DEVICE_ID.search(function.name)
     return "nvidia" in function.name.lower() or bool(found and found["vendor"].lower() == "10de")
 
 
@@ -158,7 +158,7 @@ def _parse_function(
     item: EvidenceItem, head: re.Match[str], line_number: int, detail: tuple[str, ...], *, shows_driver: bool
 ) -> PciFunction:
     name = head["name"]
-    found = _ID.search(name) or _UNNAMED.search(name)
+    found = _VENDOR_AND_DEVICE_ID.search(name) or _UNNAMED_NVIDIA_DEVICE.search(name)
     drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
     return PciFunction(
         normalize_address(head["address"]),

@@ -20,16 +20,16 @@ from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _PLAIN_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-_VERBOSE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=)")
-_LANES: Final = Pattern(
+_VERBOSE_LSPCI_LINE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=)")
+_LINK_SPEED_AND_WIDTH: Final = Pattern(
     r"\bLnk(?P<what>Sta|Cap):.{0,200}?Speed (?P<speed>[\d.]{1,6})GT/s.{0,60}?Width x(?P<width>\d{1,3})"
     r"(?P<narrow> \(downgraded\))?"
 )
-_BUSES: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
-_SYSFS: Final = Pattern(
+_BRIDGE_BUS_RANGE: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
+_SYSFS_LINK_ATTRIBUTE: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))[\s:=]{{1,3}}(?P<value>\d{{1,3}}(?:\.\d+)?)"
 )
-_KNOWN_IN_LOG: Final = Pattern(
+_GPU_ADDRESS_IN_LOG: Final = Pattern(
     rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
     r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
     re.IGNORECASE,
@@ -81,8 +81,8 @@ def nvidia_slots(snapshot: Snapshot) -> frozenset[str]:
     found = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     found |= {gpu.bus for gpu in snapshot.view(smi_query.smi_gpus) if gpu.bus}
     found |= {board.bus for one in snapshot.view(boards.smi_inventories) for board in one.boards if board.bus}
-    for message in kernel.matching_messages(snapshot, _KNOWN_IN_LOG):
-        if match := _KNOWN_IN_LOG.search(message.text):
+    for message in kernel.matching_messages(snapshot, _GPU_ADDRESS_IN_LOG):
+        if match := _GPU_ADDRESS_IN_LOG.search(message.text):
             found.add(pci.normalize_address(next(value for value in match.groups() if value)))
     return frozenset(map(pci_slot, found))
 
@@ -96,7 +96,7 @@ def bridge_buses(snapshot: Snapshot) -> Mapping[str, tuple[int, int]]:
         address: (int(match["first"], 16), int(match["last"], 16))
         for address, lines, _ in snapshot.view(_verbose_devices)
         for _, line in lines
-        if (match := _BUSES.search(line))
+        if (match := _BRIDGE_BUS_RANGE.search(line))
     }
 
 
@@ -134,7 +134,7 @@ def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str
     """Return address, numbered lines and item of each device in a verbose lspci; headings may be missing."""
     found = []
     for item in snapshot.items_of("lspci", "text", "file"):
-        if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE):
+        if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE_LSPCI_LINE):
             continue
         listed = tuple(pci.parse_lspci(item))
         found += [
@@ -159,7 +159,7 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
     found: dict[str, PcieLink] = {}
     for address, lines, item in snapshot.view(_verbose_devices):
         for number, line in lines:
-            if match := _LANES.search(line):
+            if match := _LINK_SPEED_AND_WIDTH.search(line):
                 link, speed, width = found.get(address, PcieLink(address)), float(match["speed"]), int(match["width"])
                 if match["what"] == "Sta":
                     narrow, place = bool(match["narrow"]), cite(item, number)
@@ -168,7 +168,7 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
                     found[address] = replace(link, max_speed=speed, max_width=width)
     for item in snapshot.items_of("file", "listing", "text"):
         text = f"{item.subject}:{item.text}" if "_link_" in item.subject else item.text
-        for match in _SYSFS.finditer(text) if "_link_" in text else ():
+        for match in _SYSFS_LINK_ATTRIBUTE.finditer(text) if "_link_" in text else ():
             address, value = pci.normalize_address(match["address"]), float(match["value"])
             link, place = found.get(address, PcieLink(address)), cite(item, item.line_number_at(match.start()))
             if match["what"].endswith("speed"):

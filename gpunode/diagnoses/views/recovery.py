@@ -21,7 +21,7 @@ Action: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-r
 
 _ACTION_CHANGE: Final = Pattern(r"changed (?:from [^)]*\) )?to 0x(?P<action>\d)", re.IGNORECASE)
 # By their numbers, as NVML has them.
-_ACTIONS: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
+_ACTIONS_BY_CODE: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
 _ACTIONS_BY_GRAVITY: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
 
 
@@ -29,7 +29,7 @@ def action_of(fault: faults.Fault) -> Action | None:
     """Return the action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
     match = _ACTION_CHANGE.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
-    return None if match is None else _ACTIONS[number] if number < len(_ACTIONS) else ""
+    return None if match is None else _ACTIONS_BY_CODE[number] if number < len(_ACTIONS_BY_CODE) else ""
 
 
 def action_by_name(value: str) -> Action:
@@ -92,24 +92,24 @@ def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
 
 
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
+_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
 # The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
 _TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
-_ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
-_HEAD: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
+_SMI_GPU_ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
+_GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
 _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 # How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
-_LAST_QUERY_KEYS: Final = frozenset({"smi", "smi-query"})
+_LAST_QUERY_EVIDENCE_KEYS: Final = frozenset({"smi", "smi-query"})
 
 
 def is_from_last_query(citation: Citation) -> bool:
     """Return whether the line is from an nvidia-smi query made after every log was read."""
-    return citation.key in _LAST_QUERY_KEYS
+    return citation.key in _LAST_QUERY_EVIDENCE_KEYS
 
 
 def _gpus_working_at_end(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(
-        slot for item in _smi_items(snapshot) if item.key in _LAST_QUERY_KEYS for slot in _working_slots(item)
+        slot for item in _smi_items(snapshot) if item.key in _LAST_QUERY_EVIDENCE_KEYS for slot in _working_slots(item)
     )
 
 
@@ -143,12 +143,12 @@ def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
             place = message.citation.key, message.citation.source
             over.setdefault(place, set()).update(range(first, first + message.lines))
     every = {id(item): item for item in (*snapshot.items, *snapshot.all_items)}
-    made = {number: _blank_lines(item, over.get((item.key, item.written), set())) for number, item in every.items()}
+    made = {number: _blank_out_lines(item, over.get((item.key, item.written), set())) for number, item in every.items()}
     items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.all_items))
     return snapshot.with_items(items, whole, None) if over else snapshot
 
 
-def _blank_lines(item: EvidenceItem, numbers: set[int]) -> EvidenceItem:
+def _blank_out_lines(item: EvidenceItem, numbers: set[int]) -> EvidenceItem:
     if not numbers:
         return item
     return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
@@ -174,9 +174,9 @@ def _strip_pci_function(address: str) -> str:
 def _working_slots(item: EvidenceItem) -> Iterator[str]:
     bus = ""
     for line in item.lines:
-        if match := _ROW.match(line) or _HEAD.match(line):
-            bus = "" if _ERROR.search(line) else pci.normalize_address(match["bus"])
+        if match := _GPU_TABLE_ROW.match(line) or _GPU_HEADING.match(line):
+            bus = "" if _SMI_GPU_ERROR.search(line) else pci.normalize_address(match["bus"])
         elif bus and (_TEMPERATURE_ROW.match(line) or _TEMPERATURE.match(line)):
-            if not _ERROR.search(line):
+            if not _SMI_GPU_ERROR.search(line):
                 yield _strip_pci_function(bus)
             bus = ""

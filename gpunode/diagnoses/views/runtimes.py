@@ -53,7 +53,7 @@ _CONTAINERD_CONFIG: Final = CONTAINER_RUNTIMES["containerd"].config
 _PASTED_EXCERPT: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
 
 
-def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+def docker_config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
     for item in snapshot.files("*daemon.json"):
         is_part = item.source.only or item.source.is_part or _PASTED_EXCERPT.search(item.text)
@@ -80,7 +80,7 @@ def _begins_with_json(text: str) -> bool:
     return not text[end:].lstrip().startswith(("{", "}", "]", ",", '"'))
 
 
-_VERSION: Final = Pattern(
+_DOCKER_VERSION: Final = Pattern(
     r"(?:Docker version|Server Version:|^[ \t]*Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE
 )
 
@@ -88,13 +88,13 @@ _VERSION: Final = Pattern(
 def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty if unknown."""
     shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
-    match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
+    match = next((match for item in shown if (match := find_first(item, _DOCKER_VERSION))), None)
     return patterns.parse_version(match["version"]) if match else ()
 
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
-_PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
+_PRODUCT_PATTERNS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
     (
@@ -105,7 +105,7 @@ _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
 # systemd is asked for units of every product; what it said of them is among the facts.
-_KINDS_WITHOUT_PRODUCT: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
+_SOURCE_KINDS_WITHOUT_PRODUCT: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
 def containerd_product(snapshot: Snapshot) -> Product:
@@ -126,9 +126,9 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     items = [
         one
         for one in snapshot.items
-        if not (one.kind in _KINDS_WITHOUT_PRODUCT or one.outcome == "absent" or one.is_package_record)
+        if not (one.kind in _SOURCE_KINDS_WITHOUT_PRODUCT or one.outcome == "absent" or one.is_package_record)
     ]
-    for name, pattern in _PRODUCTS:
+    for name, pattern in _PRODUCT_PATTERNS:
         for item in items:
             if item.text.strip() and pattern.search(item.written):
                 return name, (cite(item),)
@@ -137,7 +137,7 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     return "containerd", ()
 
 
-_CONFIG_CONTENT: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
+_CONTAINERD_CONFIG_LINE: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
 _MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
     "containerd": _CONTAINERD_CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -148,7 +148,7 @@ _MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
 
 def containerd_config_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the configuration that the daemon printed, else the files that it reads."""
-    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _CONFIG_CONTENT))[
+    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _CONTAINERD_CONFIG_LINE))[
         :1
     ] or _config_files(snapshot)
 

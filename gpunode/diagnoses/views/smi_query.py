@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from gpunode.diagnoses.commands import is_gpu
+from gpunode.diagnoses.commands import is_gpu_id
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.diagnoses.views import pci
@@ -22,15 +22,17 @@ from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 _GPU_HEADING: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
-_TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
+_XML_TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
 _BUS_ID: Final = Pattern(rf"^{_BUS}$")
 _UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 _INDEX: Final = Pattern(r"^[0-9]{1,3}$")
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
-_HEADER_NAMES: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
+_ANSWER_HEADER_NAMES: Final = frozenset(
+    {"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"}
+)
 # Sections by which a piece is known in text that nobody gave a name.
-_SECTIONS: Final = Pattern(
+_SECTION_HEADING: Final = Pattern(
     r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
     r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
@@ -55,13 +57,13 @@ _CANONICAL_NAMES: Final = {
     "pending mig": "pending",
 }
 # Columns of the CSV that -q calls otherwise.
-_COLUMNS: Final = {
+_RENAMED_COLUMNS: Final = {
     "link.width": "Link Width", "link.gen": "PCIe Generation", "mig.mode": "MIG Mode",
     "power.default_limit": "Default Power Limit", "enforced.power.limit": "Enforced Power Limit",
     "power.limit": "Power Limit",
 }  # fmt: skip
 # What nvidia-smi tells of a GPU before its bus id.
-_BEFORE_BUS: Final = frozenset(
+_ROW_NAMES_BEFORE_BUS_ID: Final = frozenset(
     {
         "product name",
         "serial number",
@@ -114,7 +116,7 @@ class SmiGpu:
         """Yield all such rows; a piece without GPU headings holds those of several."""
         wanted = tuple(normalize_name(name) for name in names)
         for row in self.rows:
-            if row.name == wanted[-1] and _in_order(wanted[:-1], row.path[:-1]):
+            if row.name == wanted[-1] and _occur_in_order(wanted[:-1], row.path[:-1]):
                 yield row
 
     def value(self, *names: str) -> str:
@@ -155,20 +157,22 @@ def is_yes(value: str) -> bool:
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
-def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
+def _occur_in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
     left = iter(map(normalize_name, path))
     return all(any(name == one for one in left) for name in wanted)
 
 
 # Where somebody may have put an answer without the command, into notes of his own.
-_MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
+_KINDS_THAT_MAY_QUOTE_ANSWERS: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
 def _parse_item(item: EvidenceItem) -> Iterator[SmiGpu]:
     found: Iterator[SmiGpu]
-    if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find_first(item, _SECTIONS)):
-        found = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.bus else _split_parts(gpu)))
-        found = (gpu for gpu in found if any(row.name not in _HEADER_NAMES for row in gpu.rows))
+    if item.kind == "nvidia-smi-q" or (
+        item.kind in _KINDS_THAT_MAY_QUOTE_ANSWERS and find_first(item, _SECTION_HEADING)
+    ):
+        found = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.bus else _split_by_gpu(gpu)))
+        found = (gpu for gpu in found if any(row.name not in _ANSWER_HEADER_NAMES for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
         found = _parse_csv(item)
     else:
@@ -180,7 +184,7 @@ def _parse_item(item: EvidenceItem) -> Iterator[SmiGpu]:
         yield replace(gpu, identifier=uuid if _UUID.match(uuid) else _requested_gpu(item) or next(indices, ""))
 
 
-def _split_parts(gpu: SmiGpu) -> Iterator[SmiGpu]:
+def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
     """Yield the GPUs that these rows are of, where grep has left their headings away.
 
     Behind a bus id stand the rows of that GPU. What nvidia-smi tells before the bus id is laid to nobody: an answer
@@ -188,7 +192,7 @@ def _split_parts(gpu: SmiGpu) -> Iterator[SmiGpu]:
     """
     bus, part, names = "", list[SmiRow](), set[tuple[str, ...]]()
     for row in gpu.rows:
-        is_next = row.name == "bus id" or row.path in names or (bus and row.name in _BEFORE_BUS)
+        is_next = row.name == "bus id" or row.path in names or (bus and row.name in _ROW_NAMES_BEFORE_BUS_ID)
         if is_next and part:
             yield SmiGpu(bus, tuple(part), part[0].citation)
             bus, part, names = "", [], set()
@@ -235,7 +239,7 @@ def _indented_lines(item: EvidenceItem) -> Iterator[tuple[int, int, str]]:
     """Yield each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
     for number, line in enumerate(item.lines, 1):
         whole, text = line.expandtabs(), line.strip()
-        if tag := _TAG.match(text):
+        if tag := _XML_TAG.match(text):
             text = f"GPU {tag['bus']}" if tag["bus"] else f"{tag['name']}: {tag['value'] or ''}"
         if text and not text.startswith(("==", "--", "<")):
             yield number, len(whole) - len(whole.lstrip()), text
@@ -257,7 +261,7 @@ def _parse_csv(item: EvidenceItem) -> Iterator[SmiGpu]:
 
 
 def _column_path(column: str) -> tuple[str, ...]:
-    for name, same in _COLUMNS.items():
+    for name, same in _RENAMED_COLUMNS.items():
         column = column.replace(name, same)
     return tuple(column.split("."))
 
@@ -274,4 +278,4 @@ def _requested_gpu(item: EvidenceItem) -> str:
     found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
     found += [word.partition("=")[2] for word in words if word.startswith("--id=")]
     found += [word[2:].lstrip("=") for word in words if re.match(r"-i=?\d", word)]
-    return found[0] if len(found) == 1 and is_gpu(found[0]) else ""
+    return found[0] if len(found) == 1 and is_gpu_id(found[0]) else ""

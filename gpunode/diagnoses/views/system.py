@@ -15,12 +15,12 @@ from gpunode.facts.sources import SourceKind
 
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
-_UNAME: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
-_UNAME_A: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
+_UNAME_RELEASE: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_HOST_NAME: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT_DISTROS: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF_DISTROS: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
-_TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
+_PACKAGE_MANAGER_TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
     ("dnf", Pattern(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
     ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE|\b\d+\.\d+\.\d+-\d[\d.]*-default\b")),
@@ -63,7 +63,7 @@ _DISTRO_NAME: Final = Pattern(
     r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
 )
 # By the first word of the name, where that is not the id itself.
-_IDS: Final = {"red": "rhel", "amazon": "amzn", "suse": "sles", "opensuse": "opensuse-leap", "oracle": "ol"}
+_DISTRO_IDS: Final = {"red": "rhel", "amazon": "amzn", "suse": "sles", "opensuse": "opensuse-leap", "oracle": "ol"}
 
 
 def _distro_by_name(snapshot: Snapshot) -> Distro | None:
@@ -71,20 +71,20 @@ def _distro_by_name(snapshot: Snapshot) -> Distro | None:
         item for item in snapshot.items if item.where == "host" and (item.kind == "text" or "/etc/" in item.subject)
     )
     for item in said:
-        if len(item.text) < _MAX_RELEASE_LENGTH and (match := _DISTRO_NAME.search(item.text)):
+        if len(item.text) < _MAX_RELEASE_TEXT_LENGTH and (match := _DISTRO_NAME.search(item.text)):
             first = match["name"].split()[0].lower()
-            return Distro(_IDS.get(first, first), match["version"], "", match[0])
+            return Distro(_DISTRO_IDS.get(first, first), match["version"], "", match[0])
     return None
 
 
-_MAX_RELEASE_LENGTH: Final = 4000
+_MAX_RELEASE_TEXT_LENGTH: Final = 4000
 
 
 def package_manager(snapshot: Snapshot) -> PackageManager:
     """Return the package manager by distribution, else by names of kernels and commands; default apt."""
     if (known := find_distro(snapshot)) and (name := _manager_of(known)):
         return name
-    for name, trace in _TRACES:
+    for name, trace in _PACKAGE_MANAGER_TRACES:
         if any(trace.search(item.text[:20_000]) or trace.search(item.written) for item in snapshot.items):
             return name
     return "apt"
@@ -129,7 +129,7 @@ def has_yum_only(snapshot: Snapshot) -> bool:
 def is_debian_itself(snapshot: Snapshot) -> bool:
     """Return whether the system is Debian and none of those made of it, by its name or its kernel's."""
     known = find_distro(snapshot)
-    return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+    return known.id == "debian" if known else bool(_DEBIAN_KERNEL_SUFFIX.search(running_kernel(snapshot)))
 
 
 def is_proxmox(snapshot: Snapshot) -> bool:
@@ -137,7 +137,7 @@ def is_proxmox(snapshot: Snapshot) -> bool:
     return "-pve" in running_kernel(snapshot)
 
 
-_DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
+_DEBIAN_KERNEL_SUFFIX: Final = Pattern(r"-(?:amd64|arm64|pve)$")
 
 
 def running_kernel(snapshot: Snapshot) -> str:
@@ -146,7 +146,7 @@ def running_kernel(snapshot: Snapshot) -> str:
     if isinstance(kernels, Known) and kernels.value.running:
         return kernels.value.running
     for item in snapshot.items_of("uname"):
-        found = [match[1] or match[2] for match in _UNAME.finditer(item.text)] if item.where == "host" else []
+        found = [match[1] or match[2] for match in _UNAME_RELEASE.finditer(item.text)] if item.where == "host" else []
         if found:
             # A driver's version beside it has no dash.
             return next((one for one in found if "-" in one), found[0]) if item.source.is_mixed else found[0]
@@ -193,7 +193,7 @@ def hostname(snapshot: Snapshot) -> str:
         if item.where == "host" and item.was_answered:
             if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
                 return item.text.strip()
-            if item.kind == "uname" and (match := _UNAME_A.match(item.text)):
+            if item.kind == "uname" and (match := _UNAME_HOST_NAME.match(item.text)):
                 return match["name"]
     return ""
 
@@ -217,11 +217,13 @@ def is_jetson(snapshot: Snapshot) -> bool:
     if running_kernel(snapshot).endswith(_TEGRA_KERNEL):
         return True
     told = (item for item in snapshot.items_of("lsmod", "packages", "text") if item.where == "host")
-    return bool(snapshot.files("/etc/nv_tegra_release")) or any(True for item in told for _ in find_all(item, _TEGRA))
+    return bool(snapshot.files("/etc/nv_tegra_release")) or any(
+        True for item in told for _ in find_all(item, _TEGRA_MODULE_OR_PACKAGE)
+    )
 
 
 # The module of an integrated GPU, and the package of Linux for Tegra that all others need.
-_TEGRA: Final = Pattern(r"^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s", re.MULTILINE)
+_TEGRA_MODULE_OR_PACKAGE: Final = Pattern(r"^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s", re.MULTILINE)
 
 
 def has_external_driver(snapshot: Snapshot) -> bool:
@@ -230,17 +232,17 @@ def has_external_driver(snapshot: Snapshot) -> bool:
 
 
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
-_GUEST: Final = Pattern(
+_VIRTUAL_HARDWARE_WORDS: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
 _HYPERVISOR_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
-_PLACES_OF_HYPERVISORS: Final[tuple[SourceKind, ...]] = (
+_HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
     *("lspci", "kernel-log", "journal", "file", "text", "virtualization"),
 )
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
-_IN_GUEST: Final = Pattern(
+_COMMAND_IN_GUEST_WORDS: Final = Pattern(
     r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
 )
 _HYPERVISORS: Final = frozenset(
@@ -253,7 +255,7 @@ def is_guest(snapshot: Snapshot) -> bool | None:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
         return platform.value.kind == "vm"
-    if any(_IN_GUEST.search(item.written) for item in snapshot.items):
+    if any(_COMMAND_IN_GUEST_WORDS.search(item.written) for item in snapshot.items):
         return True
     for item in snapshot.items_of("virtualization"):
         if item.text.strip() in _HYPERVISORS:
@@ -263,4 +265,7 @@ def is_guest(snapshot: Snapshot) -> bool | None:
         # Beside other commands' answers its own is one word on a line.
         if any(line.strip() in _HYPERVISORS for line in item.lines):
             return True
-    return any(snapshot.contains(one, *_PLACES_OF_HYPERVISORS) for one in (_GUEST, _HYPERVISOR_FLAG)) or None
+    return (
+        any(snapshot.contains(one, *_HYPERVISOR_SOURCE_KINDS) for one in (_VIRTUAL_HARDWARE_WORDS, _HYPERVISOR_FLAG))
+        or None
+    )

@@ -89,11 +89,11 @@ def _shows_absence(item: EvidenceItem) -> bool:
     globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
     is_list = not (item.source.only or item.source.is_part or _PACKAGES[0] in item.text)
     is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
-    return is_listed or _NOT_INSTALLED.search(item.text) is not None
+    return is_listed or _APT_POLICY_NOT_INSTALLED.search(item.text) is not None
 
 
 # apt-cache's answer, in the language of the node.
-_NOT_INSTALLED: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
+_APT_POLICY_NOT_INSTALLED: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
 
 
 def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:
@@ -158,7 +158,7 @@ def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
     would_match = any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
     if item.kind == "listing" and item.outcome == "absent" and would_match:
         return Presence(False, cite(item))
-    is_whole = item.subject.rstrip("/") in {"/usr/bin", "/bin"} and item.source.may_contain(name)
+    is_whole = item.subject.rstrip("/") in {"/usr/bin", "/bin"} and item.source.lets_through(name)
     if item.kind == "listing" and item.outcome == "ok" and item.text.strip() and is_whole and not item.source.is_part:
         return Presence(name in item.text.split(), cite(item))
     if name in item.text and (

@@ -17,13 +17,15 @@ from gpunode.facts.patterns import Pattern
 DeviceSort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
 
 _NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
-_IDS: Final = Pattern(r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE)
+_LSPCI_IDS_AND_REVISION: Final = Pattern(
+    r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE
+)
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
-_COLOUR: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
+_COLOR_CODE: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
 _COLUMN_NAME: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
-_LEGEND: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_SORTS: Final[tuple[tuple[str, DeviceSort], ...]] = (
+_NIC_LEGEND_LINE: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
+_SORTS_BY_CLASS: Final[tuple[tuple[str, DeviceSort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"),
 )  # fmt: skip
@@ -76,7 +78,7 @@ class Topology:
 def find_topology(snapshot: Snapshot) -> Topology:
     """Return the node's wiring."""
     matrix, nics = _parse_matrix(snapshot)
-    answered, seen = _answering_gpus(snapshot), _functions_by_address(snapshot)
+    answered, seen = _answering_gpus_by_address(snapshot), _functions_by_address(snapshot)
     found = [_make_device(snapshot, function, answered) for function in seen.values()]
     unlisted = [
         Device(address, "gpu", _short_name(name), index, _numa_node(snapshot, address), _pcie_link(snapshot, address))
@@ -127,13 +129,13 @@ def _device_sort(function: pci.PciFunction) -> DeviceSort | None:
     if pci.is_nvidia(function):
         return "gpu" if function.is_gpu else None
     kind = function.kind.lower()
-    return next((sort for word, sort in _SORTS if word in kind), None)
+    return next((sort for word, sort in _SORTS_BY_CLASS if word in kind), None)
 
 
 def _device_name(function: pci.PciFunction) -> str:
     if function.model and function.model.listed:
         return function.model.name.removeprefix("NVIDIA ")
-    plain = _IDS.sub("", function.name).strip()
+    plain = _LSPCI_IDS_AND_REVISION.sub("", function.name).strip()
     bracketed = _BRACKETED.findall(plain)
     return bracketed[-1] if bracketed else plain.replace("NVIDIA Corporation", "").strip() or plain
 
@@ -147,7 +149,7 @@ def _numa_node(snapshot: Snapshot, address: str, detail: str = "") -> int | None
     return int(match["node"]) if match else None
 
 
-def _answering_gpus(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
+def _answering_gpus_by_address(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
     """Return the GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
     if answer := snapshot.view(nvml_inventory):
         told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
@@ -172,9 +174,9 @@ def _number_gpus(devices: tuple[Device, ...], matrix: Mapping[tuple[str, str], s
 def _parse_matrix(snapshot: Snapshot) -> tuple[Mapping[tuple[str, str], str], Mapping[str, str]]:
     """Return the pairs of ``nvidia-smi topo -m`` and the names in its legend."""
     for item in snapshot.items_of("nvidia-smi-topo", "nvidia-smi", "text"):
-        text = _COLOUR.sub("", item.text)
+        text = _COLOR_CODE.sub("", item.text)
         if cells := dict(_parse_cells(text)):
-            return cells, {match["nic"]: match["name"] for match in _LEGEND.finditer(text)}
+            return cells, {match["nic"]: match["name"] for match in _NIC_LEGEND_LINE.finditer(text)}
     return {}, {}
 
 

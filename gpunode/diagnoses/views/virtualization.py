@@ -17,12 +17,14 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_SUBSYSTEM: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_SUBSYSTEM_IDS: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
 _SUBSYSTEM_DEVICE: Final = Pattern(
     r"Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$", re.IGNORECASE
 )
-_GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE)
+_GRIDD_MESSAGE_OR_FILE: Final = Pattern(
+    r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE
+)
 
 
 def is_vgpu(snapshot: Snapshot) -> bool:
@@ -42,7 +44,7 @@ def _has_guest_driver(snapshot: Snapshot) -> bool:
     """Return whether nvidia-gridd runs or is there: of NVIDIA drivers only the one for guests has it."""
     told = snapshot.items_of("unit-status", "unit-log", "journal", "listing", "which", "text")
     seen = (item for item in told if item.where == "host" and item.outcome == "ok")
-    return any(True for item in seen for _ in find_all(item, _GRIDD))
+    return any(True for item in seen for _ in find_all(item, _GRIDD_MESSAGE_OR_FILE))
 
 
 def _shows_subsystems(snapshot: Snapshot) -> bool:
@@ -69,7 +71,7 @@ def _find_vgpu_addresses(snapshot: Snapshot) -> Iterator[str]:
 
 def _subsystem_ids(gpu: pci.PciFunction) -> Iterator[tuple[str, str]]:
     for line in gpu.detail:
-        if match := _SUBSYSTEM.search(line):
+        if match := _SUBSYSTEM_IDS.search(line):
             yield match["vendor"], match["device"]
         elif match := _SUBSYSTEM_DEVICE.search(line):
             yield "10de", match["device"]
@@ -82,7 +84,9 @@ PASSTHROUGH_DRIVERS: Final = frozenset(
 
 _GUEST_RUNNING: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
 _GUEST_LIST_COMMAND: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
-_HYPERVISOR: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion)\b|/etc/pve/|/etc/libvirt/")
+_HYPERVISOR_COMMAND_OR_FOLDER: Final = Pattern(
+    r"\b(?:qm (?:list|config|status)|virsh|pveversion)\b|/etc/pve/|/etc/libvirt/"
+)
 
 
 def passed_through_gpus(snapshot: Snapshot) -> tuple[pci.PciFunction, ...]:
@@ -102,4 +106,6 @@ def has_running_guests(snapshot: Snapshot) -> bool:
 
 def is_hypervisor(snapshot: Snapshot) -> bool:
     """Return whether the host is seen to run virtual machines."""
-    return system.is_proxmox(snapshot) or any(_HYPERVISOR.search(item.written) for item in snapshot.items)
+    return system.is_proxmox(snapshot) or any(
+        _HYPERVISOR_COMMAND_OR_FOLDER.search(item.written) for item in snapshot.items
+    )

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from gpunode.outcome import Outcome, Refusal
 
 _MIB: Final = 1 << 20
-_KEYRING_FOLDER: Final = "apt-keyring-folder"
+_KEYRING_FOLDER_PROBE_KEY: Final = "apt-keyring-folder"
 _COMMON_KEYRING: Final = "/etc/apt/trusted.gpg"
-_TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
-_STATUS: Final = "/var/lib/dpkg/status"
-_UPDATES: Final = "/var/lib/dpkg/updates/*"
-_SOURCES: Final = "/etc/apt/sources.list"
+_TOOLKIT_CHECKSUMS_PROBE_KEY: Final = "dpkg-toolkit-checksums"
+_STATUS_FILE: Final = "/var/lib/dpkg/status"
+_DPKG_JOURNAL_GLOB: Final = "/var/lib/dpkg/updates/*"
+_SOURCES_LIST_FILE: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
-_DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
-_NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
+_DKMS_PACKAGE_NAME: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
+_DKMS_PACKAGES_OF_NO_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
 # linux-modules-nvidia-580-server-open-6.8.0-88-generic; the meta packages name no kernel.
-_PREBUILT: Final = Pattern(r"linux-modules-nvidia-(\d+)(?:-server)?(?:-open)?-(\d+\.\d+\.\d+-\d+-.+)")
-_HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
+_PREBUILT_MODULES_PACKAGE: Final = Pattern(r"linux-modules-nvidia-(\d+)(?:-server)?(?:-open)?-(\d+\.\d+\.\d+-\d+-.+)")
+_KERNEL_HEADERS_PACKAGE: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
 
 def _read(reader: EvidenceReader) -> PackageFacts:
@@ -53,26 +53,26 @@ def _read(reader: EvidenceReader) -> PackageFacts:
         interrupted=derive_fact("dpkg-updates", lambda: status.was_interrupted(rows, updates())),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
-        folder_modes=_folder_modes(reader),
-        toolkit_checksums=_checksums(reader),
+        folder_modes=_read_keyring_folder_modes(reader),
+        toolkit_checksums=_read_toolkit_checksums(reader),
         unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
     )
 
 
-def _folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
+def _read_keyring_folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
     """Return the mode of the folder of keyrings, which apt's own user must enter."""
-    found = known(derive_fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
+    found = known(derive_fact(_KEYRING_FOLDER_PROBE_KEY, lambda: reader.found(_KEYRING_FOLDER_PROBE_KEY)), ())
     return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
-def _checksums(reader: EvidenceReader) -> Mapping[str, str]:
+def _read_toolkit_checksums(reader: EvidenceReader) -> Mapping[str, str]:
     """Return the MD5 sums in dpkg's files of the toolkit's packages."""
-    found = known(derive_fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
+    found = known(derive_fact(_TOOLKIT_CHECKSUMS_PROBE_KEY, lambda: reader.found(_TOOLKIT_CHECKSUMS_PROBE_KEY)), ())
     return status.parse_checksums(b"".join(one.data for one in found if one.data).decode("utf-8", "replace"))
 
 
 def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
-    entries = [*sources.parse(_SOURCES, reader.text_or_empty("apt-sources"))]
+    entries = [*sources.parse(_SOURCES_LIST_FILE, reader.text_or_empty("apt-sources"))]
     for found in reader.found("apt-sources-d"):
         if not sources.is_source_list(found.path):
             continue
@@ -87,17 +87,17 @@ def _parse_source_list(path: str, text: str) -> tuple[PackageSource, ...] | None
 
 
 def _kernel_of_headers(package: PackageId) -> str:
-    found = _HEADERS.fullmatch(package.name)
+    found = _KERNEL_HEADERS_PACKAGE.fullmatch(package.name)
     return found[1] if found else ""
 
 
 def _parse_prebuilt_name(package: PackageId) -> tuple[str, str] | None:
-    found = _PREBUILT.fullmatch(package.name)
+    found = _PREBUILT_MODULES_PACKAGE.fullmatch(package.name)
     return (found[2], found[1]) if found else None
 
 
 def _builds_driver(package: PackageId) -> bool:
-    return _DKMS.fullmatch(package.name) is not None and package.name not in _NOT_THE_DRIVER
+    return _DKMS_PACKAGE_NAME.fullmatch(package.name) is not None and package.name not in _DKMS_PACKAGES_OF_NO_DRIVER
 
 
 def _triggers_dkms(package: PackageId) -> bool:
@@ -117,18 +117,18 @@ def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions:
     return find_owners(paths, lists, diversions)
 
 
-def _refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
+def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
     from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
 
-    return parts.refuse_without(facts, components)
+    return parts.refuse_missing_components(facts, components)
 
 
-def _refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+def _refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
     if not any("path-exclude" in facts.text(one) for one in facts.files if one.startswith(configuration.DPKG_MAIN)):
         return None
     from gpunode.packages.deb import filters  # loaded on use: few nodes have any
 
-    return filters.refuse_left_out(facts, uses)
+    return filters.refuse_excluded_files(facts, uses)
 
 
 def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
@@ -137,15 +137,17 @@ def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> 
     return repositories.contradict(one, other, architecture)
 
 
-def _note_trust(facts: Facts) -> Iterator[str]:
+def _note_relaxed_checks(facts: Facts) -> Iterator[str]:
     """A note for every option by which the node's own apt checks less than by default, and for keys it cannot read."""
     for folder in facts.folder_modes:
-        if closed := sources.explain_closed_folder(folder, facts):
+        if closed := sources.explain_closed_keyring_folder(folder, facts):
             yield f"{closed}: chmod 0755 {folder}"
-    for path in sorted(filter(configuration.is_read, facts.files)):
+    for path in sorted(filter(configuration.is_apt_conf_file, facts.files)):
         for option in configuration.parse(path, facts.text(path)):
             if configuration.relaxes_checks(option.name, option.value):
-                where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
+                where = (
+                    "itself" if configuration.is_always_overridden(option.name) else "the sources and keys that it adds"
+                )
                 yield (
                     f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
                     f"gpunode overrides it only for {where}: remove it"
@@ -154,7 +156,7 @@ def _note_trust(facts: Facts) -> Iterator[str]:
 
 def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
-    for path, target in status.manual_diversions(facts.text(status.DIVERSIONS)):
+    for path, target in status.manual_diversions(facts.text(status.DIVERSIONS_FILE)):
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
@@ -175,23 +177,29 @@ def _command(*words: str) -> Callable[[Collection[PackageId] | Collection[str]],
 DEB: Final = PackageSystem(
     id="deb",
     manager="apt",
-    database_file=_STATUS,
-    journal=_UPDATES,
+    database_file=_STATUS_FILE,
+    journal=_DPKG_JOURNAL_GLOB,
     locks=("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock"),
     probes=(
-        Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, content_kind="table"),
-        Probe("dpkg-updates", glob=_UPDATES, contents=False, content_kind="table"),
+        Probe("dpkg-status", path=_STATUS_FILE, limit_bytes=64 * _MIB, content_kind="table"),
+        Probe("dpkg-updates", glob=_DPKG_JOURNAL_GLOB, contents=False, content_kind="table"),
         Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, content_kind="table"),
-        Probe(_TOOLKIT_SUMS, glob="/var/lib/dpkg/info/*nvidia-container*.md5sums", content_kind="table"),
-        Probe(_KEYRING_FOLDER, glob="/usr/share/keyrings", contents=False, content_kind="table"),
-        Probe("apt-sources", path=_SOURCES, content_kind="log"),
+        Probe(_TOOLKIT_CHECKSUMS_PROBE_KEY, glob="/var/lib/dpkg/info/*nvidia-container*.md5sums", content_kind="table"),
+        Probe(_KEYRING_FOLDER_PROBE_KEY, glob="/usr/share/keyrings", contents=False, content_kind="table"),
+        Probe("apt-sources", path=_SOURCES_LIST_FILE, content_kind="log"),
     ),
-    probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, configuration.DPKG_MAIN, status.DIVERSIONS, _COMMON_KEYRING),
+    probed_files={"apt-sources": _SOURCES_LIST_FILE},
+    files=(
+        preferences.PREFERENCES_FILE,
+        configuration.APT_CONF_FILE,
+        configuration.DPKG_MAIN,
+        status.DIVERSIONS_FILE,
+        _COMMON_KEYRING,
+    ),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
-        "apt-preferences-d": preferences.FOLDER,
-        "apt-conf-d": configuration.FOLDER,
+        "apt-preferences-d": preferences.PREFERENCES_FOLDER,
+        "apt-conf-d": configuration.APT_CONF_FOLDER,
         "dpkg-cfg-d": configuration.DPKG_FOLDER,
     },
     line_folders=("/etc/apt/", "/etc/dpkg/"),
@@ -202,7 +210,7 @@ DEB: Final = PackageSystem(
     database=status.Status,
     list_journaled=status.list_journaled,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
-    diversions=status.DIVERSIONS,
+    diversions=status.DIVERSIONS_FILE,
     find_owners=_find_owners,
     set_aside_files=tuple(
         f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
@@ -217,29 +225,29 @@ DEB: Final = PackageSystem(
     triggers_dkms=_triggers_dkms,
     is_older=is_older,
     plan_repository=_plan_repository,
-    refuse_without=_refuse_without,
-    refuse_left_out=_refuse_left_out,
-    note_trust=_note_trust,
-    pin=preferences.pin,
+    refuse_without=_refuse_missing_components,
+    refuse_left_out=_refuse_excluded_files,
+    note_trust=_note_relaxed_checks,
+    pin=preferences.render_driver_pin,
     render_cuda_pin=preferences.render_cuda_pin,
     pinned_version=preferences.pinned_version,
     packages_under_pin=preferences.packages_under_pin,
-    overriding=preferences.overriding,
+    overriding=preferences.note_overriding_records,
     diverted=_note_diversions,
     repair=REPAIR_COMMAND,
     finish="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
-    hint=answers.hint,
+    hint=answers.hint_on_refusal,
     archives_probe=answers.archives_probe,
     archives=answers.parse_archives,
-    serves=answers.serves,
+    serves=answers.is_entry_for_archive,
     trusted_folder="/etc/apt/trusted.gpg.d",
     common_keyring=_COMMON_KEYRING,
     programs=("apt-get", "apt-mark", "dpkg"),
     install=_command("apt-get", "install"),
     reinstall=_reinstall,
-    changed_files=answers.changed_files,
+    changed_files=answers.changed_files_probe,
     parse_changed_files=answers.parse_changed_files,
     purge=_command("apt-get", "purge"),
     unhold=_command("apt-mark", "unhold"),

@@ -14,27 +14,29 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb import preferences
 from gpunode.packages.system import Archive
 
-_LIMIT_BYTES = 16 << 20
+_MAX_MADISON_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt puts behind it.
-_PACKAGE = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
-_VERIFIED = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
-_HEADERS = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
+_PACKAGE_WORD = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_DPKG_VERIFY_LINE = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
+_KERNEL_HEADERS_PACKAGE = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
 # apt writes no user name and no password, and no slash at the end. Source: apt, ::URI::ArchiveOnly.
 _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
-_NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
+_DRIVER_VERSION_NOT_FOUND = Pattern(
+    r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found"
+)
 
-_DOWNGRADED = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
-_HELD = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
+_DOWNGRADED_PACKAGES_LIST = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
+_CHANGED_HELD_PACKAGES_LIST = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
-_UNMET = Pattern(r"Unmet dependencies\. Try")
+_UNMET_DEPENDENCIES = Pattern(r"Unmet dependencies\. Try")
 
 
 def find_named_packages(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
-    found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE.findall(refusal)]
+    found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE_WORD.findall(refusal)]
     return frozenset((*found, *(PackageId(package.name) for package in found)))
 
 
@@ -43,25 +45,25 @@ def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
     return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
-def hint(refusal: str, facts: Facts) -> str:
+def hint_on_refusal(refusal: str, facts: Facts) -> str:
     """Return what to do about a refusal that a fresh index did not help."""
     return (
-        _held_packages(refusal)
-        or _newer_packages(refusal, facts)
-        or _missing_headers(refusal, facts)
-        or _missing_version(refusal)
-        or _lost_version(refusal, facts)
+        _hint_on_held_packages(refusal)
+        or _hint_on_downgrades(refusal, facts)
+        or _hint_on_missing_headers(refusal, facts)
+        or _hint_on_missing_driver_version(refusal)
+        or _hint_on_lost_version(refusal, facts)
         or missing_source_hint(refusal)
-        or _unmet_dependencies(refusal)
-        or _foreign_preferences(refusal, facts)
+        or _hint_on_unmet_dependencies(refusal)
+        or _hint_on_foreign_preferences(refusal, facts)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
     )
 
 
-def _held_packages(problem: str) -> str:
+def _hint_on_held_packages(problem: str) -> str:
     """Return how packages are released that somebody holds, even where they are not installed."""
-    found = _HELD.search(problem)
+    found = _CHANGED_HELD_PACKAGES_LIST.search(problem)
     names = found[1].split() if found else []
     unhold = command("sudo", "apt-mark", "unhold", *names)
     return (
@@ -71,9 +73,9 @@ def _held_packages(problem: str) -> str:
     )
 
 
-def _newer_packages(problem: str, facts: Facts) -> str:
+def _hint_on_downgrades(problem: str, facts: Facts) -> str:
     """Return what to do about packages that would be downgraded, and that no step named."""
-    found = _DOWNGRADED.search(problem)
+    found = _DOWNGRADED_PACKAGES_LIST.search(problem)
     if found is None or "-y was used without --allow-downgrades" not in problem:
         return ""
     names = found[1].split()
@@ -86,7 +88,7 @@ def _newer_packages(problem: str, facts: Facts) -> str:
     )
 
 
-def _foreign_preferences(problem: str, facts: Facts) -> str:
+def _hint_on_foreign_preferences(problem: str, facts: Facts) -> str:
     """Return which of the user's own preferences are about the packages that a refusal names."""
     places = ", ".join(preferences.list_foreign_records(facts, find_named_packages(problem)))
     return (
@@ -97,12 +99,12 @@ def _foreign_preferences(problem: str, facts: Facts) -> str:
     )
 
 
-def _missing_headers(problem: str, facts: Facts) -> str:
+def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
     """Return what to do when the archive lacks the headers of an installed kernel, which may be older or newer.
 
     An archive has those of its newest kernel alone, mostly: an upgraded node only has to be rebooted.
     """
-    if (found := _HEADERS.search(problem)) is None:
+    if (found := _KERNEL_HEADERS_PACKAGE.search(problem)) is None:
         return ""
     kernels = known(facts.kernels, Kernels(None, ()))
     if kernels.running and found[0].endswith(f"-{kernels.running}") and kernels.wanted[-1] != kernels.running:
@@ -117,9 +119,9 @@ def _missing_headers(problem: str, facts: Facts) -> str:
     )
 
 
-def _missing_version(problem: str) -> str:
+def _hint_on_missing_driver_version(problem: str) -> str:
     """Return what to do when the archive does not have the installed driver's version any more."""
-    if (found := _NO_VERSION.search(problem)) is None:
+    if (found := _DRIVER_VERSION_NOT_FOUND.search(problem)) is None:
         return ""
     return (
         f"no source has {found['package']} {found['version']} any more, so the driver cannot be completed in that "
@@ -129,7 +131,7 @@ def _missing_version(problem: str) -> str:
     )
 
 
-def _lost_version(problem: str, facts: Facts) -> str:
+def _hint_on_lost_version(problem: str, facts: Facts) -> str:
     """Return what to do when the archive has no more the version of which a part is installed, and maybe held."""
     if not (lacking := versions_not_found(problem)):
         return ""
@@ -144,9 +146,9 @@ def _lost_version(problem: str, facts: Facts) -> str:
     )
 
 
-def _unmet_dependencies(problem: str) -> str:
+def _hint_on_unmet_dependencies(problem: str) -> str:
     """Return what to do about packages that were broken before, of which gpunode did not name every one to apt."""
-    if _UNMET.search(problem) is None:
+    if _UNMET_DEPENDENCIES.search(problem) is None:
         return ""
     return (
         "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing until "
@@ -157,7 +159,7 @@ def _unmet_dependencies(problem: str) -> str:
 
 def archives_probe(packages: Collection[PackageId]) -> Probe:
     """Return the command that lists the archives of each version of ``packages``."""
-    return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
+    return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_MAX_MADISON_BYTES)
 
 
 def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
@@ -174,7 +176,7 @@ def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
     return {key: tuple(archives) for key, archives in found.items()}
 
 
-def changed_files(package: PackageId) -> Probe:
+def changed_files_probe(package: PackageId) -> Probe:
     """Return what compares a package's files with dpkg's checksums of them; diverted ones where they stand."""
     return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
 
@@ -184,11 +186,11 @@ def parse_changed_files(answer: str) -> tuple[str, ...]:
 
     Source: dpkg(1), --verify-format rpm: nine signs of which 5 is the checksum, or "missing"; "c" marks a conffile.
     """
-    rows = (_VERIFIED.fullmatch(line) for line in answer.splitlines())
+    rows = (_DPKG_VERIFY_LINE.fullmatch(line) for line in answer.splitlines())
     return tuple(row["path"] for row in rows if row and row["conffile"] == " ")
 
 
-def serves(source: PackageSource, archive: Archive) -> bool:
+def is_entry_for_archive(source: PackageSource, archive: Archive) -> bool:
     """Return whether an entry of the sources is for an archive as apt prints it."""
     if not _matches_printed_uri(_without_userinfo(source.uri), _without_userinfo(archive.uri)):
         return False

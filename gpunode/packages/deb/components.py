@@ -9,18 +9,18 @@ from typing import Final
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.outcome import Refusal
 
-_PARTS: Final = frozenset({"", "updates", "security"})
+_SUITE_SUFFIXES: Final = frozenset({"", "updates", "security"})
 # Names of suites that do not tell the release.
-_BY_AGE: Final = frozenset({"stable", "oldstable", "oldoldstable", "testing"})
+_SUITES_NAMED_BY_AGE: Final = frozenset({"stable", "oldstable", "oldoldstable", "testing"})
 
 
-def refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
+def refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
     """Return the refusal of a node whose entries for its own archive leave some of ``components`` out.
 
     None where no entry is for that archive, such as with a mirror that has one flat folder: only apt knows then.
     """
     codename = need(facts.distro, "which distribution this is").codename
-    own = [source for source in known(facts.sources, ()) if _is_of_release(source, codename)]
+    own = [source for source in known(facts.sources, ()) if _is_release_archive_entry(source, codename)]
     present = {*chain.from_iterable(source.components for source in own)}
     missing = [component for component in components if component not in present]
     if not own or not missing:
@@ -38,7 +38,7 @@ def refuse_without(facts: Facts, components: Sequence[str]) -> Refusal | None:
     )
 
 
-def _is_of_release(source: PackageSource, codename: str) -> bool:
+def _is_release_archive_entry(source: PackageSource, codename: str) -> bool:
     """Return whether an entry is for the release's own archive, its updates or its security fixes.
 
     Others have a component main, too; a mirror keeps the folder's name (debian, debian-security, ubuntu-ports).
@@ -47,4 +47,8 @@ def _is_of_release(source: PackageSource, codename: str) -> bool:
         return False
     stem, _, part = source.suite.partition("/")[0].partition("-")
     folder = source.uri.rstrip("/").rpartition("/")[2]
-    return (stem == codename or stem in _BY_AGE) and part in _PARTS and folder.startswith(("debian", "ubuntu"))
+    return (
+        (stem == codename or stem in _SUITES_NAMED_BY_AGE)
+        and part in _SUITE_SUFFIXES
+        and folder.startswith(("debian", "ubuntu"))
+    )

@@ -8,16 +8,16 @@ from typing import Final
 
 from gpunode.facts.patterns import Pattern
 
-FOLDER: Final = "/etc/apt/apt.conf.d"
-MAIN: Final = "/etc/apt/apt.conf"
+APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
+APT_CONF_FILE: Final = "/etc/apt/apt.conf"
 DPKG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
 DPKG_MAIN: Final = "/etc/dpkg/dpkg.cfg"
 # As apt reads a folder of its own: other names are passed over.
-_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
+_APT_CONF_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
 _TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")
 _TRUE = frozenset({"yes", "true", "with", "on", "enable", "1"})
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
-_RELAXED_ON = frozenset(
+_OPTIONS_RELAXING_IF_ON = frozenset(
     {
         "apt::get::allowunauthenticated",
         "acquire::allowinsecurerepositories",
@@ -26,9 +26,11 @@ _RELAXED_ON = frozenset(
     }
 )
 # Also for one host: Acquire::https::HOST::Verify-Peer; http's options hold for https, too.
-_RELAXED_OFF = Pattern(r"acquire::(?:check-valid-until|check-date|https?::(?:[^:\s]+::)?verify-(?:peer|host))")
+_OPTIONS_RELAXING_IF_OFF = Pattern(
+    r"acquire::(?:check-valid-until|check-date|https?::(?:[^:\s]+::)?verify-(?:peer|host))"
+)
 # dpkg(1), --force-things.
-_RELAXED_DPKG = frozenset({"--force-bad-verify", "--force-all"})
+_RELAXING_DPKG_OPTIONS = frozenset({"--force-bad-verify", "--force-all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,27 @@ class Option:
     value: str
 
 
-def is_read(path: str) -> bool:
+def is_apt_conf_file(path: str) -> bool:
     """Return whether apt reads ``path`` as configuration."""
     folder, _, name = path.rpartition("/")
-    return path == MAIN or (folder == FOLDER and _NAME.fullmatch(name) is not None)
+    return path == APT_CONF_FILE or (folder == APT_CONF_FOLDER and _APT_CONF_FILE_NAME.fullmatch(name) is not None)
 
 
 def relaxes_checks(name: str, value: str) -> bool:
     """Return whether apt, with this option, asks less of an archive than it does by default."""
     word = value.lower()
     if name == "dpkg::options":
-        return word in _RELAXED_DPKG
-    return word in _TRUE if name in _RELAXED_ON else word in _FALSE and _RELAXED_OFF.fullmatch(name) is not None
+        return word in _RELAXING_DPKG_OPTIONS
+    return (
+        word in _TRUE
+        if name in _OPTIONS_RELAXING_IF_ON
+        else word in _FALSE and _OPTIONS_RELAXING_IF_OFF.fullmatch(name) is not None
+    )
 
 
-def is_overridden(name: str) -> bool:
+def is_always_overridden(name: str) -> bool:
     """Return whether gpunode's own runs of apt override the option always, and not for its own archives alone."""
-    return _RELAXED_OFF.fullmatch(name) is None
+    return _OPTIONS_RELAXING_IF_OFF.fullmatch(name) is None
 
 
 def parse(file: str, text: str) -> tuple[Option, ...]:

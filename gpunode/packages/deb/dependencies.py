@@ -15,7 +15,7 @@ from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import (
     HALF_INSTALLED,
-    PRESENT,
+    PRESENT_STATES,
     Alternative,
     DpkgEntry,
     native_architecture,
@@ -27,7 +27,7 @@ from gpunode.packages.deb.version import order_key
 from gpunode.packages.version import without_epoch
 
 # "<" and ">" are deprecated spellings of "<=" and ">=".
-_HOLDS: Final = {
+_TEST_BY_RELATION: Final = {
     "=": lambda order: order == 0,
     "<<": lambda order: order < 0,
     "<=": lambda order: order <= 0,
@@ -63,7 +63,8 @@ class InstalledRelations:
         return tuple(
             one
             for one in _iter_missing(installed, known)
-            if _what_is_there(packages.get(one.package)) == _what_is_there(before.get(one.package))
+            if _installed_version_and_state(packages.get(one.package))
+            == _installed_version_and_state(before.get(one.package))
         )
 
     def answers(
@@ -78,7 +79,7 @@ class InstalledRelations:
         }
 
 
-def _what_is_there(state: PackageState | None) -> tuple[str, bool] | None:
+def _installed_version_and_state(state: PackageState | None) -> tuple[str, bool] | None:
     return (state.version, state.config_files_only) if state is not None else None
 
 
@@ -122,7 +123,7 @@ class _Installed:
         rows = {
             package_id_of(entry, native): entry
             for entry in entries
-            if entry.status in PRESENT or entry.status == HALF_INSTALLED
+            if entry.status in PRESENT_STATES or entry.status == HALF_INSTALLED
         }
         present = {package for package, state in packages.items() if not state.config_files_only}
         providing = [one for one, entry in rows.items() if entry.provides]
@@ -169,8 +170,8 @@ class _Installed:
         version = entry.version if provided is None else provided
         if not wanted.operator or not self.is_unchanged(package):
             return True
-        holds = _HOLDS.get(wanted.operator)
-        return bool(version) and holds is not None and holds(_order(version, wanted.version))
+        holds = _TEST_BY_RELATION.get(wanted.operator)
+        return bool(version) and holds is not None and holds(_compare_versions(version, wanted.version))
 
     def is_unchanged(self, package: PackageId) -> bool:
         """Return whether the package is there in the database's version; a plan may have changed it."""
@@ -185,7 +186,7 @@ def _by_name(packages: Iterable[PackageId]) -> Mapping[str, Sequence[PackageId]]
     return found
 
 
-def _order(one: str, other: str) -> int:
+def _compare_versions(one: str, other: str) -> int:
     if one == other:
         return 0
     first, second = order_key(one), order_key(other)

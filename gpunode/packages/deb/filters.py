@@ -13,9 +13,11 @@ from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Refusal
 from gpunode.packages.deb.configuration import DPKG_FOLDER, DPKG_MAIN
 
-_NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
+_DPKG_CONFIG_FILE_NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
 # lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
-_FILTER: Final = Pattern(r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)")
+_PATH_FILTER_LINE: Final = Pattern(
+    r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class _PathFilter:
     excludes: bool
 
 
-def refuse_left_out(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
+def refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
     """Return the refusal of a node whose dpkg unpacks none of the files that something needs.
 
     Args:
@@ -60,7 +62,7 @@ def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter |
 def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
     """Yield the filters in dpkg's order: its folder by name, then its main file."""
     folder = sorted(path for path in facts.files if path.startswith(f"{DPKG_FOLDER}/"))
-    for path in (*(one for one in folder if _NAME.fullmatch(one.rpartition("/")[2])), DPKG_MAIN):
+    for path in (*(one for one in folder if _DPKG_CONFIG_FILE_NAME.fullmatch(one.rpartition("/")[2])), DPKG_MAIN):
         for number, line in enumerate(facts.text(path).splitlines(), 1):
-            if match := _FILTER.fullmatch(line.rstrip()):
+            if match := _PATH_FILTER_LINE.fullmatch(line.rstrip()):
                 yield _PathFilter(f"{path}:{number}", match["glob"], match["does"] == "ex")

@@ -10,15 +10,19 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.simulation import Action, Simulation
 
-_VERBS: dict[str, Literal["install", "remove", "purge"]] = {"Inst": "install", "Remv": "remove", "Purg": "purge"}
+_ACTION_BY_VERB: dict[str, Literal["install", "remove", "purge"]] = {
+    "Inst": "install",
+    "Remv": "remove",
+    "Purg": "purge",
+}
 # "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; a residue is "Purg name" without a version.
-_ACTION = re.compile(
+_SIMULATED_ACTION_LINE = re.compile(
     r"^(?P<verb>Inst|Remv|Purg) (?P<name>\S+)(?: \[(?P<former>[^\]]+)\])?"
     r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
 )
-_UNMET = "The following packages have unmet dependencies:"
+_UNMET_DEPENDENCIES_HEADING = "The following packages have unmet dependencies:"
 # apt-private/private-install.cc; the names follow, indented.
-_NAMED = re.compile(
+_HELD_OR_DOWNGRADED_LIST = re.compile(
     r"^The following (?:held packages will be changed|packages will be DOWNGRADED):\n(?: .*\n)+", re.MULTILINE
 )
 
@@ -30,18 +34,18 @@ def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
 
 def _actions(stdout: str) -> Iterator[Action]:
     for line in stdout.splitlines():
-        if match := _ACTION.match(line):
+        if match := _SIMULATED_ACTION_LINE.match(line):
             version, former = match["version"] or "", match["former"] or ""
             is_downgrade = bool(version and former) and is_older(version, former)
             package = PackageId.of(match["name"])
-            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", is_downgrade)
+            yield Action(_ACTION_BY_VERB[match["verb"]], package, version, former, match["origin"] or "", is_downgrade)
 
 
 def refusal(stdout: str, stderr: str) -> str:
     """Apt's own reason for refusing, without the preliminaries."""
-    _, heading, unmet = stdout.partition(_UNMET)
+    _, heading, unmet = stdout.partition(_UNMET_DEPENDENCIES_HEADING)
     parts = [heading + unmet.rstrip()] if heading else []
-    parts += [named[0].rstrip() for named in _NAMED.finditer(stdout)]
+    parts += [named[0].rstrip() for named in _HELD_OR_DOWNGRADED_LIST.finditer(stdout)]
     parts += messages(stderr) or messages(stdout)
     return "\n".join(parts or (stderr.strip() or stdout.strip()).splitlines()[-5:])
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.conflicts import driver_versioned_package_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts
@@ -19,24 +19,24 @@ from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.version import without_epoch
 
-MAIN: Final = "/etc/apt/preferences"
-FOLDER: Final = "/etc/apt/preferences.d"
+PREFERENCES_FILE: Final = "/etc/apt/preferences"
+PREFERENCES_FOLDER: Final = "/etc/apt/preferences.d"
 # As apt reads a folder of its own: other names are passed over.
-_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
+_PREFERENCES_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
 
 PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 CUDA_PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-cuda"
 
 # Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
 _WANTED, _NEVER = 1001, -1
-_EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
-_GLOBS = ("libnvidia-*", "nvidia-*")
+_EXACT_VERSION_PIN_LINE = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
+_DRIVER_PACKAGE_GLOBS = ("libnvidia-*", "nvidia-*")
 _PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
 
-_DISTRO_HEADER = """\
+_DISTRO_PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from the distribution's own archive, in one branch, not from NVIDIA's.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
@@ -68,13 +68,13 @@ class Record:
 
 def files_in_order(paths: Iterable[str]) -> tuple[str, ...]:
     """Return those of ``paths`` that apt reads, in its order."""
-    read = [path for path in paths if path == MAIN or _is_read(path)]
-    return tuple(sorted(read, key=lambda path: (path != MAIN, path)))
+    read = [path for path in paths if path == PREFERENCES_FILE or _is_read_from_folder(path)]
+    return tuple(sorted(read, key=lambda path: (path != PREFERENCES_FILE, path)))
 
 
-def _is_read(path: str) -> bool:
+def _is_read_from_folder(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    return folder == FOLDER and _NAME.fullmatch(name) is not None
+    return folder == PREFERENCES_FOLDER and _PREFERENCES_FILE_NAME.fullmatch(name) is not None
 
 
 def parse(file: str, text: str) -> tuple[Record, ...]:
@@ -109,7 +109,7 @@ def _matches_pattern(pattern: str, package: str) -> bool:
     return fnmatchcase(package, pattern)
 
 
-def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
+def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
     """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
 
     Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
@@ -121,7 +121,7 @@ def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> 
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
     ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
     """
-    names = pinned_names(choice.branch)
+    names = driver_versioned_package_names(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
     if choice.source == "distro":
         # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.
@@ -129,10 +129,10 @@ def pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> 
             *(_record(names, f"release {one}", _NEVER) for one in foreign),
             _record(names, f"version {version}", _WANTED),
         ]
-        return "\n".join([_DISTRO_HEADER, *records]).encode()
+        return "\n".join([_DISTRO_PIN_HEADER, *records]).encode()
     records = [
         _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
-        _record((*_GLOBS, *names), f"version {version}", _WANTED),
+        _record((*_DRIVER_PACKAGE_GLOBS, *names), f"version {version}", _WANTED),
         _record(names, "release *", _NEVER),
     ]
     return "\n".join([_PIN_HEADER, *records]).encode()
@@ -156,7 +156,7 @@ def _record(names: tuple[str, ...], pin: str, priority: int) -> str:
 
 def pinned_version(content: bytes) -> str:
     """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
-    found = _EXACT_PIN.search(content)
+    found = _EXACT_VERSION_PIN_LINE.search(content)
     return found[1].decode() if found else ""
 
 
@@ -186,7 +186,7 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
                 yield f"{record.file}:{record.line}"
 
 
-def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
+def note_overriding_records(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
     """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
     for path in takewhile(lambda path: path != PIN_FILE, files_in_order({*facts.files, PIN_FILE})):
         for record in parse(path, facts.text(path)):

@@ -9,23 +9,23 @@ from dataclasses import replace
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
-from gpunode.facts.access import describe_nonroot_writers, explain_restriction, exposure_notes
+from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
-from gpunode.packages.deb.sources import explain_closed_folder
+from gpunode.packages.deb.sources import explain_closed_keyring_folder
 
 # apt reads keyrings as the user _apt.
-_OTHERS_READ = 0o004
+_OTHERS_READ_MODE_BIT = 0o004
 # apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
 # Of a port apt reads the number: 08443 is 8443.
-_ADDRESS = re.compile(
+_ARCHIVE_URI_START = re.compile(
     r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::0*(?:80|443)(?=/|\Z)|(:)0*(?=\d))?",
     re.IGNORECASE,
 )
-_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_PERCENT_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
-def _host(match: re.Match[str]) -> str:
+def _lower_case_host(match: re.Match[str]) -> str:
     return match[1].lower().rstrip(".") + (match[2] or "")
 
 
@@ -56,9 +56,9 @@ def _comparable_address(source: PackageSource, architecture: str) -> tuple[str, 
 
 def _normalize_uri(uri: str, architecture: str) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
-    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
+    unescaped = _PERCENT_ESCAPE.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
     parts: list[str] = []
-    for part in _ADDRESS.sub(_host, unescaped).split("/"):
+    for part in _ARCHIVE_URI_START.sub(_lower_case_host, unescaped).split("/"):
         if part == ".." and parts[1:]:
             parts.pop()
         elif part not in {"", ".", ".."}:
@@ -74,16 +74,16 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         return _refuse_rival(repository, foreign)
     leaving = {rival.file for rival in rivals}
     staying = tuple(source for source in sources if source.file not in leaving)
-    if (written := _list(repository, staying, facts)) and _has_unrelated_entries(repository, sources):
+    if (written := _plan_list_file(repository, staying, facts)) and _has_unrelated_entries(repository, sources):
         return _refuse_shared_list(repository)
     refresh = frozenset({Trigger("index-refresh", _choose_list_file(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
-        *_keyring(repository, facts, refresh),
+        *_plan_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
     folder = repository.keyring.rpartition("/")[0]
-    if changes and (closed := explain_closed_folder(folder, facts)):
+    if changes and (closed := explain_closed_keyring_folder(folder, facts)):
         return Refusal(
             what=f"apt could not read the index of {repository.uri}",
             why=closed,
@@ -93,7 +93,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
-    notes = tuple(exposure_notes(facts, (repository.keyring, _choose_list_file(repository, staying))))
+    notes = tuple(note_replaceable_files(facts, (repository.keyring, _choose_list_file(repository, staying))))
     if not changes and mended:
         return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
     if not changes:
@@ -135,7 +135,7 @@ def _removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[
     return [FileChange(file, state, None, refresh) for file, state in states if state is not None]
 
 
-def _keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+def _plan_keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
     fact = facts.file(repository.keyring)
     if holds(fact, repository.key):
         return []
@@ -158,7 +158,7 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
 
 def _has_sound_mode(state: FileState) -> bool:
     """Return whether apt's own user can read a file and nobody can write to it who is not root."""
-    return bool(state.mode & _OTHERS_READ) and not describe_nonroot_writers(state)
+    return bool(state.mode & _OTHERS_READ_MODE_BIT) and not describe_nonroot_writers(state)
 
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
@@ -203,7 +203,7 @@ def _describe_fault(source: PackageSource, repository: Repository) -> str:
     return ""
 
 
-def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
+def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """The list file, unless ``sources``, those that stay, name the archive rightly already."""
     own = [source for source in sources if source.file == repository.list_file]
     clashes = any(source.enabled and _describe_fault(source, repository) for source in own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gpunode.facts.model import EMBEDDED, Facts, PackageSource
+from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource
 from gpunode.facts.patterns import Pattern
 
 _TYPES = ("deb", "deb-src")
@@ -15,20 +15,20 @@ _BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
 _URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]{0,40}:\S")
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
 # Options that make apt check less, where they are on and where they are off. Source: sources.list(5).
-_RELAXED_ON = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
-_RELAXED_OFF = ("check-valid-until", "check-date")
-_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
+_OPTIONS_RELAXING_IF_ON = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
+_OPTIONS_RELAXING_IF_OFF = ("check-valid-until", "check-date")
+_SOURCE_LIST_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
 
 
 def is_source_list(path: str) -> bool:
     """Return whether apt reads ``path`` as a list of sources; in sources.list.d it passes over any other name."""
     folder, _, name = path.rpartition("/")
     return path == "/etc/apt/sources.list" or (
-        folder == "/etc/apt/sources.list.d" and _FILE_NAME.fullmatch(name) is not None
+        folder == "/etc/apt/sources.list.d" and _SOURCE_LIST_FILE_NAME.fullmatch(name) is not None
     )
 
 
-def explain_closed_folder(folder: str, facts: Facts) -> str:
+def explain_closed_keyring_folder(folder: str, facts: Facts) -> str:
     """Return that apt's own user cannot enter a folder of keyrings; empty where it can."""
     mode = facts.folder_modes.get(folder, 0o755)
     if mode & 0o001:
@@ -44,10 +44,10 @@ def parse(path: str, text: str) -> tuple[PackageSource, ...]:
     Raises:
         ValueError: an entry is malformed: apt would not read it either.
     """
-    return tuple(_deb822(path, text) if path.endswith(".sources") else _one_line(path, text))
+    return tuple(_deb822(path, text) if path.endswith(".sources") else _parse_one_line_style(path, text))
 
 
-def _one_line(path: str, text: str) -> Iterator[PackageSource]:
+def _parse_one_line_style(path: str, text: str) -> Iterator[PackageSource]:
     for number, line in enumerate(text.split("\n"), 1):
         words = _words(line)
         if words:
@@ -75,7 +75,7 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> Packag
     kind, rest = words[0], words[1:]
     options: Mapping[str, str] = {}
     if rest and rest[0].startswith("["):
-        options, rest = _options(rest[0]), rest[1:]
+        options, rest = _parse_bracketed_options(rest[0]), rest[1:]
     if kind not in _TYPES or len(rest) < 2 or not _URI.match(rest[0]):
         raise ValueError(f"{path}:{number}: not an entry that apt reads")
     uri, suite, components = rest[0], rest[1], tuple(rest[2:])
@@ -88,7 +88,7 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> Packag
     )
 
 
-def _options(word: str) -> Mapping[str, str]:
+def _parse_bracketed_options(word: str) -> Mapping[str, str]:
     pairs = (option.partition("=") for option in word.strip("[]").split())
     return {key.rstrip("+-").lower(): value for key, _, value in pairs}
 
@@ -96,8 +96,8 @@ def _options(word: str) -> Mapping[str, str]:
 def _relaxing_options(options: Mapping[str, str]) -> tuple[str, ...]:
     """The options that make apt check less than it does by default."""
     given = {key: value.lower() for key, value in options.items() if value}
-    on = (key for key in _RELAXED_ON if given.get(key, "no") not in _FALSE)
-    off = (key for key in _RELAXED_OFF if given.get(key) in _FALSE)
+    on = (key for key in _OPTIONS_RELAXING_IF_ON if given.get(key, "no") not in _FALSE)
+    off = (key for key in _OPTIONS_RELAXING_IF_OFF if given.get(key) in _FALSE)
     return tuple(f"{key}={given[key]}" for key in (*on, *off))
 
 
@@ -150,4 +150,4 @@ def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str],
 
 
 def _signed_by(value: str) -> str:
-    return EMBEDDED if "-----BEGIN PGP" in value else " ".join(value.split())
+    return EMBEDDED_KEY_PLACEHOLDER if "-----BEGIN PGP" in value else " ".join(value.split())

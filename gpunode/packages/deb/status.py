@@ -14,11 +14,11 @@ _FIELD = Pattern(
     r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"
 )
 _CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
-_JOURNAL = Pattern(r"/\d+\Z")
-_NAME = Pattern(r"\nPackage: (\S+)(?=\n)")
+_DPKG_JOURNAL_FILE = Pattern(r"/\d+\Z")
+_PACKAGE_NAME_FIELD = Pattern(r"\nPackage: (\S+)(?=\n)")
 # dpkg(1), "Package states": `dpkg --configure -a` makes these installed.
-_TO_CONFIGURE = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
-PRESENT = _TO_CONFIGURE | {"installed"}
+_UNCONFIGURED_STATES = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
+PRESENT_STATES = _UNCONFIGURED_STATES | {"installed"}
 # It has lost some of its files, and counts as absent; it can only be installed anew.
 HALF_INSTALLED = "half-installed"
 
@@ -93,7 +93,7 @@ def packages(found: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[P
             config_files_only=entry.status == "config-files",
         )
         for entry in found
-        if entry.status in PRESENT or entry.status == "config-files"
+        if entry.status in PRESENT_STATES or entry.status == "config-files"
     }
 
 
@@ -118,7 +118,7 @@ def was_interrupted(found: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
 
 def list_unfinished(found: Iterable[DpkgEntry]) -> frozenset[str]:
     """The names of the packages that dpkg has not finished with, also for want of a trigger."""
-    return frozenset(entry.name for entry in found if entry.status in _TO_CONFIGURE | {HALF_INSTALLED})
+    return frozenset(entry.name for entry in found if entry.status in _UNCONFIGURED_STATES | {HALF_INSTALLED})
 
 
 def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
@@ -135,11 +135,11 @@ def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> fro
 
 def list_journaled(text: str) -> frozenset[str]:
     """Return the names of the packages in a file of dpkg's journal, which may be cut off."""
-    return frozenset(_NAME.findall(f"\n{text}"))
+    return frozenset(_PACKAGE_NAME_FIELD.findall(f"\n{text}"))
 
 
 def _has_journal(updates: Iterable[str]) -> bool:
-    return any(_JOURNAL.search(path) for path in updates)
+    return any(_DPKG_JOURNAL_FILE.search(path) for path in updates)
 
 
 def half_installed(found: Iterable[DpkgEntry]) -> tuple[str, ...]:
@@ -147,10 +147,10 @@ def half_installed(found: Iterable[DpkgEntry]) -> tuple[str, ...]:
     return tuple(entry.name for entry in found if entry.status == HALF_INSTALLED)
 
 
-def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
+def find_purged_conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
     """The configuration files that dpkg keeps for each of ``packages`` and takes with it in a purge, by name."""
     found: dict[str, tuple[str, ...]] = {}
-    unshipped, wanted = obsolete(text), frozenset(packages)
+    unshipped, wanted = find_obsolete_conffiles(text), frozenset(packages)
     for paragraph in text.split("\n\n"):
         fields = dict(_FIELD.findall("\n" + paragraph))
         listed = _CONFFILES.search(paragraph)
@@ -169,7 +169,7 @@ def shipped_conffiles(text: str) -> Mapping[str, str]:
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
-def obsolete(text: str) -> Mapping[str, str]:
+def find_obsolete_conffiles(text: str) -> Mapping[str, str]:
     """The configuration files that the present version of their package no longer ships, each with dpkg's md5 of it.
 
     dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
@@ -179,7 +179,9 @@ def obsolete(text: str) -> Mapping[str, str]:
     return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"] and row[0] not in shipped}
 
 
-def find_needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
+def find_packages_still_needed(
+    text: str, leaving: Collection[str], changing: Collection[str] = ()
+) -> Mapping[str, str]:
     """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
     Those ``changing`` their version, or coming back, are there afterwards; what they need then ``text`` does not say,
@@ -218,7 +220,7 @@ class _Relations:
 
 def _relations(text: str) -> Iterator[_Relations]:
     for entry in entries(text):
-        if entry.status in PRESENT:
+        if entry.status in PRESENT_STATES:
             depends = tuple(_dependency_names(f"{entry.pre_depends},{entry.depends}"))
             yield _Relations(
                 entry.name, tuple(one for clause in _dependency_names(entry.provides) for one in clause), depends
@@ -250,7 +252,7 @@ class Status:
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """The configuration files that a purge of each of these packages takes."""
-        return conffiles(self.text, packages)
+        return find_purged_conffiles(self.text, packages)
 
     def shipped(self) -> Mapping[str, str]:
         """The configuration files that packages ship, with their MD5 sums."""
@@ -258,13 +260,13 @@ class Status:
 
     def obsolete(self) -> Mapping[str, str]:
         """Return those that no package ships any more."""
-        return obsolete(self.text)
+        return find_obsolete_conffiles(self.text)
 
     def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Return those of the packages ``leaving`` that others still need."""
         # Relations go by name; whose architecture they mean is left to apt.
         names = {package.name: package for package in leaving if not package.arch}
-        found = find_needed(self.text, names, {package.name for package in changing if not package.arch})
+        found = find_packages_still_needed(self.text, names, {package.name for package in changing if not package.arch})
         return {names[name]: by for name, by in found.items()}
 
 
@@ -302,8 +304,8 @@ def _alternatives(clause: str) -> Iterator[Alternative]:
             yield Alternative(found[1], found[2] or "", found[3] or "", found[4] or "")
 
 
-DIVERSIONS: Final = "/var/lib/dpkg/diversions"
-_BY_HAND = ":"
+DIVERSIONS_FILE: Final = "/var/lib/dpkg/diversions"
+_MANUAL_DIVERTER = ":"
 
 
 def parse_checksums(text: str) -> Mapping[str, str]:
@@ -320,4 +322,4 @@ def parse_diversions(text: str) -> Iterator[tuple[str, str, str]]:
 
 def manual_diversions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each path that a person, and no package, has diverted, and its target."""
-    yield from ((path, target) for path, target, package in parse_diversions(text) if package == _BY_HAND)
+    yield from ((path, target) for path, target, package in parse_diversions(text) if package == _MANUAL_DIVERTER)

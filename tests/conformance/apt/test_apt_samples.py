@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Busy, ChangeFailed
-from gpunode.host.apt import parse_status
+from gpunode.host.apt import parse_apt_progress
 from gpunode.host.apt_failures import (
     FailureKind,
     classify_failure,
@@ -199,7 +199,7 @@ def test_reason_from_the_newer_solver_is_kept() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_progress_of_a_whole_transaction_is_parsed(version: str) -> None:
     lines = sample(version, "install-purge-status").stdout.splitlines()
-    progress = [found for line in lines if (found := parse_status(line))]
+    progress = [found for line in lines if (found := parse_apt_progress(line))]
     phases = [found.phase for found in progress]
     assert phases == sorted(phases)
     assert set(phases) == {"download", "install"}

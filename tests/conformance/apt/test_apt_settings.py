@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.apt import SIMULATE
+from gpunode.host.apt import SIMULATE_COMMAND
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
 
@@ -50,7 +50,7 @@ def run_apt(root: Path, settings: str, *words: str) -> subprocess.CompletedProce
     text = f'Dir "{root}"; Dir::State::status "{root}/var/lib/dpkg/status"; APT::Architecture "amd64";\n{settings}'
     (root / "apt.conf").write_text(text)
     env = {**os.environ, "APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C"}
-    return subprocess.run([*SIMULATE, *words], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run([*SIMULATE_COMMAND, *words], env=env, capture_output=True, text=True, check=False)
 
 
 def simulate(root: Path, settings: str, *words: str) -> tuple[int, list[str]]:

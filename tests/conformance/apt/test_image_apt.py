@@ -12,7 +12,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.host import image_apt
 from gpunode.host.image_apt import simulate_image
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import NOT_SIMULATED, Action
+from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Action
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
 
@@ -117,16 +117,16 @@ def test_image_of_unknown_architecture_is_not_simulated(root: Path) -> None:
     foreign = STATUS.format("old").replace("Architecture: amd64", "Architecture: i386")
     (root / "var/lib/dpkg/status").write_text(f"{STATUS.format('old')}\n{foreign}")
 
-    assert simulate_image(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
+    assert simulate_image(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED_PREFIX)
 
 
 def test_oversized_image_state_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is too large by itself; together they are."""
-    monkeypatch.setattr(image_apt, "_MAX_FILE_BYTES", 4 << 20)
+    monkeypatch.setattr(image_apt, "_MAX_COPIED_BYTES", 4 << 20)
     for number in range(5):
         with (root / f"var/lib/apt/lists/archive.invalid_{number}_Packages").open("wb") as file:
             file.truncate(1 << 20)
 
     problem = simulate_image(str(root), [install("tool")]).problem
 
-    assert problem == f"{NOT_SIMULATED}the state of the image's apt cannot be copied: it is larger than 4 MiB"
+    assert problem == f"{NOT_SIMULATED_PREFIX}the state of the image's apt cannot be copied: it is larger than 4 MiB"

@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.catalog.driver import Choice
 from gpunode.distros import DEBIAN, UBUNTU, Family
-from gpunode.packages.deb.preferences import pin
+from gpunode.packages.deb.preferences import render_driver_pin
 from tests.needs import lacking
 
 _LACKING = lacking("apt-get", "apt-ftparchive")
@@ -142,7 +142,9 @@ DEBIANS_OWN = [
 
 
 def debian(tmp_path: Path, choice: Choice, *installed: Deb, family: Family = DEBIAN) -> Apt:
-    return Apt(tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, pin(choice, family.origins))
+    return Apt(
+        tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, render_driver_pin(choice, family.origins)
+    )
 
 
 def test_pascal_host_gets_580_although_the_index_has_615(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def ubuntu(tmp_path: Path, choice: Choice, *installed: Deb) -> Apt:
     ]
     ppa = [Deb("nvidia-utils-580", "580.300.01-0ubuntu0~gpu24.04.1")]
     repositories = {"NVIDIA": nvidia, "Ubuntu": own, "LP-PPA-graphics-drivers": ppa}
-    return Apt(tmp_path, repositories, installed, pin(choice, UBUNTU.origins))
+    return Apt(tmp_path, repositories, installed, render_driver_pin(choice, UBUNTU.origins))
 
 
 def test_ubuntu_580_packages_are_not_mixed_in(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_folder_without_a_system_is_refused(tmp_path: Path) -> None:
 def test_placeholder_of_a_killed_run_is_reused_and_removed(root: Path) -> None:
     """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
     policy = root / "usr/sbin/policy-rc.d"
-    policy.write_bytes(chroot._PLACEHOLDER)
+    policy.write_bytes(chroot._MOUNT_POINT_PLACEHOLDER)
     one = runner(root)
 
     with chroot.prepare_root(one):
@@ -323,7 +323,7 @@ def test_placeholder_of_a_killed_run_is_reused_and_removed(root: Path) -> None:
 
 def test_placeholders_are_removed_and_files_of_the_image_kept(root: Path) -> None:
     policy, resolver = root / "usr/sbin/policy-rc.d", root / "etc/resolv.conf"
-    policy.write_bytes(chroot._PLACEHOLDER)
+    policy.write_bytes(chroot._MOUNT_POINT_PLACEHOLDER)
     resolver.write_text("")
 
     chroot.remove_mount_points(str(root))

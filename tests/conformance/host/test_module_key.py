@@ -22,8 +22,8 @@ from gpunode.facts.module_key import read_serial
 from gpunode.host import mok
 from gpunode.host.local import LocalHost
 from gpunode.host.process import Runner
-from gpunode.steps.enrolment import KEY_BACKUP
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.enrolment import KEY_BACKUP_FOLDER
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import planned, recipe
 from tests.unit.steps.test_secure_boot_steps import node
@@ -41,9 +41,9 @@ echo "$@" > "@FOLDER@/argv"
 
 def make_key(key: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
     """Run the command that the plan has for a new key, with these paths."""
-    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
+    changes = planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware()))).changes
     (command,) = [one for one in changes if isinstance(one, CommandChange) and one.argv[0] == "sh"]
-    script = command.argv[2].replace(KEY_BACKUP, str(key.parent / "copy"))
+    script = command.argv[2].replace(KEY_BACKUP_FOLDER, str(key.parent / "copy"))
     argv = [*command.argv[:2], script, command.argv[3], str(key), str(certificate)]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
@@ -201,7 +201,7 @@ def test_nothing_is_queued_if_nobody_can_see_the_password(tmp_path: Path, reques
 
 
 def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path) -> None:
-    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes
+    changes = planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware()))).changes
     with pytest.raises(Refused, match="no terminal") as caught:
         mok.read_chosen_password(changes, "", str(tmp_path / "no-terminal"))
     assert "ssh -t" in caught.value.hint

@@ -65,7 +65,7 @@ def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], 
 @pytest.mark.parametrize("form", ["kustomize", "argocd", "flux"])
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "k8s-mps", "gpu-operator", "hami", "dra"])
 def test_kustomize_builds_the_rendered_folder(tmp_path: Path, name: str, form: Form) -> None:
-    found = render_cluster(builtin.read(name), CLUSTERS["eight"], form)
+    found = render_cluster(builtin.read_recipe(name), CLUSTERS["eight"], form)
     objects, calls = build(tmp_path, make_files(found, form))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     if form == "flux":
@@ -91,7 +91,8 @@ def test_plugin_mounts_the_hashed_configuration_name(tmp_path: Path) -> None:
     seen = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
         objects, _ = build(
-            tmp_path / name, make_files(render_cluster(builtin.read(name), CLUSTERS["eight"], "kustomize"), "kustomize")
+            tmp_path / name,
+            make_files(render_cluster(builtin.read_recipe(name), CLUSTERS["eight"], "kustomize"), "kustomize"),
         )
         (config,) = (one for one in objects if one["kind"] == "ConfigMap")
         (plugin,) = (one for one in objects if one["kind"] == "DaemonSet")

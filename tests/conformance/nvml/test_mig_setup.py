@@ -19,7 +19,7 @@ from gpunode.errors import Conflict, DrainRequired
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.nvml import list_mig_gpus, read_nvml_answer
-from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
+from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
 from gpunode.host.local import LocalHost
 from gpunode.host.nvml import make_probe
 from gpunode.host.port import GpuClient, TriggerResult, Workloads
@@ -73,7 +73,10 @@ class Machine(LocalHost):
         return Workloads((job, GpuClient(99, "nvtop")))
 
     def facts(self) -> Facts:
-        files = {path: Known(live_state.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
+        files = {
+            path: Known(live_state.read_file_state(self, path), f"file:{path}")
+            for path in (MIG_UNIT_FILE, MIG_BOOT_DROP_IN_FILE)
+        }
         facts = with_driver(
             gpus=(gpu(H100, address="0000:0f:00.0"),),
             mig=list_mig_gpus(read_nvml_answer(self.run_probe(make_probe(60)))),
@@ -114,14 +117,14 @@ def store(tmp_path: Path) -> Store:
 
 def test_mig_setup_converges_and_rolls_back(tmp_path: Path, store: Store) -> None:
     node = Machine(tmp_path)
-    assert node.verified() == ("failed", f"still to do: {MIG_UNIT}, {MIG_WANTS}, {UUID}")
+    assert node.verified() == ("failed", f"still to do: {MIG_UNIT_FILE}, {MIG_BOOT_DROP_IN_FILE}, {UUID}")
     done = node.setup(store)
     assert node.layout() == BALANCED
     assert node.verified() == ("passed", f"all-balanced: {BALANCED}")
     assert not node.setup(store).changed
     assert node.rollback(store, done.run) == ""
     assert node.layout() == OFF
-    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
+    assert not (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).exists()
     assert not (tmp_path / "root/etc/systemd/system/multi-user.target.d").exists()
     assert set(node.owed) == {Trigger("daemon-reload")}
 
@@ -175,7 +178,7 @@ def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, st
     rollback(back, node, store, on_event=lambda _: None)
 
     assert node.layout() == SEVEN
-    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
+    assert not (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).exists()
 
 
 def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, store: Store) -> None:
@@ -216,7 +219,7 @@ def test_boot_unit_recreates_the_mig_layout(tmp_path: Path, store: Store, *, kee
     node.setup(store)
     reboot(node.state, keeps_mode=keeps_mode)
     assert node.layout() == (EMPTY if keeps_mode else OFF)
-    unit = (tmp_path / "root").joinpath(MIG_UNIT[1:]).read_text()
+    unit = (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).read_text()
     # As systemd.service(5) reads it: lines joined, $$ is $.
     start = unit.replace("\\\n", " ").split("ExecStart=")[1].splitlines()[0].replace("$$", "$")
     smi = tmp_path / "nvidia-smi"
@@ -268,4 +271,4 @@ def test_remove_restores_the_original_mig_layout(tmp_path: Path, store: Store) -
     rollback(back, node, store, on_event=lambda _: None)
     assert node.layout() == SEVEN
     assert store.footprint().layouts == {}
-    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
+    assert not (tmp_path / "root").joinpath(MIG_UNIT_FILE[1:]).exists()

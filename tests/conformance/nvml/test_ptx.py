@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.cuda import PTX
+from gpunode.host.cuda import VECTOR_ADD_PTX
 
 
 def _assemblers() -> list[str]:
@@ -26,7 +26,7 @@ def test_every_architecture_assembles_the_ptx(tmp_path: Path) -> None:
     if not assemblers:
         pytest.skip("no ptxas here; GPUNODE_PTXAS=… names one")
     source = tmp_path / "add.ptx"
-    source.write_bytes(PTX.rstrip(b"\0"))
+    source.write_bytes(VECTOR_ADD_PTX.rstrip(b"\0"))
     for ptxas in assemblers:
         known = subprocess.run([ptxas, "--help"], check=True, capture_output=True, text=True).stdout
         chips = sorted(set(re.findall(r"'(sm_\d+)'", known)))

@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, containerd, satisfies
-from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE
+from gpunode.runtimes.containerd_files import CRI_PLUGIN_BY_SCHEMA, FIRST_VERSION_BY_SCHEMA
 from gpunode.runtimes.tomlread import Document
 from tests.needs import lacking, program
 from tests.unit.runtimes.one_file import configure, inspect
@@ -36,7 +36,7 @@ INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))
 @pytest.mark.parametrize("file", DUMPS, ids=lambda file: file.stem)
 def test_stored_dumps_are_parsed(file: Path) -> None:
     """Each is the dump of Debian's packaged file, configured with WISHES["systemd"] for an unknown version."""
-    found = containerd.dump(file.read_bytes())
+    found = containerd.parse_config_dump(file.read_bytes())
     assert found.handlers == {"nvidia": "/usr/bin/nvidia-container-runtime", "runc": ""}
     assert found.default == "runc"
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
@@ -48,7 +48,7 @@ def test_stored_dumps_are_parsed(file: Path) -> None:
 
 def test_unparsable_dump_is_refused() -> None:
     with pytest.raises(Refused, match="containerd config dump"):
-        containerd.dump(b"containerd: invalid configuration\n")
+        containerd.parse_config_dump(b"containerd: invalid configuration\n")
 
 
 def _version() -> tuple[int, ...]:
@@ -77,11 +77,13 @@ def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, 
         pytest.skip("refused")
     before = _dump(file.read_bytes(), tmp_path)
     # 1.6 takes a schema 3 file and uses nothing of it; 1.7 and the TOML reader of both refuse some.
-    if before.returncode or (inspect(file.read_bytes()).schema == 3 and containerd.dump(before.stdout).schema == 2):
+    if before.returncode or (
+        inspect(file.read_bytes()).schema == 3 and containerd.parse_config_dump(before.stdout).schema == 2
+    ):
         pytest.skip("this containerd does not read the file as it was")
     dump = _dump(out, tmp_path)
     assert dump.returncode == 0, dump.stderr.decode()
-    found = containerd.dump(dump.stdout)
+    found = containerd.parse_config_dump(dump.stdout)
     if found.cri_disabled:
         pytest.skip("the CRI plugin is switched off, and the dump tells nothing of it")
     assert found.handlers.get("nvidia") == desired.binary
@@ -94,7 +96,7 @@ def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, 
 
 def _entries(schema: int, *names: str, default: str = "") -> str:
     """Return a file whose runtimes are under systemd's driver or not, as ``_ENTRY`` says."""
-    cri = f'plugins."{CRI_PLUGINS[schema]}".containerd'
+    cri = f'plugins."{CRI_PLUGIN_BY_SCHEMA[schema]}".containerd'
     head = f"version = {schema}\n[{cri}]\n" + (f'default_runtime_name = "{default}"\n' if default else "")
     return head + "".join(_ENTRY[name].replace("CRI", cri) for name in names)
 
@@ -125,7 +127,9 @@ def _parsed_dump(folder: Path, path: Path) -> Document:
     dumped = subprocess.run(command, capture_output=True, check=False, timeout=60, cwd=folder)
     assert dumped.returncode == 0, dumped.stderr.decode()
     plugins = tomllib.loads(dumped.stdout.decode())["plugins"]
-    found: Document = next(plugins[name] for name in reversed(CRI_PLUGINS.values()) if name in plugins)["containerd"]
+    found: Document = next(plugins[name] for name in reversed(CRI_PLUGIN_BY_SCHEMA.values()) if name in plugins)[
+        "containerd"
+    ]
     return found
 
 
@@ -135,7 +139,7 @@ def _parsed_dump(folder: Path, path: Path) -> Document:
 @pytest.mark.parametrize("name", EXISTING)
 def test_existing_entry_runtimes_and_default_are_kept(name: str, schema: int, exact: bool, tmp_path: Path) -> None:
     """Configured plainly, made the default, and plainly again: in place below containerd 2.1, else in a drop-in."""
-    if _version() < SCHEMA_SINCE[schema]:
+    if _version() < FIRST_VERSION_BY_SCHEMA[schema]:
         pytest.skip("this containerd does not read the schema")
     names, default = EXISTING[name]
     root, drop_in = tmp_path / "config.toml", tmp_path / "conf.d" / "99-nvidia.toml"
@@ -164,11 +168,11 @@ def test_existing_entry_runtimes_and_default_are_kept(name: str, schema: int, ex
 @pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("schema", [3, 4])
 def test_unsupported_schema_is_refused_as_containerd_does(schema: int, tmp_path: Path) -> None:
-    if _version() >= SCHEMA_SINCE[schema]:
+    if _version() >= FIRST_VERSION_BY_SCHEMA[schema]:
         pytest.skip("this containerd reads the schema")
     text = _entries(schema, "runc", "nvidia").encode()
     dumped = _dump(text, tmp_path)
     # 1.6 takes the file, and has no runtime of it.
-    assert dumped.returncode or "nvidia" not in containerd.dump(dumped.stdout).handlers
+    assert dumped.returncode or "nvidia" not in containerd.parse_config_dump(dumped.stdout).handlers
     with pytest.raises(Refused, match=f"version = {schema} is a configuration schema that containerd"):
         configure(text, DesiredConfig(version=_version()))

@@ -125,7 +125,7 @@ def test_real_containerd_reads_the_configured_installation(case: str, tmp_path: 
         (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path[1:]).write_text(here)
     command = [str(CONTAINERD), "--config", f"{tmp_path}{row.config}", "config", "dump"]
-    found = containerd.dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    found = containerd.parse_config_dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     assert found.handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
     assert found.default == ("nvidia" if desired_config(case).default else "runc")
     assert found.systemd_cgroup.get("nvidia", False) == found.systemd_cgroup.get("runc", False)

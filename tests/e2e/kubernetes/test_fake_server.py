@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 Step: TypeAlias = tuple[str, tuple[str, ...], Body | None]
 
 _OBJECTS: Final = {
-    one.kind: dict(one.body) for one in render_cluster(builtin.read("k8s-time-slicing"), CLUSTERS["one"]).objects
+    one.kind: dict(one.body) for one in render_cluster(builtin.read_recipe("k8s-time-slicing"), CLUSTERS["one"]).objects
 }
 NAMESPACE, CLASS, CONFIG, PLUGIN = (_OBJECTS[kind] for kind in ("Namespace", "RuntimeClass", "ConfigMap", "DaemonSet"))
 IN_NAMESPACE: Final = ("--namespace", "gpu-system")

@@ -140,8 +140,8 @@ def test_systemd_journal_records_a_run(node: Machine) -> None:
     done = setup_ok(node, "containerd")
     run = done.result["run"]
 
-    (begun,), (ended,) = messages(node, announce.RUN_BEGUN_ID), messages(node, announce.RUN_ENDED_ID)
-    made = messages(node, announce.CHANGE_MADE_ID)
+    (begun,), (ended,) = messages(node, announce.RUN_BEGUN_MESSAGE_ID), messages(node, announce.RUN_ENDED_MESSAGE_ID)
+    made = messages(node, announce.CHANGE_MADE_MESSAGE_ID)
 
     assert begun["SYSLOG_IDENTIFIER"] == "gpunode"
     assert begun["GPUNODE_USER"] == "root"
@@ -151,7 +151,7 @@ def test_systemd_journal_records_a_run(node: Machine) -> None:
     (config,) = (one for one in made if one["GPUNODE_SUBJECT"] == CONTAINERD_CONFIG)
     (row,) = (row for row in recorded if row["subject"] == CONTAINERD_CONFIG)
     assert config["GPUNODE_AFTER"] == f"sha256:{row['after']['sha256']}"
-    assert messages(node, announce.CHANGE_FAILED_ID) == []
+    assert messages(node, announce.CHANGE_FAILED_MESSAGE_ID) == []
 
     ask(node, "rollback", "--yes")
-    assert [one["GPUNODE_VERB"] for one in messages(node, announce.RUN_ENDED_ID)] == ["setup", "rollback"]
+    assert [one["GPUNODE_VERB"] for one in messages(node, announce.RUN_ENDED_MESSAGE_ID)] == ["setup", "rollback"]

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from gpunode.change import PackageChange
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Ownership, Probe, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS
-from gpunode.facts.probes import LSPCI, list_probes
+from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.packages.simulation import Simulation
 from gpunode.workflow.doctor import collect_doctor_evidence
 
@@ -17,7 +17,7 @@ from gpunode.workflow.doctor import collect_doctor_evidence
 Said: TypeAlias = "str | tuple[GlobMatch, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
-PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
+PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES)}
 _ROOTS: Final = Ownership(0o644, 0, 0)
 
 

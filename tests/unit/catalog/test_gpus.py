@@ -50,7 +50,7 @@ def test_id_newer_than_all_lists_is_treated_as_the_newest() -> None:
     model = gpus.lookup("3ffe")
 
     assert (model.last_branch, model.open_modules, model.listed) == (None, "required", False)
-    assert model.first_branch == branches.newest().number
+    assert model.first_branch == branches.newest_maintained_branch().number
     assert "10de:3ffe" in model.name
 
 
@@ -154,7 +154,7 @@ def test_gpu_is_found_by_name(name: str) -> None:
     ],
 )
 def test_gpu_is_found_by_chip(chip: str, last: int | None, needs_open: bool) -> None:
-    found = gpus.by_chip(chip, "some card")
+    found = gpus.model_of_chip(chip, "some card")
     assert found is not None
     assert (found.name, found.last_branch, found.needs_open_modules) == ("some card", last, needs_open)
-    assert gpus.by_chip("Navi 31", "some card") is None
+    assert gpus.model_of_chip("Navi 31", "some card") is None

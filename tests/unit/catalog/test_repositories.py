@@ -6,8 +6,8 @@ import pytest
 
 from gpunode.catalog import tables
 from gpunode.catalog.repositories import (
-    CUDA_BASE,
-    TOOLKIT,
+    CUDA_BASE_URL,
+    NVIDIA_TOOLKIT_REPOSITORY,
     cuda_repository,
     describe_former_address,
     describe_other_cuda_folder,
@@ -41,7 +41,7 @@ def test_ubuntu_repository_by_release_and_architecture(version: str, arch: str, 
 
     assert repository is not None
     folder = f"ubuntu{version.replace('.', '')}/{({'amd64': 'x86_64', 'arm64': 'sbsa'})[arch]}"
-    assert repository.uri == f"{CUDA_BASE}/{folder}/"
+    assert repository.uri == f"{CUDA_BASE_URL}/{folder}/"
     assert repository.key.url.endswith(f"/{key}")
     assert repository.key.url.startswith(repository.uri)
 
@@ -82,16 +82,22 @@ def test_mirror_changes_addresses_and_its_own_key() -> None:
 def test_toolkit_repository_and_its_mirror() -> None:
     mirror = toolkit_repository("http://mirror.example/ctk/")
 
-    assert TOOLKIT.uri == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
-    assert TOOLKIT.key.url == "https://nvidia.github.io/libnvidia-container/gpgkey"
+    assert NVIDIA_TOOLKIT_REPOSITORY.uri == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
+    assert NVIDIA_TOOLKIT_REPOSITORY.key.url == "https://nvidia.github.io/libnvidia-container/gpgkey"
     assert mirror.uri == "http://mirror.example/ctk/stable/deb/$(ARCH)"
     assert mirror.key.url == "http://mirror.example/ctk/gpgkey"
-    assert mirror.key.fingerprints == TOOLKIT.key.fingerprints == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
+    assert (
+        mirror.key.fingerprints
+        == NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints
+        == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
+    )
 
 
 def test_every_pinned_key_is_a_full_fingerprint_and_not_retired() -> None:
     retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
-    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | TOOLKIT.key.fingerprints
+    pinned = {
+        row["fingerprint"] for row in tables.rows("cuda_repositories.csv")
+    } | NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints
 
     assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned)
     assert retired not in pinned
@@ -141,7 +147,7 @@ def test_other_source_is_no_obsolete_toolkit_repository(uri: str) -> None:
 def test_cuda_folders_of_other_systems_are_recognized(base: str) -> None:
     debian = cuda_repository(Distro("debian", "12", "bookworm", "Debian 12"), "amd64", base)
     assert debian is not None
-    above = (base or CUDA_BASE).partition("://")[2]
+    above = (base or CUDA_BASE_URL).partition("://")[2]
     for folder in ("ubuntu2204", "debian11", "wsl-ubuntu"):
         assert folder in describe_other_cuda_folder(debian.uri, f"{above}/{folder}/x86_64")
     for other in ("debian12/x86_64", "debian12/sbsa", "ubuntu2204/cross-linux-sbsa", "rocm/x86_64", "x86_64", ""):

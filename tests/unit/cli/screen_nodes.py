@@ -47,7 +47,7 @@ OLD_DRIVER = (
     "nvidia-tesla-470-driver", "nvidia-tesla-470-kernel-dkms", "nvidia-alternative", "nvidia-smi",
 )  # fmt: skip
 # Without the pin: its text lists every driver package there is, so the pages would change with the catalog.
-RECIPE = replace(builtin.read("containerd"), skip=("driver-pin",))
+RECIPE = replace(builtin.read_recipe("containerd"), skip=("driver-pin",))
 
 
 def facts(**changed: object) -> Facts:

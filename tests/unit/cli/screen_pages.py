@@ -23,7 +23,7 @@ from gpunode.cli.rehearse import rehearsal_header_lines, rehearsal_lines
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.printer import Printer
-from gpunode.cli.screen.text import BLANK
+from gpunode.cli.screen.text import BLANK_LINE
 from gpunode.cli.setup import setup_lines
 from gpunode.cli.status import status_lines
 from gpunode.cli.undo import already_undone_lines, rollback_lines, undo_plan_lines
@@ -205,7 +205,7 @@ def log(screen: Screen) -> None:
 
 def log_run(screen: Screen) -> None:
     for run in (_logged()[0], _logged()[2]):
-        screen.put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK)
+        screen.put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK_LINE)
 
 
 def failure(screen: Screen) -> None:

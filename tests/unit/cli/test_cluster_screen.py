@@ -7,9 +7,9 @@ import pytest
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.cli.clusters import plan_lines, removal_lines
 from gpunode.cli.k8s_render import own_pod_lines
-from gpunode.host.cluster import Identity
-from gpunode.kubernetes.model import OwnPod, Rendered
-from gpunode.kubernetes.reconcile import PlanItem, State
+from gpunode.host.cluster import ClusterIdentity
+from gpunode.kubernetes.model import OwnPod, RenderedCluster
+from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_plan import ClusterPlan
 
 NODE = ObjectChange("c", "v1", "Node", "", "n", None, "{}", shared=True)
@@ -27,7 +27,7 @@ STAY, EVICTED = "running pods stay as they are", "are evicted"
 )
 def test_screen_says_whether_running_pods_stay(item: PlanItem, said: str) -> None:
     text = "\n".join(
-        one.text for one in removal_lines(ClusterPlan(Identity("", "", "", "", ""), (item,)), verbose=False)
+        one.text for one in removal_lines(ClusterPlan(ClusterIdentity("", "", "", "", ""), (item,)), verbose=False)
     )
     assert [one for one in (STAY, EVICTED) if one in text] == ([said] if said else [])
 
@@ -35,17 +35,17 @@ def test_screen_says_whether_running_pods_stay(item: PlanItem, said: str) -> Non
 @pytest.mark.parametrize(
     ("states", "is_first"), [(("create", "edit"), True), (("unchanged", "edit"), False), ((), False)]
 )
-def test_concepts_page_is_named_the_first_time(states: tuple[State, ...], is_first: bool) -> None:
+def test_concepts_page_is_named_the_first_time(states: tuple[PlanItemState, ...], is_first: bool) -> None:
     items = tuple(PlanItem("Node", "", "n", state, "", 0, NODE) for state in states)
-    plan = ClusterPlan(Identity("", "", "", "", ""), items)
-    text = "\n".join(one.text for one in plan_lines(plan, Rendered(), "", verbose=False))
+    plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), items)
+    text = "\n".join(one.text for one in plan_lines(plan, RenderedCluster(), "", verbose=False))
     assert ("docs/explanation/from-pod-to-gpu.md" in text) == is_first
 
 
 def test_pod_requirements_are_shown_in_the_plan_and_at_the_end() -> None:
     own = OwnPod({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
-    plan = ClusterPlan(Identity("", "", "", "", ""), ())
-    before = [one.text for one in plan_lines(plan, Rendered(own_pods=(own,)), "", verbose=False)]
+    plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
+    before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=(own,)), "", verbose=False)]
     assert "your pod gets a GPU only with runtimeClassName: nvidia" in before
     (head, *copied) = (one.text for one in own_pod_lines((own,)))
     assert "docs/how-to/your-own-pod.md" in head
@@ -55,8 +55,8 @@ def test_pod_requirements_are_shown_in_the_plan_and_at_the_end() -> None:
 
 def test_pods_for_several_resources_are_shown_in_turn() -> None:
     every = OwnPod({"runtimeClassName": "nvidia"}, "that asks for a"), OwnPod({"containers": []}, "that asks for b")
-    plan = ClusterPlan(Identity("", "", "", "", ""), ())
-    before = [one.text for one in plan_lines(plan, Rendered(own_pods=every), "", verbose=False)]
+    plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
+    before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=every), "", verbose=False)]
     assert {"your pod that asks for a", "your pod that asks for b"} <= set(before)
     (_, *copied) = (one.text for one in own_pod_lines(every))
     assert copied == ["  spec:", "    runtimeClassName: nvidia", "or:", "  spec:", "    containers: []"]

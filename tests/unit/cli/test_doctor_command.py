@@ -161,8 +161,8 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     failing = {**rules_by_cause(), "nouveau-bound": replace(rules_by_cause()["nouveau-bound"], check=check)}
     monkeypatch.setattr(diagnoses, "rules_by_cause", lambda: failing)
     folder = tmp_path / "log"
-    monkeypatch.setattr(bugs, "FOLDER", folder)
-    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "TRACEBACK_FOLDER", folder)
+    monkeypatch.setattr(bugs, "explain_untrusted_folder", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
     return folder
 

@@ -85,7 +85,7 @@ def test_two_outputs_on_standard_output_are_refused(report: str) -> None:
 def test_unwritable_page_is_refused_before_the_examination(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere" / "page.html"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check_page_file(str(place), OutputOptions())
+            doctor_page.refuse_unwritable_page_file(str(place), OutputOptions())
 
 
 def test_page_of_a_cause_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_special_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for place in (str(pipe), "/dev/null", "/dev/stdout"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check_page_file(place, OutputOptions())
+            doctor_page.refuse_unwritable_page_file(place, OutputOptions())
 
 
 def test_deleted_working_folder_is_a_usage_error(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

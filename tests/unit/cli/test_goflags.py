@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.cli.goflags import parse_bool, translate_group_words, translate_words
+from gpunode.cli.goflags import parse_bool, translate_go_flags, translate_group_options
 from gpunode.errors import UsageError
 
 FLAGS = {"--dry-run": "--dry-run", "--cdi.enabled": "--cdi.enabled", "--enable-cdi": "--cdi.enabled", "-d": "-d"}
@@ -30,7 +30,7 @@ VALUED = frozenset({"--config", "--runtime"})
     ],
 )
 def test_last_value_of_a_boolean_wins_under_any_alias(typed: list[str], meant: list[str]) -> None:
-    assert translate_words(typed, FLAGS, VALUED) == meant
+    assert translate_go_flags(typed, FLAGS, VALUED) == meant
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "true", "TRUE", "True"])
@@ -46,13 +46,13 @@ def test_go_false_values_are_parsed(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "yes", "no", "tRUE", "2"])
 def test_invalid_boolean_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="neither true nor false"):
-        translate_words([f"--dry-run={value}"], FLAGS, VALUED)
+        translate_go_flags([f"--dry-run={value}"], FLAGS, VALUED)
 
 
 @pytest.mark.parametrize("word", ["-dry-run", "-runtime=docker", "-cdi.enabled"])
 def test_single_dash_long_option_is_refused_with_the_double_dash(word: str) -> None:
     with pytest.raises(UsageError) as stopped:
-        translate_words([word], FLAGS, VALUED)
+        translate_go_flags([word], FLAGS, VALUED)
     assert stopped.value.hint == f"write -{word}"
 
 
@@ -61,4 +61,4 @@ def test_group_options_leave_the_words_of_the_command_alone() -> None:
         param_type_name, is_flag, opts = "option", True, ("-q", "--quiet")
 
     typed = ["--quiet=false", "runtime", "configure", "--dry-run=false", "-runtime"]
-    assert translate_group_words([Quiet()], typed) == typed[1:]
+    assert translate_group_options([Quiet()], typed) == typed[1:]

@@ -19,7 +19,7 @@ from gpunode.cli.inputs import (
 from gpunode.cli.samples import SAMPLES_FOLDER, resolve_sample, sample_capture_names
 from gpunode.errors import UsageError
 from gpunode.facts.model import Known
-from gpunode.steps.detect import DETECT
+from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import find_nvswitches, find_own_gpus
 from tests.unit.steps.machines import machine, planned, recipe
 
@@ -36,7 +36,7 @@ def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
     named = parse_setup_gpus("10de:1b80,10de:10f0,10de:1ad6,10de:22a3,10de:22a5", image=True)
     assert [device.device for device in find_own_gpus(named)] == ["1b80"]
     assert [device.device for device in find_nvswitches(named)] == ["22a3", "22a5"]
-    notes = planned(DETECT.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
+    notes = planned(DETECT_STEP.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
     said = [note for note in notes if "no GPU" in note]
     assert [note.split()[2].rstrip(",") for note in said] == ["10de:10f0", "10de:1ad6"]
     assert "GP104 High Definition Audio Controller" in said[0]

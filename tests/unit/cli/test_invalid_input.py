@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from gpunode.cli.app import GROUPS, app
+from gpunode.cli.app import HELP_GROUPS, app
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.inputs import RecipeOptions
 from gpunode.errors import UsageError
@@ -54,7 +54,7 @@ def test_help_lists_every_command_in_a_group_without_cutting(
     assert "..." not in shown.partition("Set up:")[2]
     assert max(map(len, shown.splitlines())) <= int(width)
     commands = typer.main.get_command(app).list_commands(None)  # type: ignore[attr-defined]
-    assert {name for names in GROUPS.values() for name in names} == set(commands)
+    assert {name for names in HELP_GROUPS.values() for name in names} == set(commands)
     if width == "80":
         assert sum(line.startswith("  ") for line in shown.partition("Set up:")[2].splitlines()) == len(commands)
 

@@ -14,7 +14,7 @@ from gpunode.change import FileChange, Trigger, digest
 from gpunode.cli import CommandExit, inputs, log, undo
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.envelope import to_json_types
-from gpunode.cli.log import SCHEMA, full_run_record, summarize_run
+from gpunode.cli.log import LOG_SCHEMA_VERSION, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import Line
 from gpunode.errors import UsageError
@@ -61,7 +61,7 @@ def run_record(*, ended: bool = True) -> RunRecord:
 
 
 def test_audit_records_have_exactly_the_documented_keys() -> None:
-    assert SCHEMA == 1
+    assert LOG_SCHEMA_VERSION == 1
     assert set(summarize_run(run_record(), {})) == SUMMARY
     found = full_run_record(run_record(), {})
     assert set(found) == WHOLE
@@ -133,7 +133,7 @@ def test_log_reads_the_journal_without_backups_and_writes_nothing(
 ) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     found = log_answer(capsys, root)
-    assert found["schema"] == SCHEMA
+    assert found["schema"] == LOG_SCHEMA_VERSION
     assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "incomplete")]
     for name in ("1", found["runs"][0]["run"]):
         assert log_answer(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == digest(b"new")

@@ -226,7 +226,8 @@ def test_verify_command_after_setup_uses_the_same_recipe() -> None:
 def test_setup_of_a_kubernetes_node_names_the_apply_command(name: str) -> None:
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
     shown = [
-        one.text for one in setup_lines(builtin.read(name), done, VerifyReport(()), None, "log", ("setup", name, "-y"))
+        one.text
+        for one in setup_lines(builtin.read_recipe(name), done, VerifyReport(()), None, "log", ("setup", name, "-y"))
     ]
     assert (f"  then  gpunode k8s apply {name}" in shown) == (name != "containerd")
 

@@ -28,7 +28,7 @@ def run_check(examined: Examination | Exception, capsys: pytest.CaptureFixture[s
         return examined
 
     try:
-        monitoring.report_status(examine)
+        monitoring.report_npd_status(examine)
     except CommandExit as answer:
         return answer.exit_code, capsys.readouterr().out
     return 0, capsys.readouterr().out
@@ -55,14 +55,14 @@ def test_internal_error_does_not_blame_the_node(error: Exception, capsys: pytest
 @given(st.text())
 def test_npd_message_is_one_line_within_the_length_limit(text: str) -> None:
     shown = monitoring.ascii_line(text)
-    assert len(shown.encode()) <= monitoring.MAX_LENGTH
+    assert len(shown.encode()) <= monitoring.MAX_MESSAGE_LENGTH
     assert shown.isascii()
     assert not shown or shown.isprintable()
 
 
 def test_npd_option_must_be_given_alone() -> None:
     with pytest.raises(UsageError, match="--npd must be given alone"):
-        monitoring.run_plugin(alone=False)
+        monitoring.run_npd_plugin(alone=False)
 
 
 def test_shipped_npd_configuration_matches_the_plugin() -> None:
@@ -70,7 +70,7 @@ def test_shipped_npd_configuration_matches_the_plugin() -> None:
     (rule,) = found["rules"]
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["condition"] in {one["type"] for one in found["conditions"]}
-    assert found["pluginConfig"]["max_output_length"] == monitoring.MAX_LENGTH
+    assert found["pluginConfig"]["max_output_length"] == monitoring.MAX_MESSAGE_LENGTH
     assert "/usr/local/bin/gpunode doctor --npd" in rule["args"][-1]
     assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
 

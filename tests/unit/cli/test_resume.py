@@ -13,14 +13,14 @@ import pytest
 from gpunode.cli import resume
 from gpunode.cli.resume import (
     encode_request,
+    explain_program_risk,
     find_input_risks,
     hash_recipe,
     load_request,
-    program_risk,
+    load_request_and_set_proxies,
     refuse_unsafe_program,
-    render_request,
+    render_recipe_and_lock,
     resume_command,
-    resume_request,
 )
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
@@ -47,7 +47,7 @@ def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock 
     asked = replace(MINE, lock=lock)
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=hash_recipe(asked))
-    run.save_request(render_request(asked).encode())
+    run.save_request(render_recipe_and_lock(asked).encode())
     run.commit("waiting")
     found, proxies = load_request(store, run.id)
     assert not proxies
@@ -59,7 +59,7 @@ def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock 
 def test_modified_request_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hash_recipe(MINE))
-    run.save_request(render_request(MINE).replace("580", "595").encode())
+    run.save_request(render_recipe_and_lock(MINE).replace("580", "595").encode())
     run.commit("waiting")
     with pytest.raises(JournalDamaged):
         load_request(store, run.id)
@@ -88,7 +88,7 @@ def test_resumed_setup_restores_the_proxy_variables(
     for name in [*PROXIES, *map(str.upper, PROXIES), *map(str.lower, PROXIES)]:
         monkeypatch.delenv(name, raising=False)
     run = run_with_request(store, encode_request(asked, PROXIES), asked)
-    assert hash_recipe(resume_request(store, run)) == hash_recipe(asked)
+    assert hash_recipe(load_request_and_set_proxies(store, run)) == hash_recipe(asked)
     assert process.proxy_variables() == PROXIES
     (file,) = tmp_path.rglob("request.toml")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -138,7 +138,7 @@ def test_resume_command_isolates_python_and_does_not_reboot(monkeypatch: pytest.
 
 
 def test_program_found_only_by_pythonpath_is_refused_at_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "program_risk", lambda **_: "")
+    monkeypatch.setattr(resume, "explain_program_risk", lambda **_: "")
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
     monkeypatch.setenv("PYTHONPATH", "/opt/x")
     with pytest.raises(Refused, match="--reboot"):
@@ -156,7 +156,7 @@ def test_program_writable_by_a_user_is_never_run_at_boot(
     program.write_text("")
     os.chown(program if part == "program" else folder, 12345, 0)
     monkeypatch.setattr(sys, "argv", [str(program), "setup"])
-    assert "12345" in program_risk()
+    assert "12345" in explain_program_risk()
     with pytest.raises(Refused, match="--reboot") as told:
         refuse_unsafe_program()
     assert "make install" in told.value.hint
@@ -170,10 +170,10 @@ def test_package_writable_by_a_user_is_never_run_at_boot(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["/usr/bin/env", "setup"])
     importlib.import_module("lent")
-    assert "lent" not in program_risk(packages=True)
+    assert "lent" not in explain_program_risk(packages=True)
     os.chown(package / "inner", 12345, 0)
-    assert str(package / "inner") in program_risk(packages=True)
-    assert program_risk() == ""
+    assert str(package / "inner") in explain_program_risk(packages=True)
+    assert explain_program_risk() == ""
 
 
 @as_root

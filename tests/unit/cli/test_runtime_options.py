@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.runtime_config import RuntimeOptions, absolute_path, parse_options
+from gpunode.cli.runtime_config import RuntimeOptions, parse_options, resolve_file_option
 from gpunode.errors import UsageError
 from gpunode.runtimes import DesiredConfig
 
@@ -87,7 +87,7 @@ def test_unknown_config_mode_is_noted() -> None:
 
 def test_relative_path_is_resolved_and_refused_in_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute_path("--config", "daemon.json", "/") == str(tmp_path / "daemon.json")
-    assert absolute_path("--config", "", "/") == ""
+    assert resolve_file_option("--config", "daemon.json", "/") == str(tmp_path / "daemon.json")
+    assert resolve_file_option("--config", "", "/") == ""
     with pytest.raises(UsageError, match="not an absolute path"):
-        absolute_path("--config", "daemon.json", "/mnt")
+        resolve_file_option("--config", "daemon.json", "/mnt")

@@ -117,8 +117,8 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
     node.clean_up_after_interruption = lambda: None
     monkeypatch.setattr(undo, "exclusive_session", lambda *_, **__: nullcontext(node))
     monkeypatch.setattr(undo, "require_root", lambda *_: None)
-    monkeypatch.setattr(undo, "find_repair", lambda _: SimpleNamespace(purpose="finish"))
-    monkeypatch.setattr(undo, "run_repair", repair)
+    monkeypatch.setattr(undo, "find_package_repair", lambda _: SimpleNamespace(purpose="finish"))
+    monkeypatch.setattr(undo, "run_package_repair", repair)
     monkeypatch.setattr(undo, "_choose_newest_run", choose)
     monkeypatch.setattr(undo, "plan_rollback", plan)
     monkeypatch.setattr(undo, "mark_undone", lambda *_, **__: None)

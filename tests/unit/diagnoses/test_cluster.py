@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Fix
 
 FIXES = (
     cluster.restart_plugin(),
-    cluster.restart_failed_pods("delete them"),
+    cluster.delete_refused_pods("delete them"),
     cluster.show_plugin_logs("read them"),
     cluster.set_runtime_class("ask for it"),
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.model import STACK, Diagnosis, FaultOnset, Finding
+from gpunode.diagnoses.model import STACK_LAYERS, Diagnosis, FaultOnset, Finding
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
@@ -168,7 +168,7 @@ FINDINGS = st.tuples(
             st.lists(EVENTS, max_size=3),
             st.sampled_from(SEVERITIES),
             st.sampled_from(["certain", "likely"]),
-            st.sampled_from(STACK),
+            st.sampled_from(STACK_LAYERS),
         )
         for cause in CAUSES
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses import diagnose, rules_by_cause
-from gpunode.diagnoses.model import STACK
+from gpunode.diagnoses.model import STACK_LAYERS
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES, LayerState, stack_layers
 from gpunode.facts import pasted
@@ -13,8 +13,8 @@ from tests.scenarios.reports import Report, some_reports
 
 
 def test_every_stack_layer_has_a_title_and_a_cause() -> None:
-    assert list(LAYER_TITLES) == list(STACK)
-    assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK)
+    assert list(LAYER_TITLES) == list(STACK_LAYERS)
+    assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK_LAYERS)
 
 
 def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:

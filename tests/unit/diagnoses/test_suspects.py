@@ -7,7 +7,7 @@ import pytest
 from gpunode.diagnoses import diagnose, suspects
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.suspects import is_answered
+from gpunode.diagnoses.suspects import is_command_answered
 from gpunode.facts import pasted
 from tests.scenarios.reports import diagnosis, reports
 
@@ -63,9 +63,9 @@ def test_pasted_answer_is_never_asked_for() -> None:
     found = of(MISMATCH, LOADED)
     assert LOADED[0] not in [command for one in found.suspects for command in one.look_at]
     node = take_snapshot(pasted.collect_pieces([LOADED, ("sudo dmesg -T | grep -i nvrm", "NVRM: loading")]))
-    assert is_answered(node, "dmesg | grep -i nvrm | grep Xid")
-    assert not is_answered(node, "dmesg | grep -i pcie")
-    assert not is_answered(node, "nvidia-smi")
+    assert is_command_answered(node, "dmesg | grep -i nvrm | grep Xid")
+    assert not is_command_answered(node, "dmesg | grep -i pcie")
+    assert not is_command_answered(node, "nvidia-smi")
 
 
 def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
@@ -87,7 +87,7 @@ def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.Monkey
     )
     assert [one.basis for one in of(*alone).findings] == ["ranking"]
     assert [one.basis for one in of(*alone, manager).findings] == ["signs"]
-    monkeypatch.setattr(suspects, "ALONE", 0.0)
+    monkeypatch.setattr(suspects, "MIN_STAND_ALONE_PROBABILITY", 0.0)
     for pieces in ((LOST,), (LOST, NO_DRIVER_OF_DOCKER)):
         assert all(one.basis == "signs" for one in of(*pieces).findings)
 

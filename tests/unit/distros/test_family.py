@@ -7,16 +7,16 @@ import pytest
 from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.releases import release
-from gpunode.catalog.repositories import TOOLKIT, cuda_repository
+from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY, cuda_repository
 from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Distro
-from gpunode.packages.deb.preferences import pin
+from gpunode.packages.deb.preferences import render_driver_pin
 from gpunode.packages.deb.repositories import source_list
-from gpunode.recipe import Scope
+from gpunode.recipe import DriverScope
 from tests.ids import names
 
-SCOPES: tuple[Scope, ...] = ("compute", "media", "full")
+SCOPES: tuple[DriverScope, ...] = ("compute", "media", "full")
 
 
 def distro(id_: str, version: str) -> Distro:
@@ -82,7 +82,7 @@ def test_supported_releases_are_listed_readably() -> None:
 
 @pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
 @pytest.mark.parametrize("scope", SCOPES)
-def test_every_choice_includes_its_module_package(known: Family, scope: Scope) -> None:
+def test_every_choice_includes_its_module_package(known: Family, scope: DriverScope) -> None:
     for branch in branches.all_branches():
         for flavour in branch.flavours:
             choice = Choice(branch.number, "", flavour, "")
@@ -109,7 +109,7 @@ def test_list_file_equals_that_of_nvidia() -> None:
         b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
         b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
     )
-    assert source_list(TOOLKIT.uri, TOOLKIT.keyring) == (
+    assert source_list(NVIDIA_TOOLKIT_REPOSITORY.uri, NVIDIA_TOOLKIT_REPOSITORY.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
         b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
     )
@@ -117,8 +117,8 @@ def test_list_file_equals_that_of_nvidia() -> None:
 
 def test_pin_file_states_its_purpose_and_version() -> None:
     for known in DISTROS:
-        branch = pin(Choice(580, "", "proprietary", ""), known.origins).decode()
-        exact = pin(Choice(580, "580.178.04", "proprietary", ""), known.origins).decode()
+        branch = render_driver_pin(Choice(580, "", "proprietary", ""), known.origins).decode()
+        exact = render_driver_pin(Choice(580, "580.178.04", "proprietary", ""), known.origins).decode()
         assert branch.startswith("# Written by gpunode")
         assert "Pin: version 580.*\nPin-Priority: 1001\n" in branch
         assert "Pin: version 580.178.04-*\nPin-Priority: 1001\n" in exact

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.examination import MAX_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
+from gpunode.facts.examination import MAX_EVIDENCE_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
 
 XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
 
@@ -20,8 +20,8 @@ def test_first_fault_messages_and_newest_lines_are_kept() -> None:
 
 
 def test_endless_line_is_cut() -> None:
-    found, left_out = trim_evidence({"text": Capture("pasted text", "ok", b"a" * (MAX_BYTES + 1))})
-    assert len(found["text"].data) <= MAX_BYTES
+    found, left_out = trim_evidence({"text": Capture("pasted text", "ok", b"a" * (MAX_EVIDENCE_BYTES + 1))})
+    assert len(found["text"].data) <= MAX_EVIDENCE_BYTES
     assert left_out
 
 

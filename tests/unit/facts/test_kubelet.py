@@ -8,7 +8,7 @@ from gpunode.facts.derive import derive, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.kubelet import read_top_level_texts
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
-from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command_probe, kubelet_probes
+from gpunode.facts.probes import FOLDERS, PROBES, kubelet_probes, standalone_kubelet_probe
 from gpunode.redaction.evidence import redact
 
 KUBEADM_DROPIN = """\
@@ -241,7 +241,7 @@ def test_unit_without_a_unit_file_is_unknown() -> None:
     ],
 )
 def test_kubelet_process_is_found_by_systemd(units: str, path: str | None) -> None:
-    probe = kubelet_command_probe(Capture("systemctl show", "ok", units.encode()))
+    probe = standalone_kubelet_probe(Capture("systemctl show", "ok", units.encode()))
     assert (probe.path if probe else None) == path
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, encode_matches
 from gpunode.facts.model import Known, ModuleKey, ModuleSignature
-from gpunode.facts.module_key import CONFIG, DKMS_KEY, UBUNTU_KEY, read_serial
+from gpunode.facts.module_key import DKMS_CONFIG_FILE, DKMS_KEY_FILES, UBUNTU_KEY_FILES, read_serial
 from tests.fakes.firmware import Firmware, make_certificate
 
 UBUNTU = {"os-release": Capture("/etc/os-release", "ok", b'ID=ubuntu\nVERSION_ID="24.04"\nNAME=Ubuntu\n')}
@@ -31,22 +31,22 @@ def test_key_is_not_looked_for_without_secure_boot() -> None:
 @pytest.mark.parametrize(
     ("config", "system", "paths"),
     [
-        ("", {}, DKMS_KEY),
-        ("", UBUNTU, UBUNTU_KEY),
-        ("", MINT, DKMS_KEY),
-        ("# mok_signing_key=/root/commented\n", {}, DKMS_KEY),
+        ("", {}, DKMS_KEY_FILES),
+        ("", UBUNTU, UBUNTU_KEY_FILES),
+        ("", MINT, DKMS_KEY_FILES),
+        ("# mok_signing_key=/root/commented\n", {}, DKMS_KEY_FILES),
         (
             'mok_signing_key="/etc/keys/m.key"\nmok_certificate=/etc/keys/m.der\n',
             {},
             ("/etc/keys/m.key", "/etc/keys/m.der"),
         ),
-        ("mok_signing_key='/etc/keys/m.key' # ours\n", UBUNTU, ("/etc/keys/m.key", DKMS_KEY[1])),
-        ("mok_certificate=/etc/keys/m.der\n", UBUNTU, UBUNTU_KEY),
-        ("mok_certificate=/etc/keys/m.der\n", {}, (DKMS_KEY[0], "/etc/keys/m.der")),
+        ("mok_signing_key='/etc/keys/m.key' # ours\n", UBUNTU, ("/etc/keys/m.key", DKMS_KEY_FILES[1])),
+        ("mok_certificate=/etc/keys/m.der\n", UBUNTU, UBUNTU_KEY_FILES),
+        ("mok_certificate=/etc/keys/m.der\n", {}, (DKMS_KEY_FILES[0], "/etc/keys/m.der")),
     ],
 )
 def test_key_is_the_one_that_dkms_takes(config: str, system: Evidence, paths: tuple[str, str]) -> None:
-    firmware = Firmware(files={CONFIG: config.encode()}).with_key(paths)
+    firmware = Firmware(files={DKMS_CONFIG_FILE: config.encode()}).with_key(paths)
     found = read(firmware, system)
     assert (found.key, found.certificate) == paths
     assert found.has_key
@@ -54,7 +54,10 @@ def test_key_is_the_one_that_dkms_takes(config: str, system: Evidence, paths: tu
 
 
 def test_later_configuration_files_of_dkms_count() -> None:
-    files = {CONFIG: b"mok_signing_key=/a\n", f"{CONFIG}.d/10.conf": b"mok_signing_key=/b\nmok_certificate=/c\n"}
+    files = {
+        DKMS_CONFIG_FILE: b"mok_signing_key=/a\n",
+        f"{DKMS_CONFIG_FILE}.d/10.conf": b"mok_signing_key=/b\nmok_certificate=/c\n",
+    }
     found = read(Firmware(files=files))
     assert (found.key, found.certificate, found.has_key, found.der) == ("/b", "/c", False, b"")
 
@@ -65,17 +68,17 @@ def test_private_key_is_never_captured() -> None:
     assert not any(b"nobody reads" in capture.data for capture in seen.values())
 
 
-@pytest.mark.parametrize("empty", DKMS_KEY)
+@pytest.mark.parametrize("empty", DKMS_KEY_FILES)
 def test_empty_file_counts_as_missing(empty: str) -> None:
     firmware = Firmware().with_key()
     firmware.files[empty] = b""
     found = read(firmware)
-    assert (found.has_key, bool(found.der)) == (empty != DKMS_KEY[0], empty != DKMS_KEY[1])
+    assert (found.has_key, bool(found.der)) == (empty != DKMS_KEY_FILES[0], empty != DKMS_KEY_FILES[1])
 
 
 def test_key_in_hardware_has_no_file() -> None:
     firmware = Firmware(
-        files={CONFIG: b'mok_signing_key="pkcs11:token=x"\nmok_certificate=/c\n', "/c": make_certificate()}
+        files={DKMS_CONFIG_FILE: b'mok_signing_key="pkcs11:token=x"\nmok_certificate=/c\n', "/c": make_certificate()}
     )
     assert read(firmware).has_key
 

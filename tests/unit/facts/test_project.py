@@ -19,13 +19,24 @@ from gpunode.change import (
     SigningKey,
 )
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Promised, Unit, Unknown, holds, need
-from gpunode.facts.project import PLAN, project_changes
+from gpunode.facts.model import (
+    Facts,
+    Kernels,
+    Known,
+    LoadedDriver,
+    ModuleFile,
+    PromisedFile,
+    Unit,
+    Unknown,
+    holds,
+    need,
+)
+from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import DEB
 from gpunode.recipe import Recipe
-from gpunode.steps.packages import REPAIR
+from gpunode.steps.packages import REPAIR_STEP
 from tests.ids import by_id
 
 KERNEL = "6.1.0-25-amd64"
@@ -75,7 +86,9 @@ def test_deferred_file_is_promised(facts: Facts) -> None:
     later = Deferred("config.toml with the nvidia runtime", "containerd is installed")
     fact = project_changes(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
     assert holds(fact, later)
-    assert fact == Promised("config.toml with the nvidia runtime; known after containerd is installed", PLAN, later)
+    assert fact == PromisedFile(
+        "config.toml with the nvidia runtime; known after containerd is installed", PLAN_PROBE_KEY, later
+    )
 
 
 def test_planned_file_has_no_change_time(facts: Facts) -> None:
@@ -89,10 +102,10 @@ def test_projected_facts_name_the_plan_as_their_source(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
     after = project_changes(facts, [*todo, DEB.repair])
-    assert after.file("/etc/a") == Known(state, PLAN)
-    assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN)
-    assert after.modules == Known(frozenset(), PLAN)
-    assert after.packages_interrupted == Known(value=False, probe=PLAN)
+    assert after.file("/etc/a") == Known(state, PLAN_PROBE_KEY)
+    assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN_PROBE_KEY)
+    assert after.modules == Known(frozenset(), PLAN_PROBE_KEY)
+    assert after.packages_interrupted == Known(value=False, probe=PLAN_PROBE_KEY)
 
 
 def test_list_file_adds_its_sources(facts: Facts) -> None:
@@ -105,7 +118,7 @@ def test_list_file_adds_its_sources(facts: Facts) -> None:
 
 def test_invalid_list_gives_unknown_sources(facts: Facts) -> None:
     after = project_changes(facts, [FileChange(LIST, None, FileState(b"deb nonsense\n"))])
-    assert after.sources == Unknown(f"{LIST}:1: not an entry that apt reads", PLAN)
+    assert after.sources == Unknown(f"{LIST}:1: not an entry that apt reads", PLAN_PROBE_KEY)
 
 
 def test_list_with_non_utf8_comments_is_parsed(facts: Facts) -> None:
@@ -119,20 +132,20 @@ def test_headers_and_a_dkms_driver_give_every_kernel_a_module(facts: Facts) -> N
     assert need(after.headers, "x") == {KERNEL}
     assert need(after.packages, "x")[PackageId("nvidia-dkms-580-open")].version == "580."
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.", dkms=True)
-    assert after.module_files == Known((built,), PLAN)
+    assert after.module_files == Known((built,), PLAN_PROBE_KEY)
 
 
 def test_module_from_an_unpackaged_dkms_source_is_kept(facts: Facts) -> None:
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
     node = replace(facts, module_files=Known((built,), "modules-dkms"))
-    assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN)
+    assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN_PROBE_KEY)
 
 
 def test_purged_headers_remove_the_module_of_their_kernel(facts: Facts) -> None:
     node = project_changes(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
     after = project_changes(node, [PackageChange(PackageId.of(f"linux-headers-{KERNEL}"), PackageState("1"), None)])
-    assert after.headers == Known(frozenset(), PLAN)
-    assert after.module_files == Known((), PLAN)
+    assert after.headers == Known(frozenset(), PLAN_PROBE_KEY)
+    assert after.module_files == Known((), PLAN_PROBE_KEY)
 
 
 def test_modules_are_built_only_by_dkms_and_its_packages(facts: Facts) -> None:
@@ -154,9 +167,9 @@ def test_nothing_is_built_without_a_driver_or_known_headers(facts: Facts) -> Non
     removed = PackageState("470", config_files_only=True)
     for packages in ({}, {"vim": PackageState("9"), "nvidia-kernel-dkms": removed}):
         node = replace(facts, packages=Known(by_id(packages), "dpkg-status"))
-        assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN)
+        assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN_PROBE_KEY)
     node = replace(facts, headers=Unknown("Permission denied", "kernel-builds"))
-    assert project_changes(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN)
+    assert project_changes(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN_PROBE_KEY)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +210,19 @@ def test_loaded_driver_has_version_and_flavour(facts: Facts) -> None:
     )
     after = project_changes(after, [ModuleChange("nvidia", False, True)])
     assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
-    assert after.loaded_driver == Known(LoadedDriver("595.91.07", True), PLAN)
+    assert after.loaded_driver == Known(LoadedDriver("595.91.07", True), PLAN_PROBE_KEY)
     assert project_changes(after, [ModuleChange("nvidia-uvm", True, False)]).loaded_driver == after.loaded_driver
-    assert project_changes(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN)
+    assert project_changes(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN_PROBE_KEY)
 
 
 def test_version_of_a_prebuilt_driver_is_known_once_loaded(facts: Facts) -> None:
     after = project_changes(facts, [ModuleChange("nvidia", False, True)])
-    assert after.loaded_driver == Unknown("known after the module is loaded", PLAN)
+    assert after.loaded_driver == Unknown("known after the module is loaded", PLAN_PROBE_KEY)
 
 
 def test_repair_step_clears_the_interrupted_state(facts: Facts) -> None:
     broken = replace(facts, packages_interrupted=Known(value=True, probe="x"))
-    outcome = REPAIR.plan(Recipe("test"), broken)
+    outcome = REPAIR_STEP.plan(Recipe("test"), broken)
     assert isinstance(outcome, Planned)
     assert need(project_changes(broken, outcome.changes).packages_interrupted, "x") is False
 
@@ -236,7 +249,7 @@ def test_changed_unit_exists_and_keeps_its_other_facts(facts: Facts) -> None:
     stopped, running = ServiceState(False, False), ServiceState(True, True)
     unit = Known(Unit(stopped, exists=False, changed_at=7.0), "units")
     after = project_changes(replace(facts, units={"a.service": unit}), [ServiceChange("a.service", stopped, running)])
-    assert after.units == {"a.service": Known(Unit(running, exists=True, changed_at=7.0), PLAN)}
+    assert after.units == {"a.service": Known(Unit(running, exists=True, changed_at=7.0), PLAN_PROBE_KEY)}
 
 
 def test_held_package_stays_held(facts: Facts) -> None:

@@ -12,8 +12,8 @@ from gpunode.host import bugs
 
 
 def test_bug_report_begins_with_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bugs, "FOLDER", tmp_path)
-    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "TRACEBACK_FOLDER", tmp_path)
+    monkeypatch.setattr(bugs, "explain_untrusted_folder", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
     first, _, rest = Path(bugs.save_traceback("Traceback\n", "bug.txt")).read_text().partition("\n")
     assert first.startswith(f"gpunode {gpunode.__version__}, Python {platform.python_version()}, ")
@@ -31,7 +31,7 @@ def test_unreadable_os_release_does_not_break_the_bug_report(
     file.write_bytes(release)
     real = distro.LinuxDistribution
     monkeypatch.setattr(distro, "LinuxDistribution", lambda **more: real(os_release_file=str(file), **more))
-    monkeypatch.setattr(bugs, "FOLDER", tmp_path)
-    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "TRACEBACK_FOLDER", tmp_path)
+    monkeypatch.setattr(bugs, "explain_untrusted_folder", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
     assert platform.system() in Path(bugs.save_traceback("Traceback\n", "bug.txt")).read_text()

@@ -201,7 +201,7 @@ def test_too_many_members_are_refused(tmp_path: Path) -> None:
 
 
 def test_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(capture, "MAX_UNPACKED_BYTES", 1 << 16)
     monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
     path = archive(tmp_path / "x.tgz", {f"data/{number}": bytes(1 << 16) for number in range(3)})
     with pytest.raises(Refused) as caught:
@@ -211,7 +211,7 @@ def test_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_member_header_with_a_huge_size_is_refused(tmp_path: Path) -> None:
     huge = tarfile.TarInfo("data/x")
-    huge.size = capture.MAX_BYTES + 1
+    huge.size = capture.MAX_UNPACKED_BYTES + 1
     path = tmp_path / "x.tgz"
     path.write_bytes(gzip.compress(huge.tobuf() + bytes(4096)))
     with pytest.raises(Refused) as caught:

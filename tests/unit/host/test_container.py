@@ -28,7 +28,7 @@ def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.touch()
     monkeypatch.setattr(container, "read_libraries", lambda runner, program: {})
-    monkeypatch.setattr(container, "_PROGRAMS", (str(smi),))
+    monkeypatch.setattr(container, "_NVIDIA_SMI_PATHS", (str(smi),))
 
 
 def _answering(out: str = "", status: int = 0, *, late: bool = False, import_fails: bool = False) -> ScriptedRunner:
@@ -115,7 +115,7 @@ def test_failed_cleanup_is_reported_with_the_command() -> None:
 
 
 def test_missing_nvidia_smi_is_reported_and_nothing_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "_PROGRAMS", ("/nonexistent/nvidia-smi",))
+    monkeypatch.setattr(container, "_NVIDIA_SMI_PATHS", ("/nonexistent/nvidia-smi",))
     runner = _answering()
     found = check_container(runner, docker_commands("t"), [A])
     assert "nvidia-smi is not installed" in found.failure

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.cuda import CudaError, CudaRun, parse_answer, read_cuda_answer
+from gpunode.facts.cuda import CudaError, CudaTestResult, parse_answer, read_cuda_answer
 from gpunode.facts.nvml import NoAnswer
-from gpunode.host.cuda import PTX, child_argv, make_probe
+from gpunode.host.cuda import VECTOR_ADD_PTX, child_argv, make_probe
 from tests.fakes.runners import ScriptedRunner, ended, looked
 
 GPU: dict[str, Any] = {
@@ -30,12 +30,12 @@ def _answer(**given: Any) -> bytes:
 
 def test_cuda_run_passes_only_if_every_gpu_passed() -> None:
     run = parse_answer(_answer(gpus=[GPU, {**GPU, "index": 1}]))
-    assert isinstance(run, CudaRun)
+    assert isinstance(run, CudaTestResult)
     assert run.passed
-    assert not CudaRun(()).passed
+    assert not CudaTestResult(()).passed
     for spoiled in ({"passed": False}, {"error": ERROR}, {"mismatches": 1}, {"elements": 0}):
         run = parse_answer(_answer(gpus=[GPU, {**GPU, **spoiled}]))
-        assert isinstance(run, CudaRun)
+        assert isinstance(run, CudaTestResult)
         assert not run.passed, spoiled
 
 
@@ -74,7 +74,7 @@ def test_damaged_gpu_row_is_refused_or_does_not_pass(key: str, value: object) ->
         run = parse_answer(_answer(gpus=[{**GPU, key: value}]))
     except ValueError:
         return
-    assert isinstance(run, CudaRun)
+    assert isinstance(run, CudaTestResult)
     assert isinstance(run.gpus[0].passed, bool)
 
 
@@ -104,5 +104,5 @@ def test_outcomes_of_the_child_process_are_distinguished() -> None:
 
 
 def test_ptx_is_nul_terminated_and_the_child_isolated() -> None:
-    assert PTX.endswith(b"}\n\0")
+    assert VECTOR_ADD_PTX.endswith(b"}\n\0")
     assert child_argv()[1] == "-I"

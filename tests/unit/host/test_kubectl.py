@@ -8,9 +8,9 @@ from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, UsageError
 from gpunode.host.kubectl import (
     explain_failure,
-    failed_groups,
+    find_failed_api_groups,
     is_object_rejection,
-    refuse_old,
+    refuse_old_kubectl,
     split_errors,
     version_skew_warning,
 )
@@ -160,17 +160,17 @@ def test_object_errors_are_split_without_log_lines() -> None:
     ],
 )
 def test_failed_api_groups_are_named(said: str, groups: set[str]) -> None:
-    assert failed_groups(failed_command(said)) == groups
+    assert find_failed_api_groups(failed_command(said)) == groups
 
 
 @pytest.mark.parametrize("version", ["v1.21.0", "v1.32.4-dispatcher", "v1.31.4+k3s1", "v1.33.5-gke.1080000", ""])
 def test_supported_kubectl_version_is_accepted(version: str) -> None:
-    refuse_old(version, "/usr/bin/kubectl", "")
+    refuse_old_kubectl(version, "/usr/bin/kubectl", "")
 
 
 def test_outdated_kubectl_is_refused_with_the_needed_version() -> None:
     with pytest.raises(Refused, match=r"kubectl 1\.20\.2 is too old: gpunode needs 1\.21 or newer") as refused:
-        refuse_old("v1.20.2", "/usr/bin/kubectl", "install")
+        refuse_old_kubectl("v1.20.2", "/usr/bin/kubectl", "install")
     assert "/usr/bin/kubectl has no --show-managed-fields" in refused.value.why
 
 

@@ -156,7 +156,7 @@ def test_piped_capture_has_the_same_size_limits(monkeypatch: pytest.MonkeyPatch)
         read_report("-")
     assert caught.value.why == "the archive: is larger than 2 MiB"
     assert stream.told <= (2 << 20) + 1
-    monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(capture, "MAX_UNPACKED_BYTES", 1 << 16)
     monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
     from_pipe(monkeypatch, harmful())
     with pytest.raises(Refused, match="an invalid member"):
@@ -201,7 +201,7 @@ def test_report_is_read_from_a_process_substitution(folder: str, tmp_path: Path)
         (b'"a report"', UsageError),
         (gzip.compress(TERMINAL.encode(), mtime=0)[:12], Refused),
         (b"\x1f\x8b" + b"\0" * 40, Refused),
-        (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1, mtime=0), Refused),
+        (gzip.compress(b"a" * (reports.MAX_REPORT_BYTES + 1), 1, mtime=0), Refused),
     ],
     ids=[
         *("empty", "blank", "no text", "cut list", "cut object", "deep object", "deep list", "brackets", "digits"),

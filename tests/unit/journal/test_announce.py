@@ -19,8 +19,8 @@ def announcements_of(of: Sequence[Entry]) -> list[Mapping[str, str]]:
 
 def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
     found = announcements_of(entries())
-    made = [announce.CHANGE_MADE_ID] * 4 + [announce.CHANGE_FAILED_ID, announce.CHANGE_MADE_ID]
-    assert [one["MESSAGE_ID"] for one in found] == [announce.RUN_BEGUN_ID, *made, announce.RUN_ENDED_ID]
+    made = [announce.CHANGE_MADE_MESSAGE_ID] * 4 + [announce.CHANGE_FAILED_MESSAGE_ID, announce.CHANGE_MADE_MESSAGE_ID]
+    assert [one["MESSAGE_ID"] for one in found] == [announce.RUN_BEGUN_MESSAGE_ID, *made, announce.RUN_ENDED_MESSAGE_ID]
     assert {one["GPUNODE_RUN"] for one in found} == {RUN}
     assert {one["GPUNODE_VERB"] for one in found} == {"setup"}
     assert {one["SYSLOG_IDENTIFIER"] for one in found} == {"gpunode"}

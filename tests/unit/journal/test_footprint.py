@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpunode.change import (
-    CONFFILES,
+    CONFFILES_STEP_ID,
     Change,
     FileChange,
     FileState,
@@ -230,7 +230,7 @@ class TestForcedRollback:
 
 
 def test_conffiles_of_packages_are_not_counted() -> None:
-    assert spans(run(1, wrote("theirs", None), step=CONFFILES)) == []
+    assert spans(run(1, wrote("theirs", None), step=CONFFILES_STEP_ID)) == []
 
 
 def test_folders_and_triggers_of_all_runs_are_kept() -> None:

@@ -20,21 +20,21 @@ from gpunode.change import (
     ServiceState,
     Trigger,
     digest,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import (
     RunRecord,
     intents_to_undo,
     inverse_intents,
-    is_configuration,
-    pending_since,
+    is_configuration_change,
+    pending_trigger_times,
     pending_triggers,
     triggers_done_by,
     untriggered_changes,
 )
 from gpunode.journal.record import (
-    FORMAT,
+    JOURNAL_FORMAT,
     Begin,
     Commit,
     Done,
@@ -62,7 +62,7 @@ def write(path: str, before: bytes | None, after: bytes | None, *owes: Trigger) 
 
 def test_journal_format_matches_the_golden_bytes() -> None:
     """Journals outlive the gpunode that wrote them."""
-    golden = Path(__file__).with_name(f"format-{FORMAT}.jsonl").read_bytes()
+    golden = Path(__file__).with_name(f"format-{JOURNAL_FORMAT}.jsonl").read_bytes()
     journal: tuple[Entry, ...] = (
         BEGIN,
         Intent(1, "runtime", "configure", write("/etc/docker/daemon.json", None, b"{}", RESTART), "no handler", 2.0),
@@ -84,7 +84,7 @@ def line_of(version: int, body: bytes, previous_line: bytes = b"") -> bytes:
 def test_format_3_is_read_as_what_it_says() -> None:
     """Its line of a trigger, of an end and of a file have other names."""
     former = Path(__file__).with_name("format-3.jsonl").read_bytes()
-    now = Path(__file__).with_name(f"format-{FORMAT}.jsonl").read_bytes()
+    now = Path(__file__).with_name(f"format-{JOURNAL_FORMAT}.jsonl").read_bytes()
     contents = {digest(b"{}"): b"{}"}.__getitem__
     assert decode(former, contents) == decode(now, contents)
 
@@ -155,7 +155,7 @@ def test_package_is_encoded_by_its_name(name: str) -> None:
 
 
 def test_older_line_without_a_newer_field_is_read() -> None:
-    assert decode(line_of(FORMAT, b'{"type":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
+    assert decode(line_of(JOURNAL_FORMAT, b'{"type":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
     assert decode(line_of(3, b'{"is":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
 
 
@@ -184,7 +184,7 @@ def test_older_line_without_a_newer_field_is_read() -> None:
 )
 def test_invalid_entry_with_a_valid_checksum_is_damage(body: bytes) -> None:
     with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2") as raised:
-        decode(encode(BEGIN) + line_of(FORMAT, body, previous_line=encode(BEGIN)) + encode(BEGIN), str.encode)
+        decode(encode(BEGIN) + line_of(JOURNAL_FORMAT, body, previous_line=encode(BEGIN)) + encode(BEGIN), str.encode)
     assert raised.value.why
     assert "checksum" not in raised.value.why
 
@@ -202,21 +202,24 @@ def test_invalid_entry_with_a_valid_checksum_is_damage(body: bytes) -> None:
 )
 def test_damage_is_explained(body: bytes, why: str) -> None:
     with pytest.raises(JournalDamaged) as raised:
-        decode(line_of(FORMAT, body), str.encode)
+        decode(line_of(JOURNAL_FORMAT, body), str.encode)
     assert why in (raised.value.why or "")
 
 
-@pytest.mark.parametrize("other", [2, FORMAT + 1])
+@pytest.mark.parametrize("other", [2, JOURNAL_FORMAT + 1])
 def test_another_journal_format_is_named(other: int) -> None:
-    line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % other)
+    line = encode(BEGIN).replace(b'"v":%d' % JOURNAL_FORMAT, b'"v":%d' % other)
     with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
         decode(line, str.encode, file="x.jsonl")
-    assert raised.value.why == f"it was written by another gpunode, in format {other}; this one reads 3 and {FORMAT}"
+    assert (
+        raised.value.why
+        == f"it was written by another gpunode, in format {other}; this one reads 3 and {JOURNAL_FORMAT}"
+    )
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """Return the changes that a plain rollback undoes."""
-    return tuple(intent.change for intent in filter(is_configuration, intents_to_undo(entries)))
+    return tuple(intent.change for intent in filter(is_configuration_change, intents_to_undo(entries)))
 
 
 class TestLineSeals:
@@ -373,9 +376,9 @@ class TestPendingTriggers:
     def test_trigger_is_pending_since_its_last_change(self) -> None:
         """A daemon that started after that owes nothing any more."""
         one, other = (Intent(n, "runtime", "x", write("/a", None, b"1", RESTART), at=float(n)) for n in (1, 2))
-        assert pending_since((BEGIN, one, other)) == {RESTART: 2.0}
-        assert pending_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
-        assert pending_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
+        assert pending_trigger_times((BEGIN, one, other)) == {RESTART: 2.0}
+        assert pending_trigger_times((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
+        assert pending_trigger_times((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
 
 
 def test_run_summary_names_each_subject_once() -> None:
@@ -397,7 +400,7 @@ def test_made_begun_and_failed_changes_are_separated() -> None:
 
 
 def test_huge_format_number_is_damage() -> None:
-    line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":' + b"9" * 5000)
+    line = encode(BEGIN).replace(b'"v":%d' % JOURNAL_FORMAT, b'"v":' + b"9" * 5000)
     with pytest.raises(JournalDamaged, match="line 1"):
         decode(line, str.encode)
 
@@ -417,4 +420,4 @@ def test_every_kind_of_change_and_its_undo_may_have_a_trigger(change: Change) ->
     assert decode(b"".join(encode_lines(journal)), str.encode) == journal
     assert pending_triggers(journal) == (RESTART,)
     (back,) = inverse_intents(journal)
-    assert triggers([back.change]) == (RESTART,)
+    assert triggers_of_changes([back.change]) == (RESTART,)

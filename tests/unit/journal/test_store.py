@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger, digest
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal.history import RunRecord, intents_to_undo, is_configuration
+from gpunode.journal.history import RunRecord, intents_to_undo, is_configuration_change
 from gpunode.journal.record import Done, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
@@ -58,7 +58,7 @@ def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState
 def test_run_is_read_back_with_file_contents(store: Store) -> None:
     run = setup_run(store)
     assert store.read_with_contents(run.id) == run.entries()
-    (back,) = filter(is_configuration, intents_to_undo(store.read_with_contents(run.id)))
+    (back,) = filter(is_configuration_change, intents_to_undo(store.read_with_contents(run.id)))
     assert back.change == FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers)  # type: ignore[arg-type]
 
 
@@ -631,7 +631,7 @@ def test_permission_error_is_not_reported_as_foreign_ownership(tmp_path: Path, m
     def denied(folder: Path, root: Path) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("gpunode.journal.store.refuse_foreign", denied)
+    monkeypatch.setattr("gpunode.journal.store.refuse_untrusted_folder", denied)
     with pytest.raises(UsageError, match="readable by root only"):
         store.ids()
 

@@ -48,7 +48,7 @@ _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
 
 def text_of(recipe: str, cluster: str, form: Form) -> str:
     """Return all files of a render, one after the other."""
-    made = make_files(render_cluster(builtin.read(recipe), CLUSTERS[cluster], form), form)
+    made = make_files(render_cluster(builtin.read_recipe(recipe), CLUSTERS[cluster], form), form)
     return "".join(f"=== {path}\n{text}" for path, text in made.items())
 
 

@@ -13,12 +13,12 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.advertisers import refuse_second_advertiser
-from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.model import RenderedCluster
 from gpunode.kubernetes.render import render_cluster
 from tests.unit.kubernetes.clusters import CLUSTERS
 
-PLUGIN = render_cluster(builtin.read("k8s-containerd"), CLUSTERS["one"])
-OPERATOR = render_cluster(builtin.read("gpu-operator"), CLUSTERS["one"])
+PLUGIN = render_cluster(builtin.read_recipe("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = render_cluster(builtin.read_recipe("gpu-operator"), CLUSTERS["one"])
 NODE = {"metadata": {"name": PLUGIN.nodes[0].node, "labels": {"pool": "gpu"}}}
 TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
 RELEASED = {"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"}
@@ -58,7 +58,7 @@ def affinity(*terms: object) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
 
-def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[HelmRelease, ...] = ()) -> tuple[str, ...]:
+def look(*objects: Any, wanted: RenderedCluster = PLUGIN, releases: tuple[HelmRelease, ...] = ()) -> tuple[str, ...]:
     return refuse_second_advertiser(wanted, objects, [NODE], releases, *TYPED)
 
 
@@ -147,7 +147,7 @@ def test_gpu_operator_is_no_second_advertiser_of_itself() -> None:
 
 
 def test_release_to_be_upgraded_is_no_second_advertiser() -> None:
-    wanted = render_cluster(builtin.read("hami"), CLUSTERS["sixteen"])
+    wanted = render_cluster(builtin.read_recipe("hami"), CLUSTERS["sixteen"])
     theirs = HelmRelease("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
     plugin = daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED)
     with pytest.raises(Refused):
@@ -160,5 +160,5 @@ def test_release_to_be_upgraded_is_no_second_advertiser() -> None:
 
 def test_metrics_exporter_is_no_second_advertiser() -> None:
     (release,) = OPERATOR.releases
-    metrics = Rendered(releases=(replace(release, chart="dcgm-exporter"),))
+    metrics = RenderedCluster(releases=(replace(release, chart="dcgm-exporter"),))
     assert look(daemon_set("k8s-device-plugin:1"), wanted=metrics) == ()

@@ -28,7 +28,7 @@ def test_gpu_feature_discovery_labels_suffice_to_render() -> None:
     plain = live({"kubernetes.io/os": "linux"})
     (found,) = nodes_from_labels([plain, live(GFD)])
     assert (found.name, found.gpus, found.driver) == ("gpu-1", (lookup("2330"),) * 8, "580.95.05")
-    assert render_cluster(builtin.read("k8s-mig"), [found]).expected
+    assert render_cluster(builtin.read_recipe("k8s-mig"), [found]).expected
 
 
 @pytest.mark.parametrize(

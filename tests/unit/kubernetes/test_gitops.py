@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from gpunode import builtin
 from gpunode.errors import RecipeError, Refused
 from gpunode.kubernetes.forms import make_files
-from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.model import RenderedCluster
 from gpunode.kubernetes.render import GITOPS_FORMS, Form, render_cluster
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -29,9 +29,9 @@ REMOTE = (
 )
 
 
-def render(text: str, cluster: str, form: Form) -> tuple[Rendered, dict[str, str]]:
+def render(text: str, cluster: str, form: Form) -> tuple[RenderedCluster, dict[str, str]]:
     """Return the objects and files of a recipe."""
-    found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
+    found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text), CLUSTERS[cluster], form)
     return found, dict(make_files(found, form))
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.host.cluster import Cluster, Identity
+from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.recipe import Recipe
@@ -32,7 +32,7 @@ COMMANDS = {
 
 def of_workers(count: int, more: str = "") -> Recipe:
     text = f'schema = 1\nextends = "kind"\n[kubernetes.kind]\nworkers = {count}\nname = "lab"\n{more}'
-    return parse(text, "mine.toml", builtin.load)
+    return parse(text, "mine.toml", builtin.load_recipe_text)
 
 
 @pytest.mark.parametrize(("count", "shares"), [(1, [8]), (3, [2, 3, 3]), (8, [1] * 8)])
@@ -124,8 +124,8 @@ class Elsewhere(Cluster):
     def __init__(self) -> None:
         self.kubectl = ("kubectl",)
 
-    def identify(self) -> Identity:
-        return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
+    def identify(self) -> ClusterIdentity:
+        return ClusterIdentity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
 
 
 def test_recipe_for_kind_refuses_another_cluster() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from gpunode import builtin
 from gpunode.kubernetes.forms import make_files
-from gpunode.kubernetes.model import Rendered, RenderedObject
+from gpunode.kubernetes.model import RenderedCluster, RenderedObject
 from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
@@ -32,8 +32,8 @@ BOTH = {
 }
 
 
-def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
-    return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
+def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> RenderedCluster:
+    return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text), nodes, form)
 
 
 def blocks() -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def only_object(found: Rendered, kind: str) -> RenderedObject:
+def only_object(found: RenderedCluster, kind: str) -> RenderedObject:
     (one,) = (one for one in found.objects if one.kind == kind)
     return one
 
@@ -90,7 +90,7 @@ def test_runtime_class_is_required_only_without_cdi_or_default(
     assert why in own.why
 
 
-def classes(found: Rendered) -> dict[str, str]:
+def classes(found: RenderedCluster) -> dict[str, str]:
     """Return the RuntimeClass that a pod has to name, by the resource that it asks for."""
     limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.own_pods]
     return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
@@ -130,7 +130,7 @@ def test_nodes_of_one_configuration_may_offer_different_mig_profiles() -> None:
 def test_the_test_pod_has_the_same_spec_as_the_suggested_own_pod(name: str, cluster: str) -> None:
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
-    found = render_cluster(builtin.read(name), CLUSTERS[cluster])
+    found = render_cluster(builtin.read_recipe(name), CLUSTERS[cluster])
     spec, own = found.test_pod[-1].body["spec"], found.own_pods[0].spec
     assert spec.keys() - {"restartPolicy", "tolerations"} == own.keys()
     assert spec.get("runtimeClassName") == own.get("runtimeClassName")

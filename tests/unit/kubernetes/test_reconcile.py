@@ -15,15 +15,22 @@ from gpunode import builtin
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
+from gpunode.kubernetes.model import LABELS_FIELD_MANAGER, RenderedCluster
 from gpunode.kubernetes.owned import owned_fields
-from gpunode.kubernetes.reconcile import MANAGER, LiveState, PlanItem, format_taints_in, plan_field_removal, plan_items
+from gpunode.kubernetes.reconcile import (
+    FIELD_MANAGER,
+    LiveState,
+    PlanItem,
+    format_taints_in,
+    plan_field_removal,
+    plan_items,
+)
 from gpunode.kubernetes.render import render_cluster
-from gpunode.workflow.cluster_undo import needs_undo
+from gpunode.workflow.cluster_undo import release_needs_undo
 from tests.unit.kubernetes.clusters import CLUSTERS
 
-PLUGIN = render_cluster(builtin.read("k8s-containerd"), CLUSTERS["one"])
-OPERATOR = render_cluster(builtin.read("gpu-operator"), CLUSTERS["one"])
+PLUGIN = render_cluster(builtin.read_recipe("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = render_cluster(builtin.read_recipe("gpu-operator"), CLUSTERS["one"])
 NODE = PLUGIN.nodes[0].node
 TAINT = "nvidia.com/gpu=present:NoSchedule"
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
@@ -37,7 +44,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {f"f:{name}": fields_of(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
 
 
-def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) -> dict[str, Any]:
+def live(body: Mapping[str, Any], manager: str = FIELD_MANAGER, **metadata: object) -> dict[str, Any]:
     """Return the object as it is once ``manager`` has applied ``body``."""
     fields = fields_of({name: value for name, value in body.items() if name not in {"apiVersion", "kind"}})
     place = {f"f:{name}" for name in ("name", "namespace", "uid")}
@@ -53,7 +60,7 @@ def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], 
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
 
 
-def planned_items(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
+def planned_items(wanted: RenderedCluster, present: LiveState) -> dict[str, PlanItem]:
     return {f"{one.kind} {one.name}": one for one in plan_items(wanted, present)}
 
 
@@ -62,7 +69,7 @@ def test_owned_fields_are_those_of_their_manager(spec: dict[str, Any]) -> None:
     body = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "one"}, "spec": spec}
     more = {**live(body), "status": {"seen": True}}
     more["spec"] = {**spec, "somebody's": 1} if "somebody's" not in spec else spec
-    assert owned_fields(more, MANAGER) == body
+    assert owned_fields(more, FIELD_MANAGER) == body
     assert owned_fields(more, "somebody") is None
 
 
@@ -79,7 +86,7 @@ def test_list_elements_are_owned_by_key_or_value() -> None:
         "f:ports": {'k:{"port":1}': {".": {}, "f:port": {}, "f:name": {}}},
         "f:words": {'v:"y"': {}},
     }
-    found = owned_fields(made, MANAGER)
+    found = owned_fields(made, FIELD_MANAGER)
     assert found is not None
     assert found["spec"] == {"ports": [{"port": 1, "name": "a"}], "words": ["y"]}
 
@@ -184,25 +191,25 @@ def test_node_missing_in_the_cluster_is_refused() -> None:
         plan_items(PLUGIN, LiveState("c"))
 
 
-@pytest.mark.parametrize("manager", [LABELS_MANAGER, "somebody"])
+@pytest.mark.parametrize("manager", [LABELS_FIELD_MANAGER, "somebody"])
 def test_taint_is_owned_only_with_our_annotation(manager: str) -> None:
     body = node({"nvidia.com/gpu.present": "true"})
     del body["spec"]
-    mine = live(body, LABELS_MANAGER)
+    mine = live(body, LABELS_FIELD_MANAGER)
     noted = live({**body, "metadata": {"name": NODE, "annotations": {"gpunode-taint": TAINT}}}, manager)
     entries = [*mine["metadata"]["managedFields"], *noted["metadata"]["managedFields"]]
-    if manager == LABELS_MANAGER:
+    if manager == LABELS_FIELD_MANAGER:
         entries = noted["metadata"]["managedFields"]
     metadata = {**mine["metadata"], "annotations": {"gpunode-taint": TAINT}, "managedFields": entries}
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     change = plan_field_removal({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
     assert change is not None
-    assert format_taints_in(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
+    assert format_taints_in(change.before) == ((TAINT,) if manager == LABELS_FIELD_MANAGER else ())
 
 
 def test_labels_dropped_from_the_recipe_are_removed() -> None:
     labels = {"nvidia.com/gpu.present": "true", "team": "a"}
-    mine = live(node(labels), LABELS_MANAGER)
+    mine = live(node(labels), LABELS_FIELD_MANAGER)
     found = planned_items(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
     assert found.diff == ("-label team=a",)
 
@@ -311,6 +318,6 @@ def test_release_is_undone_only_from_the_revision_of_the_run(
     revisions = {place: revision} if revision else {}
     if due is None:
         with pytest.raises(Conflict):
-            needs_undo(change, revisions)
+            release_needs_undo(change, revisions)
     else:
-        assert needs_undo(change, revisions) is due
+        assert release_needs_undo(change, revisions) is due

@@ -22,7 +22,7 @@ from gpunode.catalog import mig
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
 from gpunode.kubernetes.forms import make_files
-from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG, ChartRelease, ClusterNode, Rendered
+from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG_LABEL, ChartRelease, ClusterNode, RenderedCluster
 from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
@@ -45,7 +45,7 @@ CASES = [
 
 
 def recipe_of(text: str) -> Recipe:
-    return parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
+    return parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text)
 
 
 def unknown_keys(release: ChartRelease) -> list[str]:
@@ -61,7 +61,7 @@ def paths(values: Any, above: str = "") -> list[str]:
     return [one for key, held in values.items() for one in paths(held, f"{above}.{key}".lstrip("."))]
 
 
-def plugin_files(found: Rendered) -> list[str]:
+def plugin_files(found: RenderedCluster) -> list[str]:
     """Return the device plugin's files, wherever they stand."""
     plain = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
     chart = [one.values.get("config", {}).get("map", {}) for one in found.releases]
@@ -74,8 +74,8 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
 
-def render_builtin(name: str, cluster: str, form: Form = "manifests") -> Rendered:
-    return render_cluster(builtin.read(name), CLUSTERS[cluster], form)
+def render_builtin(name: str, cluster: str, form: Form = "manifests") -> RenderedCluster:
+    return render_cluster(builtin.read_recipe(name), CLUSTERS[cluster], form)
 
 
 @pytest.mark.parametrize(("place", "text"), [pytest.param(p, t, id=p.stem) for p, t in golden().items()])
@@ -97,14 +97,14 @@ def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form
     assert [wrong for text in plugin_files(found) for wrong in PLUGIN_FILE.iter_errors(yaml.safe_load(text))] == []
     assert all(HEADER in text for text in made.values())
     for one in found.objects:
-        assert yaml.safe_load(own_yaml.document(one.body)) == one.body
+        assert yaml.safe_load(own_yaml.render_document(one.body)) == one.body
     names = Counter((one.kind, one.namespace, one.name) for one in found.objects)
     assert set(names.values()) <= {1}
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
 def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: Form) -> None:
-    wanted = builtin.read(name)
+    wanted = builtin.read_recipe(name)
     one, other = (
         make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
     )
@@ -119,7 +119,7 @@ def test_every_plugin_configuration_is_selected_by_a_label() -> None:
     )
     found = render_cluster(wanted, CLUSTERS["fleet"])
     (release,) = found.releases
-    assert {edit.labels[PLUGIN_CONFIG] for edit in found.nodes} == set(release.values["config"]["map"])
+    assert {edit.labels[PLUGIN_CONFIG_LABEL] for edit in found.nodes} == set(release.values["config"]["map"])
     assert release.values["config"]["default"] in release.values["config"]["map"]
     assert found.expected == {"gpu-01": {"nvidia.com/gpu": 32}, "gpu-02": {"nvidia.com/gpu": 16}}
 
@@ -202,7 +202,7 @@ def test_impossible_recipe_is_refused_with_a_hint(text: str, cluster: str, what:
 
 
 def test_incompatible_nodes_are_refused() -> None:
-    wanted = builtin.read("k8s-containerd")
+    wanted = builtin.read_recipe("k8s-containerd")
     for nodes, what in (
         ((), "no NVIDIA GPU found"),
         ((node("a", "1b80", 1), node("a", "1b80", 1)), "several captures are of the node a"),
@@ -212,7 +212,7 @@ def test_incompatible_nodes_are_refused() -> None:
             render_cluster(wanted, nodes)
     old = node("a", "1b80", 1, driver="550.163.01")
     with pytest.raises(Refused, match=r"550\.163\.01, too old"):
-        render_cluster(builtin.read("dra"), [old])
+        render_cluster(builtin.read_recipe("dra"), [old])
 
 
 @pytest.mark.parametrize(
@@ -261,22 +261,22 @@ def test_self_managed_provider_nodes_are_rendered() -> None:
         render_cluster(recipe_of(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
     )
     for provider in ("eks", "aks", "kind"):
-        assert render_cluster(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
+        assert render_cluster(builtin.read_recipe("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
     assert render_cluster(
-        builtin.read("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]
+        builtin.read_recipe("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]
     ).objects
 
 
 def test_operator_uses_the_gke_driver_where_its_plugin_is_opted_out() -> None:
     nodes = [node("a", "2330", 8, provider="gke", toolkit=False)]
-    (release,) = render_cluster(builtin.read("gpu-operator"), nodes).releases
+    (release,) = render_cluster(builtin.read_recipe("gpu-operator"), nodes).releases
     place = "/home/kubernetes/bin/nvidia"
     assert release.values["driver"] == {"enabled": False}
     assert release.values["toolkit"] == {"enabled": True, "installDir": place}
     assert release.values["hostPaths"] == {"driverInstallDir": place}
     assert release.values["cdi"] == {"enabled": True}
     assert not unknown_keys(release)
-    (release,) = render_cluster(builtin.read("gpu-operator"), [replace(nodes[0], driver="")]).releases
+    (release,) = render_cluster(builtin.read_recipe("gpu-operator"), [replace(nodes[0], driver="")]).releases
     assert release.values["driver"] == {"enabled": True}
 
 
@@ -444,7 +444,7 @@ def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[Cl
         values = found.releases[0].values
         config = values["config"] if recipe == "k8s-containerd" else values["devicePlugin"]["config"]
         data = config.get("map") or config["data"]
-        assert {edit.labels.get(PLUGIN_CONFIG, config["default"]) for edit in found.nodes} <= data.keys()
+        assert {edit.labels.get(PLUGIN_CONFIG_LABEL, config["default"]) for edit in found.nodes} <= data.keys()
         text = data[config["default"]]
     else:  # only nodes that no table is for: one configuration, which the plugin mounts
         (text,) = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
@@ -470,7 +470,7 @@ def test_each_kind_of_node_has_its_own_test_pod() -> None:
         "gpunode-test-training": {"nvidia.com/gpu": 1},
         "gpunode-test-time-slicing-4": {"nvidia.com/gpu": 1},
     }
-    assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG: "mig"}
+    assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG_LABEL: "mig"}
     assert "on a, b, with the configuration mig" in pods["gpunode-test-mig"].why
     (alone,) = render_cluster(recipe_of(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
     assert alone.name == "gpunode-test"
@@ -511,7 +511,7 @@ def test_kubelet_folder_of_the_node_is_used_everywhere(name: str) -> None:
 @pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
 def test_balanced_mig_layout_uses_profiles_of_the_gpu(device: str) -> None:
     found = mig.balanced_layout(device)
-    assert found.keys() <= mig.profiles(device).keys()
+    assert found.keys() <= mig.max_instances_by_profile(device).keys()
     assert sum(int(profile[0]) * count for profile, count in found.items()) in {4, 7}
 
 
@@ -529,7 +529,7 @@ _values = st.recursive(
 @given(st.dictionaries(_texts, _values, min_size=1, max_size=5))
 @example({"\n\x85": None, "a": "b\n\u2028c"})
 def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None:
-    assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
+    assert yaml.safe_load(own_yaml.render_document(value, "why\nand what")) == value
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None
 def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: Form, key: str) -> None:
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
-    found = render_cluster(builtin.read(name), nodes, form)
+    found = render_cluster(builtin.read_recipe(name), nodes, form)
     text = "".join(make_files(found, form).values())
     assert key in text
     assert not [key for release in found.releases for key in unknown_keys(release)]
@@ -553,7 +553,7 @@ def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: 
         assert any("b uses the static CPU manager" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text
-    assert key not in "".join(make_files(render_cluster(builtin.read(name), nodes[:1], form), form).values())
+    assert key not in "".join(make_files(render_cluster(builtin.read_recipe(name), nodes[:1], form), form).values())
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])

@@ -21,7 +21,7 @@ def objects() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in RECIPES:
         for cluster in ("eight", "microk8s") if name != "k8s-mps" else ("eight",):
-            made = make_files(render_cluster(builtin.read(name), CLUSTERS[cluster]), "manifests")
+            made = make_files(render_cluster(builtin.read_recipe(name), CLUSTERS[cluster]), "manifests")
             texts = [text for path, text in made.items() if path.endswith(".yaml") and not path.startswith("helm/")]
             for one in (one for text in texts for one in yaml.safe_load_all(text)):
                 found[f"{one['kind']} of {name}"] = one

@@ -13,13 +13,13 @@ from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
 from gpunode.kubernetes.live_checks import (
+    check_daemon_set,
     check_handlers,
     check_kubelet,
     check_node,
+    check_published_slices,
     check_resources,
-    check_slices,
-    check_workload,
-    find_workloads,
+    find_required_daemon_sets,
 )
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.pods import find_problem, find_untolerated_taint
@@ -71,7 +71,7 @@ def only_check(checks: Sequence[Check]) -> Check:
     ],
 )
 def test_node_that_is_not_ready_fails_with_the_reason(reason: str, message: str, hint: str) -> None:
-    (edit,) = render_cluster(builtin.read("k8s-containerd"), [EIGHT]).nodes
+    (edit,) = render_cluster(builtin.read_recipe("k8s-containerd"), [EIGHT]).nodes
     body = live(conditions=[{"type": "Ready", "status": "Unknown", "reason": reason, "message": message}])
 
     found = check_node(edit, body, APPLY)
@@ -80,7 +80,7 @@ def test_node_that_is_not_ready_fails_with_the_reason(reason: str, message: str,
 
 
 def test_missing_node_or_label_fails() -> None:
-    (edit,) = render_cluster(builtin.read("hami"), [EIGHT]).nodes
+    (edit,) = render_cluster(builtin.read_recipe("hami"), [EIGHT]).nodes
 
     assert "gpu=on" in check_node(edit, live(), APPLY).detail
     assert "no such Node" in check_node(edit, None, APPLY).detail
@@ -142,7 +142,7 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
     spec = {"driver": "gpu.nvidia.com", "nodeName": "gpu-1", "devices": [device] * published}
     elsewhere = {"driver": "gpu.nvidia.com", "nodeName": "gpu-2", "devices": [device] * 8}
 
-    assert check_slices(EIGHT, [{"spec": spec}, {"spec": elsewhere}]).status == status
+    assert check_published_slices(EIGHT, [{"spec": spec}, {"spec": elsewhere}]).status == status
 
 
 # The kubelet.
@@ -200,8 +200,8 @@ PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 
 
 def states(recipe: str, daemon_sets: Sequence[Any]) -> Mapping[str, str]:
-    found = find_workloads(render_cluster(builtin.read(recipe), [EIGHT]), daemon_sets)
-    return {one.title: check_workload(one, APPLY).status for one in found}
+    found = find_required_daemon_sets(render_cluster(builtin.read_recipe(recipe), [EIGHT]), daemon_sets)
+    return {one.title: check_daemon_set(one, APPLY).status for one in found}
 
 
 def test_only_required_workloads_of_a_release_must_run() -> None:
@@ -249,7 +249,7 @@ def test_daemon_set_of_an_older_generation_is_not_ready() -> None:
 
 
 def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[GpuTestPod, ...]:
-    read = builtin.read(recipe)
+    read = builtin.read_recipe(recipe)
     assert read.kubernetes is not None
     whole = render_cluster(read, [one])
     config = (

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gpunode.redaction.secrets import (
-    CONTEXT_FREE,
-    CONTEXTUAL,
+    CONTEXT_FREE_FORMS,
+    CONTEXTUAL_FORMS,
     SECRET_OPTIONS,
     TOKEN_SHAPES,
     WEBHOOK_PREFIXES,
@@ -167,7 +167,9 @@ def test_webhook_path_is_redacted(place: str) -> None:
 
 def test_every_pattern_has_lowercase_prefilter_words() -> None:
     """No second list decides what is searched."""
-    assert all(words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE, *CONTEXTUAL))
+    assert all(
+        words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE_FORMS, *CONTEXTUAL_FORMS)
+    )
     for program, options in SECRET_OPTIONS.items():
         assert "{}" in options, program
 

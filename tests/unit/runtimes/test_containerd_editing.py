@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, containerd, runtime, satisfies, tomltext
-from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE, effective_cri_table, load
+from gpunode.runtimes.containerd_files import (
+    CRI_PLUGIN_BY_SCHEMA,
+    FIRST_VERSION_BY_SCHEMA,
+    effective_cri_table,
+    load_config_files,
+)
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -162,7 +167,7 @@ def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
     data, desired = draw(files()), draw(all_desired)
     # tomlkit 0.15.2 loses the space between a date and the brace behind it, so an edit is refused.
     assume(not re.search(rb"\{[^\n]*\d\d[-:]\d\d", data))
-    is_too_old = desired.version is not None and desired.version < SCHEMA_SINCE[read(data)["version"]]
+    is_too_old = desired.version is not None and desired.version < FIRST_VERSION_BY_SCHEMA[read(data)["version"]]
     return data, replace(desired, version=None) if is_too_old else desired
 
 
@@ -563,7 +568,7 @@ def test_unparsable_file_and_dump_are_named_in_the_error(data: bytes) -> None:
         inspect(data)
     assert "/etc/containerd/config.toml" in refused.value.hint
     with pytest.raises(Refused, match=r"^the output of `containerd config dump`:2"):
-        containerd.dump(data)
+        containerd.parse_config_dump(data)
 
 
 def test_deep_nesting_is_refused() -> None:
@@ -604,7 +609,7 @@ def test_bare_toolkit_name_stands_for_its_absolute_path(desired: DesiredConfig) 
 
 
 def test_dump_is_read_like_a_configuration() -> None:
-    found = containerd.dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
+    found = containerd.parse_config_dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
     assert found.default == "nvidia"
     assert found.cdi is True
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
@@ -705,15 +710,17 @@ SystemdCgroup = true
 def test_existing_entry_keeps_every_key(
     schema: int, version: tuple[int, ...] | None, binary: str, default: str, exact: bool
 ) -> None:
-    text = THEIRS.replace("CRI", CRI_PLUGINS[schema]).replace("DEFAULT", default).replace("BINARY", binary)
+    text = THEIRS.replace("CRI", CRI_PLUGIN_BY_SCHEMA[schema]).replace("DEFAULT", default).replace("BINARY", binary)
     files = {containerd.CONFIG: (f"version = {schema}\n" if schema > 1 else "").encode() + text.encode()}
-    former = effective_cri_table(load(files, DesiredConfig(version=version)), DesiredConfig())["containerd"]
+    former = effective_cri_table(load_config_files(files, DesiredConfig(version=version)), DesiredConfig())[
+        "containerd"
+    ]
     for is_default in (False, True, False):
         desired = DesiredConfig(version=version, default=is_default, exact=exact)
         edited = containerd.configure(files, desired)
         assert is_default or binary != BINARY or not edited.edits
         files = dict(apply_edits(files, edited))
-        now = effective_cri_table(load(files, desired), desired)["containerd"]
+        now = effective_cri_table(load_config_files(files, desired), desired)["containerd"]
         entry = now["runtimes"]["nvidia"]
         kept = {key: value for key, value in former["runtimes"]["nvidia"].items() if key != "options"}
         assert {**entry, **kept} == entry
@@ -737,7 +744,7 @@ def test_legacy_cgroup_driver_is_carried_over(schema: int, kind: str, under: str
 runtime_type = "{kind}"
 [plugins.'CRI'.containerd{under}
 """
-    data = text.replace("CRI", CRI_PLUGINS[schema]).encode()
+    data = text.replace("CRI", CRI_PLUGIN_BY_SCHEMA[schema]).encode()
     desired = replace(desired, version=(1, 7, 24))
     out = configure(data, desired)
     found = inspect(out, desired)
@@ -745,7 +752,7 @@ runtime_type = "{kind}"
     assert found.handlers.keys() == {"nvidia", "runc"}
     assert configure(out, desired) == out
     entry = f'runtime_type = "io.containerd.runc.v2"\noptions.BinaryName = "{BINARY}"\n'
-    header = f"[plugins.'{CRI_PLUGINS[schema]}'.containerd.runtimes.nvidia]\n"
+    header = f"[plugins.'{CRI_PLUGIN_BY_SCHEMA[schema]}'.containerd.runtimes.nvidia]\n"
     existing = data.replace(b"\n", f"\n{header}{entry}".encode(), 1)
     assert not satisfies(inspect(existing, desired), desired)
     assert inspect(configure(existing, desired), desired).systemd_cgroup["nvidia"] is True

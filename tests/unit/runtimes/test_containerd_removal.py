@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, apply_edits, containerd, containerd_editing
-from gpunode.runtimes.containerd_files import load, match_pattern, widen_pattern
+from gpunode.runtimes.containerd_files import load_config_files, match_pattern, widen_pattern
 from gpunode.runtimes.model import EditMode
 from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.unconfigured import unconfigure
@@ -199,7 +199,7 @@ def test_import_needed_by_others_is_kept_with_a_note() -> None:
     after, former = configure({CONFIG: RUNC}, desired)
     since = {**after, "/etc/containerd/conf.d/50-mine.toml": PARKED}
     back, how = unconfigure_containerd(since, desired, former)
-    assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, desired)]
+    assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load_config_files(back, desired)]
     assert DROP_IN not in back
     assert any("50-mine.toml would not be read" in note for note in how.notes)
 

@@ -7,7 +7,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
 from gpunode.runtimes import DesiredConfig, apply_edits, gather_files, runtime
-from gpunode.runtimes.containerd_files import CONFIG, config_of, is_pattern, match_pattern
+from gpunode.runtimes.containerd_files import CONFIG, find_config_argument, is_pattern, match_pattern
 from gpunode.runtimes.found import contents, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from tests.unit.runtimes.unconfigured import unconfigure
@@ -54,11 +54,11 @@ def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
     ],
 )
 def test_last_config_option_of_the_command_line_wins(line: str, config: str) -> None:
-    assert config_of(line.split()) == config
+    assert find_config_argument(line.split()) == config
 
 
 def test_config_option_behind_a_shell_is_found() -> None:
-    assert config_of(["/bin/sh", "-c", "exec containerd -c /a.toml"]) == "/a.toml"
+    assert find_config_argument(["/bin/sh", "-c", "exec containerd -c /a.toml"]) == "/a.toml"
 
 
 def test_file_named_by_the_unit_is_edited_and_restored() -> None:

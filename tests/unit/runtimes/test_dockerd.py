@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.systemd import UnitCommand
-from gpunode.runtimes.dockerd import Flags, ReloadOutcome, conflicts, flags, flags_of_command, reload
+from gpunode.runtimes.dockerd import Flags, ReloadOutcome, conflicts, flags, flags_of_command, parse_reload_log
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ REJECTED = (
     ],
 )
 def test_outcome_of_a_reload_is_read_from_the_log(lines: tuple[str, ...], told: ReloadOutcome) -> None:
-    assert reload("\n".join(lines)) == told
+    assert parse_reload_log("\n".join(lines)) == told

@@ -9,7 +9,7 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
 from gpunode.runtimes import runtime
-from gpunode.runtimes.installations import INSTALLATIONS, choose_row, socket_of
+from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
 
 CONTAINERD = runtime("containerd")
 K3S = "/run/k3s/containerd/containerd.sock"
@@ -118,6 +118,6 @@ def test_unusable_cri_socket_is_refused(socket: str, word: str) -> None:
 
 
 def test_unit_maps_to_the_socket_of_its_containerd() -> None:
-    assert socket_of("rke2-agent.service") == K3S
-    assert socket_of("containerd.service") == ""
+    assert containerd_socket_of("rke2-agent.service") == K3S
+    assert containerd_socket_of("containerd.service") == ""
     assert len({row.id for row in INSTALLATIONS}) == len(INSTALLATIONS)

@@ -10,8 +10,14 @@ from typing import get_args
 import pytest
 
 import gpunode
-from gpunode.builtin import names
-from gpunode.container_runtimes import CONTAINER_RUNTIMES, CdiSupport, Client, Parser, Source
+from gpunode.builtin import shipped_recipe_names
+from gpunode.container_runtimes import (
+    CONTAINER_RUNTIMES,
+    CdiSupport,
+    ConfigValidator,
+    ContainerClient,
+    LiveConfigSource,
+)
 from gpunode.facts import probes
 from gpunode.recipe import RuntimeName
 from gpunode.recipe.keys import known_keys
@@ -28,9 +34,9 @@ def test_row_is_complete(row: Runtime) -> None:
     assert row.packages
     assert row.config_packages <= {*row.packages}
     assert row.cdi in get_args(CdiSupport)
-    assert row.parser in get_args(Parser)
-    assert row.source in get_args(Source)
-    assert row.client in get_args(Client)
+    assert row.parser in get_args(ConfigValidator)
+    assert row.source in get_args(LiveConfigSource)
+    assert row.client in get_args(ContainerClient)
     # What is registered in no file has no daemon that would read it.
     assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi != "only")
     assert not row.drop_in or row.config
@@ -60,7 +66,7 @@ def test_row_finds_what_it_configured(row: Runtime) -> None:
 
 @ROWS
 def test_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
-    assert row.id in names()
+    assert row.id in shipped_recipe_names()
     assert row.id in get_args(RuntimeName)
     key = next(key for key in known_keys() if (key.section, key.name) == ("runtime", "name"))
     assert row.id in key.choices

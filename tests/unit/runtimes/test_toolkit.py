@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused, UsageError
-from gpunode.runtimes.toolkit import KEYS, HostTraits, configure, default, non_default_settings, settings
+from gpunode.runtimes.toolkit import (
+    KEYS,
+    HostTraits,
+    configure,
+    non_default_settings,
+    parse_set_options,
+    render_default_config,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,11 +24,11 @@ else:
     import tomli as tomllib
 
 MACHINE = HostTraits()
-USUAL = default(MACHINE)
+USUAL = render_default_config(MACHINE)
 
 
 def edit_text(text: str, *words: str) -> str:
-    return configure(text.encode(), settings(words), MACHINE).decode()
+    return configure(text.encode(), parse_set_options(words), MACHINE).decode()
 
 
 def test_defaults_are_valid_toml_with_every_default_key() -> None:
@@ -41,12 +48,12 @@ def test_keys_are_in_the_order_of_nvidia_ctk() -> None:
 
 
 def test_suse_and_ubuntu_have_their_own_defaults() -> None:
-    assert tomllib.loads(default(HostTraits(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
-    assert 'ldconfig = "@/sbin/ldconfig.real"' in default(HostTraits(real_ldconfig=True))
+    assert tomllib.loads(render_default_config(HostTraits(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
+    assert 'ldconfig = "@/sbin/ldconfig.real"' in render_default_config(HostTraits(real_ldconfig=True))
 
 
 def test_missing_file_gets_the_defaults_and_an_empty_one_does_not() -> None:
-    words = settings(["nvidia-container-runtime.mode=cdi"])
+    words = parse_set_options(["nvidia-container-runtime.mode=cdi"])
     assert configure(None, words, MACHINE).decode() == USUAL.replace('mode = "auto"', 'mode = "cdi"')
     empty = tomllib.loads(configure(b"", words, MACHINE).decode())
     assert empty == {"nvidia-container-cli": {}, "nvidia-container-runtime": {"mode": "cdi"}}
@@ -56,7 +63,10 @@ def test_missing_file_gets_the_defaults_and_an_empty_one_does_not() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# mine\n", "\ufeff", "x = 1e3 # \u00fc\r\n"])
 def test_file_is_unchanged_without_a_setting(text: str) -> None:
     assert configure(text.encode(), (), MACHINE) == text.encode()
-    assert configure(text.encode(), settings(["features.disable-cuda-compat-lib-hook=nil"]), MACHINE) == text.encode()
+    assert (
+        configure(text.encode(), parse_set_options(["features.disable-cuda-compat-lib-hook=nil"]), MACHINE)
+        == text.encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,13 +90,13 @@ def test_file_is_unchanged_without_a_setting(text: str) -> None:
     ],
 )
 def test_set_value_is_parsed_with_its_type(word: str, value: object) -> None:
-    (setting,) = settings([word])
+    (setting,) = parse_set_options([word])
     assert setting.value == value
     assert type(setting.value) is type(value)
 
 
 def test_one_set_option_may_hold_several_settings() -> None:
-    found = settings(["disable-require,nvidia-container-cli.no-cgroups=false"])
+    found = parse_set_options(["disable-require,nvidia-container-cli.no-cgroups=false"])
     assert [(one.key.name, one.value) for one in found] == [
         ("disable-require", True),
         ("nvidia-container-cli.no-cgroups", False),
@@ -113,7 +123,7 @@ def test_one_set_option_may_hold_several_settings() -> None:
 )
 def test_invalid_set_option_is_refused(word: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        settings([word])
+        parse_set_options([word])
     assert said in f"{refused.value.what} {refused.value.why} {refused.value.hint}"
     assert refused.value.hint
 
@@ -215,11 +225,11 @@ def test_configure_keeps_comments_and_is_idempotent(lines: list[str], asked: lis
         return
     assert edit_text(after, *asked) == after
     found = tomllib.loads(after)
-    for setting in settings(asked):
+    for setting in parse_set_options(asked):
         node = found
         for part in setting.key.path[:-1]:
             node = node[part]
-        last = [one for one in settings(asked) if one.key == setting.key][-1]
+        last = [one for one in parse_set_options(asked) if one.key == setting.key][-1]
         assert node[setting.key.path[-1]] == last.value
     for line in text.split("\n"):
         assert line.partition("#")[2].strip() in after

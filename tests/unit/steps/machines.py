@@ -18,7 +18,7 @@ from gpunode.facts.model import (
     Platform,
     Unit,
 )
-from gpunode.facts.probes import ENROLMENT_REQUEST
+from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
@@ -44,7 +44,7 @@ _EMPTY = (
     CONTAINERD,
     DAEMON_JSON,
     CDI_ENVIRONMENT,
-    ENROLMENT_REQUEST,
+    ENROLMENT_REQUEST_FILE,
 )
 
 

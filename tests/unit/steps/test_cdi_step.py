@@ -9,11 +9,11 @@ import pytest
 from gpunode.change import Deferred, FileChange, PackageState, ServiceChange, ServiceState, Trigger
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
-from gpunode.facts.project import PLAN, project_changes
+from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, RuntimeSettings
-from gpunode.steps.cdi import CDI
+from gpunode.steps.cdi import CDI_STEP
 from tests.unit.steps.machines import CDI_ENVIRONMENT, machine, planned, recipe, unit, with_driver
 
 RUN, ETC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
@@ -46,7 +46,7 @@ def node(
 
 
 def plan(facts: Facts, of: Recipe = PODMAN) -> Planned:
-    return planned(CDI.plan(of, facts))
+    return planned(CDI_STEP.plan(of, facts))
 
 
 def test_missing_cdi_specification_is_planned_with_its_trigger() -> None:
@@ -150,7 +150,7 @@ def test_cdi_specification_waits_for_the_reboot_into_a_new_driver() -> None:
 
 
 def test_driver_loaded_by_this_run_counts_for_cdi() -> None:
-    assert plan(replace(node(), loaded_driver=Unknown("known after the module is loaded", PLAN))).changes
+    assert plan(replace(node(), loaded_driver=Unknown("known after the module is loaded", PLAN_PROBE_KEY))).changes
 
 
 def test_cdi_specification_is_not_written_in_an_image() -> None:
@@ -180,7 +180,7 @@ def test_refresh_units_of_a_toolkit_to_be_installed_count() -> None:
     for version, wanted in (("1.20.1-1", True), ("1.17.8-1", False), ("known after the index is read", True)):
         facts = node(stale)
         to_come = {PackageId("nvidia-container-toolkit-base"): PackageState(version)}
-        assert bool(plan(replace(facts, packages=Known({**to_come}, PLAN)), CONTAINERD).changes) is wanted
+        assert bool(plan(replace(facts, packages=Known({**to_come}, PLAN_PROBE_KEY)), CONTAINERD).changes) is wanted
 
 
 def test_cdi_file_is_written_to_the_path_of_the_refresh_unit() -> None:

@@ -23,9 +23,9 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
-from gpunode.steps.table import STEPS, find_needed_steps
-from gpunode.steps.toolkit import TOOLKIT
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, RUNTIME_INSTALL_STEP
+from gpunode.steps.table import STEPS, find_needed_step_ids
+from gpunode.steps.toolkit import TOOLKIT_STEP
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, files, machine, names, planned, recipe, refusal, unit
 
 FOUR = (
@@ -77,82 +77,84 @@ def test_keys_hidden_by_a_drop_in_are_noted_with_or_without_a_change() -> None:
         files={CONTAINERD: PAUSE, DROP_IN: NVIDIA_CTKS.replace(b"/usr/bin/", b"/opt/")},
         units={"containerd.service": unit()},
     )
-    edited = planned(RUNTIME_CONFIG.plan(recipe("containerd"), wrong))
+    edited = planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), wrong))
     assert files(edited.changes)
-    for outcome in (edited, planned(RUNTIME_CONFIG.plan(recipe("containerd"), right))):
+    for outcome in (edited, planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), right))):
         (note,) = outcome.notes
         assert "so these of /etc/containerd/config.toml have no effect: sandbox_image" in note
         assert outcome.change_notes == ()
-    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), right)).changes == ()
+    assert planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), right)).changes == ()
 
 
 # -- toolkit -----------------------------------------------------------------------------------------------------------
 
 
 def test_bare_machine_gets_the_newest_toolkit_packages() -> None:
-    assert requested_packages(planned(TOOLKIT.plan(recipe("docker"), machine()))) == dict.fromkeys(
+    assert requested_packages(planned(TOOLKIT_STEP.plan(recipe("docker"), machine()))) == dict.fromkeys(
         FOUR, KnownAfter(why="toolkit")
     )
 
 
 def test_toolkit_hold_is_noted_where_the_version_is_open() -> None:
     packages = toolkit_packages("1.18.1-1") | {"libnvidia-container1": PackageState("1.18.1-1", held=True)}
-    (note,) = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages))).notes
+    (note,) = planned(TOOLKIT_STEP.plan(recipe("docker"), machine(packages=packages))).notes
     assert note == "libnvidia-container1 is held at 1.18.1-1, so upgrades leave that version"
-    assert planned(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=packages))).notes == ()
+    assert planned(TOOLKIT_STEP.plan(recipe_of("1.18.1"), machine(packages=packages))).notes == ()
 
 
 def test_consistent_toolkit_is_upgraded_only_on_request() -> None:
     node = machine(packages=toolkit_packages("1.17.8-1"))
-    assert planned(TOOLKIT.plan(recipe("docker"), node)).changes == ()
-    assert set(requested_packages(planned(TOOLKIT.plan(replace(recipe("docker"), upgrade=True), node)))) == set(FOUR)
+    assert planned(TOOLKIT_STEP.plan(recipe("docker"), node)).changes == ()
+    assert set(requested_packages(planned(TOOLKIT_STEP.plan(replace(recipe("docker"), upgrade=True), node)))) == set(
+        FOUR
+    )
 
 
 def test_missing_toolkit_package_gets_the_version_of_the_others() -> None:
     packages = toolkit_packages("1.17.8-1")
     del packages["libnvidia-container1"]
-    outcome = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages)))
+    outcome = planned(TOOLKIT_STEP.plan(recipe("docker"), machine(packages=packages)))
     assert requested_packages(outcome) == {"libnvidia-container1": PackageState("1.17.8-1")}
 
 
 def test_mixed_toolkit_versions_are_unified() -> None:
     node = machine(packages=toolkit_packages("1.17.8-1", libnvidia_container1="1.16.2-1"))
-    assert set(requested_packages(planned(TOOLKIT.plan(recipe("docker"), node)))) == set(FOUR)
+    assert set(requested_packages(planned(TOOLKIT_STEP.plan(recipe("docker"), node)))) == set(FOUR)
 
 
 @pytest.mark.parametrize("said", ["1.18.1", "1.18.1-1"])
 def test_toolkit_version_pins_all_packages_even_downwards(said: str) -> None:
     node = machine(packages=toolkit_packages("1.20.1-1"))
-    assert requested_packages(planned(TOOLKIT.plan(recipe_of(said), node))) == dict.fromkeys(
+    assert requested_packages(planned(TOOLKIT_STEP.plan(recipe_of(said), node))) == dict.fromkeys(
         FOUR, PackageState("1.18.1-1")
     )
     there = machine(packages=toolkit_packages("1.18.1-1"))
-    assert planned(TOOLKIT.plan(recipe_of(said), there)).changes == ()
-    assert planned(TOOLKIT.plan(replace(recipe_of(said), upgrade=True), there)).changes == ()
+    assert planned(TOOLKIT_STEP.plan(recipe_of(said), there)).changes == ()
+    assert planned(TOOLKIT_STEP.plan(replace(recipe_of(said), upgrade=True), there)).changes == ()
 
 
 def test_longer_toolkit_version_is_a_different_one() -> None:
     assert set(
         requested_packages(
-            planned(TOOLKIT.plan(recipe_of("1.18.1-1"), machine(packages=toolkit_packages("1.18.1-10"))))
+            planned(TOOLKIT_STEP.plan(recipe_of("1.18.1-1"), machine(packages=toolkit_packages("1.18.1-10"))))
         )
     ) == set(FOUR)
 
 
 def test_residue_of_a_removed_toolkit_does_not_count() -> None:
     residue = machine(packages=dict.fromkeys(FOUR, PackageState("1.17.8-1", config_files_only=True)))
-    assert set(requested_packages(planned(TOOLKIT.plan(recipe("docker"), residue)))) == set(FOUR)
+    assert set(requested_packages(planned(TOOLKIT_STEP.plan(recipe("docker"), residue)))) == set(FOUR)
 
 
 def test_held_toolkit_is_refused_only_if_its_version_must_change() -> None:
     held = dict.fromkeys(FOUR, PackageState("1.17.8-1", held=True))
-    assert planned(TOOLKIT.plan(recipe("docker"), machine(packages=held))).changes == ()
-    assert "apt-mark unhold" in refusal(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=held))).hint
+    assert planned(TOOLKIT_STEP.plan(recipe("docker"), machine(packages=held))).changes == ()
+    assert "apt-mark unhold" in refusal(TOOLKIT_STEP.plan(recipe_of("1.18.1"), machine(packages=held))).hint
 
 
 @pytest.mark.parametrize("no", [recipe("none"), recipe_of("none")])
 def test_unrequested_toolkit_is_left_alone(no: Recipe) -> None:
-    assert planned(TOOLKIT.plan(no, machine())).changes == ()
+    assert planned(TOOLKIT_STEP.plan(no, machine())).changes == ()
 
 
 # -- runtime -----------------------------------------------------------------------------------------------------------
@@ -161,21 +163,21 @@ def test_unrequested_toolkit_is_left_alone(no: Recipe) -> None:
 @pytest.mark.parametrize(("runtime", "package"), [("containerd", "containerd.io"), ("docker", "docker-ce")])
 def test_runtime_from_vendor_packages_is_not_replaced(runtime: str, package: str) -> None:
     node = machine(packages={package: "5:28.5.2"})
-    assert planned(RUNTIME_INSTALL.plan(recipe(runtime), node)).changes == ()
+    assert planned(RUNTIME_INSTALL_STEP.plan(recipe(runtime), node)).changes == ()
 
 
 def test_runtime_without_a_package_is_not_replaced() -> None:
     by_hand = machine(units={"containerd.service": unit()})
-    assert planned(RUNTIME_INSTALL.plan(recipe("containerd"), by_hand)).changes == ()
+    assert planned(RUNTIME_INSTALL_STEP.plan(recipe("containerd"), by_hand)).changes == ()
     masked = machine(units={"containerd.service": unit(active=False, enabled=False, masked=True)})
-    assert names(planned(RUNTIME_INSTALL.plan(recipe("containerd"), masked)).changes) == ["containerd"]
+    assert names(planned(RUNTIME_INSTALL_STEP.plan(recipe("containerd"), masked)).changes) == ["containerd"]
 
 
 def test_missing_runtime_is_installed_from_the_distribution_if_allowed() -> None:
     residue = machine(packages={"docker.io": PackageState("20.10.24", config_files_only=True)})
-    assert names(planned(RUNTIME_INSTALL.plan(recipe("docker"), residue)).changes) == ["docker.io"]
+    assert names(planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), residue)).changes) == ["docker.io"]
     never = Recipe("test", runtime=RuntimeSettings("docker", install="never"))
-    assert refusal(RUNTIME_INSTALL.plan(never, machine())).exit_code == 3
+    assert refusal(RUNTIME_INSTALL_STEP.plan(never, machine())).exit_code == 3
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def triggers_of(changes: tuple[Change, ...]) -> set[Trigger]:
     ],
 )
 def test_unparsable_runtime_config_is_refused_by_name(runtime: str, path: str, text: bytes) -> None:
-    no = refusal(RUNTIME_CONFIG.plan(recipe(runtime), machine(packages=DOCKER, files={path: text})))
+    no = refusal(RUNTIME_CONFIG_STEP.plan(recipe(runtime), machine(packages=DOCKER, files={path: text})))
     assert path in no.what
     assert no.exit_code == 3
 
@@ -210,30 +212,30 @@ def test_unreadable_runtime_config_is_undetermined() -> None:
     node = docker()
     node = replace(node, files={**node.files, DAEMON_JSON: Unknown("is not readable", f"file:{DAEMON_JSON}")})
     with pytest.raises(Undetermined, match=r"daemon\.json") as caught:
-        RUNTIME_CONFIG.plan(recipe("docker"), node)
+        RUNTIME_CONFIG_STEP.plan(recipe("docker"), node)
     assert caught.value.exit_code == 13
 
 
 def test_docker_runtime_and_default_need_only_a_reload() -> None:
     for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", set_as_default=True)):
-        outcome = planned(RUNTIME_CONFIG.plan(Recipe("test", runtime=chosen), docker()))
+        outcome = planned(RUNTIME_CONFIG_STEP.plan(Recipe("test", runtime=chosen), docker()))
         assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
         assert outcome.disrupts == ""
 
 
 def test_docker_feature_needs_a_restart_which_stops_containers() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
-    outcome = planned(RUNTIME_CONFIG.plan(cdi, docker()))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker()))
     assert triggers_of(outcome.changes) == {Trigger("restart", "docker.service")}
     assert outcome.disrupts == "docker containers"
-    alive = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"live-restore": true}')))
+    alive = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker(b'{"live-restore": true}')))
     assert triggers_of(alive.changes) == {Trigger("restart", "docker.service")}
     assert alive.disrupts == ""
 
 
 def test_docker_feature_already_enabled_needs_no_restart() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
-    outcome = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"features": {"cdi": true}}')))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker(b'{"features": {"cdi": true}}')))
     assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
     assert outcome.disrupts == ""
 
@@ -262,11 +264,11 @@ def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -
     path, content = _BY_HAND[name]
     packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
     node = machine(packages=packages, files={path: content}, units={f"{name}.service": unit()})
-    silent = planned(RUNTIME_CONFIG.plan(recipe(name), node))
+    silent = planned(RUNTIME_CONFIG_STEP.plan(recipe(name), node))
     assert silent.changes == ()
     assert any("nvidia is the default runtime" in note for note in silent.notes)
     explicit = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
-    outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(explicit, node))
     after = project_changes(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
     assert state is not None
@@ -274,14 +276,14 @@ def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -
     assert outcome.disrupts == ""
     assert outcome.expectation is not None
     assert outcome.expectation.default == "runc"
-    assert files(planned(RUNTIME_CONFIG.plan(explicit, after)).changes) == {}
-    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), after)).changes) == {}
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(explicit, after)).changes) == {}
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(name), after)).changes) == {}
 
 
 def test_default_runtime_that_cannot_be_removed_is_refused() -> None:
     text = b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/x"\n'
     node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
-    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=RuntimeSettings("crio", set_as_default=False)), node))
+    no = refusal(RUNTIME_CONFIG_STEP.plan(Recipe("test", runtime=RuntimeSettings("crio", set_as_default=False)), node))
     assert "runtime.set_as_default = false" in no.what
 
 
@@ -300,15 +302,15 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
     packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
     before = replace(open_to_others, content=content)
     node = machine(packages=packages, files={path: before}, units={f"{name}.service": unit()})
-    outcome = planned(RUNTIME_CONFIG.plan(recipe(name), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe(name), node))
     (change,) = files(outcome.changes).values()
     assert change.after == replace(mended, content=content)
     assert path in outcome.reason
     assert "root relies on" in outcome.reason
-    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
     wanted = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
-    (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
+    (both,) = files(planned(RUNTIME_CONFIG_STEP.plan(wanted, node)).changes).values()
     assert isinstance(both.after, FileState)
     assert replace(both.after, content=content) == change.after
 
@@ -316,42 +318,42 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
 def test_runtime_config_in_an_exposed_folder_is_noted_and_left() -> None:
     path, content = _BY_HAND["docker"]
     node = replace(docker(content), exposed={path: "/home/alice belongs to uid 1000"})
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert outcome.changes == ()
     assert any(path in note and "/home/alice" in note for note in outcome.notes)
 
 
 def test_default_runtime_is_set_on_request_and_never_removed() -> None:
-    plain = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), docker())).changes)[DAEMON_JSON].after
+    plain = files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), docker())).changes)[DAEMON_JSON].after
     assert isinstance(plain, FileState)
     assert "default-runtime" not in json.loads(plain.content)
     nvidia = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
     mine = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": nvidia}}).encode()
-    assert planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(mine))).changes == ()
+    assert planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), docker(mine))).changes == ()
 
 
 def test_runtime_config_keeps_mode_and_owner() -> None:
     node = machine(packages=DOCKER, files={DAEMON_JSON: FileState(b"{}", 0o600, 0, 999)})
-    after = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes)[DAEMON_JSON].after
+    after = files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node)).changes)[DAEMON_JSON].after
     assert isinstance(after, FileState)
     assert (after.mode, after.uid, after.gid) == (0o600, 0, 999)
 
 
 def test_containerd_is_restarted_without_disruption() -> None:
     node = machine(packages={"containerd": "1.6.20"}, files={CONTAINERD: b"version = 2\n"})
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), node))
     assert triggers_of(outcome.changes) == {Trigger("restart", "containerd.service")}
     assert outcome.disrupts == ""
     assert outcome.expectation is not None
 
 
 def test_stopped_runtime_is_started() -> None:
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(active=False)))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), docker(active=False)))
     (change,) = [change for change in outcome.changes if isinstance(change, ServiceChange)]
     assert change.after.active
     assert not [
         change
-        for change in planned(RUNTIME_CONFIG.plan(recipe("docker"), docker())).changes
+        for change in planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), docker())).changes
         if isinstance(change, ServiceChange)
     ]
 
@@ -364,7 +366,7 @@ def test_runtime_is_enabled_but_not_started_in_an_image() -> None:
             platform=Platform("image"),
             units={"docker.service": unit(active=False, enabled=enabled)},
         )
-        outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), image))
+        outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), image))
         services = [change for change in outcome.changes if isinstance(change, ServiceChange)]
         assert len(services) == expected
         assert not any(change.after.active for change in services)
@@ -388,9 +390,9 @@ def without_file(path: str, node: Facts) -> Facts:
 
 def test_conflict_with_a_dockerd_flag_is_refused() -> None:
     wants_default = replace(recipe("docker"), runtime=RuntimeSettings("docker", set_as_default=True))
-    refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
+    refused = refusal(RUNTIME_CONFIG_STEP.plan(wants_default, docker_node("--default-runtime=runc")))
     assert "default-runtime cannot be set here" in refused.what
-    assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
 
 
 def test_docker_that_cannot_start_with_its_config_is_not_started() -> None:
@@ -399,7 +401,7 @@ def test_docker_that_cannot_start_with_its_config_is_not_started() -> None:
         registered = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": _ENTRY}}).encode()
         node = docker_node(flags, **{DAEMON_JSON: registered})
         node = replace(node, units={**node.units, **{name: Known(one, "units") for name, one in stopped.items()}})
-        outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+        outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
         assert any(isinstance(change, ServiceChange) for change in outcome.changes) is starts
         assert any("dockerd will not start with" in note for note in outcome.notes) is not bool(starts)
 
@@ -409,16 +411,16 @@ def test_runtime_is_not_started_without_systemd_and_a_note_says_so(probe: str) -
     """Systemd's folders tell which units there are; a start that was planned could never be seen to be done."""
     node = machine(packages=DOCKER)
     node = replace(node, units={"docker.service": Known(unit(active=False), probe)})
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert any(isinstance(change, ServiceChange) for change in outcome.changes) is (probe == "units")
     said = any("no systemd runs here, so gpunode cannot start docker" in note for note in outcome.change_notes)
     assert said is (probe == "unit-wants")
-    assert planned(RUNTIME_CONFIG.plan(recipe("docker"), project_changes(node, outcome.changes))).changes == ()
+    assert planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), project_changes(node, outcome.changes))).changes == ()
 
 
 def test_config_file_given_to_dockerd_is_edited() -> None:
     node = without_file("/srv/docker.json", docker_node("--config-file=/srv/docker.json"))
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert list(files(outcome.changes)) == ["/srv/docker.json"]
     assert outcome.expectation is not None
     assert outcome.expectation.path == "/srv/docker.json"
@@ -427,7 +429,7 @@ def test_config_file_given_to_dockerd_is_edited() -> None:
 @pytest.mark.parametrize(("flags", "stops"), [("", "docker containers"), ("--live-restore", "")])
 def test_docker_restart_is_disruptive_unless_live_restore_is_set(flags: str, stops: str) -> None:
     wants_cdi = replace(recipe("docker"), runtime=RuntimeSettings("docker", cdi=True))
-    outcome = planned(RUNTIME_CONFIG.plan(wants_cdi, docker_node(flags)))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(wants_cdi, docker_node(flags)))
     assert outcome.disrupts == stops
     assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]
 
@@ -436,30 +438,30 @@ def test_docker_snap_is_refused_and_no_second_docker_installed() -> None:
     command = b"[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"
     snap = {"/etc/systemd/system/snap.docker.dockerd.service": command}
     node = without_file("/var/snap/docker/current/config/daemon.json", machine(files=snap))
-    installed = planned(RUNTIME_INSTALL.plan(recipe("docker"), node))
+    installed = planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), node))
     assert (installed.changes, installed.reason) == ((), "the docker snap includes its own docker")
-    refused = refusal(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    refused = refusal(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert "docker is a snap here" in refused.what
     # Beside the engine it is another one.
     both = docker_node("", **snap)
-    assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), both)).changes)) == [DAEMON_JSON]
+    assert list(files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), both)).changes)) == [DAEMON_JSON]
 
 
 def test_newer_docker_unit_file_causes_no_reload() -> None:
     node = docker_node("")
-    change = planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes[0]
+    change = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node)).changes[0]
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
     done = replace(node, files={**node.files, change.path: Known(change.after, "x")})
     younger = replace(done, changed_at={DOCKER_UNIT: 200.0, DOCKER_DEFAULTS: 200.0})
-    assert files(planned(RUNTIME_CONFIG.plan(recipe("docker"), younger)).changes) == {}
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), younger)).changes) == {}
     younger = replace(done, changed_at={change.path: 200.0})
-    assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), younger)).changes)) == [change.path]
+    assert list(files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), younger)).changes)) == [change.path]
 
 
 def test_masked_runtime_is_noted_and_left_masked() -> None:
     node = machine(packages=DOCKER, units={"docker.service": unit(active=False, enabled=False, masked=True)})
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert not [change for change in outcome.changes if isinstance(change, ServiceChange)]
     assert "masked" in outcome.notes[0]
 
@@ -467,24 +469,24 @@ def test_masked_runtime_is_noted_and_left_masked() -> None:
 def test_disabled_cri_plugin_is_noted() -> None:
     text = b'version = 2\ndisabled_plugins = ["cri"]\n'
     node = machine(packages={"containerd.io": "1.7.24-1"}, files={CONTAINERD: text})
-    assert any("CRI" in note for note in planned(RUNTIME_CONFIG.plan(recipe("containerd"), node)).notes)
+    assert any("CRI" in note for note in planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), node)).notes)
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "docker"])
 def test_runtime_config_is_idempotent(runtime: str) -> None:
     node = machine(packages={**DOCKER, "containerd": "1.6.20"})
-    change = planned(RUNTIME_CONFIG.plan(recipe(runtime), node)).changes[0]
+    change = planned(RUNTIME_CONFIG_STEP.plan(recipe(runtime), node)).changes[0]
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
     after = replace(node, files={**node.files, change.path: Known(change.after, "x")})
-    assert files(planned(RUNTIME_CONFIG.plan(recipe(runtime), after)).changes) == {}
+    assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(runtime), after)).changes) == {}
 
 
 def test_docker_configured_by_nvidia_ctk_needs_no_change() -> None:
     """nvidia-ctk writes the bare name, which dockerd looks up where the package puts it."""
     bare = b'{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime", "runtimeArgs": ["--x"]}}}\n'
     node = machine(files={DAEMON_JSON: bare}, packages={"docker.io": "26.1-1"}, units={"docker.service": unit()})
-    outcome = RUNTIME_CONFIG.plan(recipe("docker"), node)
+    outcome = RUNTIME_CONFIG_STEP.plan(recipe("docker"), node)
     assert isinstance(outcome, Planned)
     assert outcome.changes == ()
 
@@ -494,11 +496,11 @@ def test_step_needs_only_earlier_steps() -> None:
     ids = [step.id for step in STEPS]
     for step in STEPS:
         assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id
-    assert find_needed_steps("runtime-config") == {
+    assert find_needed_step_ids("runtime-config") == {
         "toolkit",
         "toolkit-repository",
         "driver",
         "cuda-repository",
         "runtime-install",
     }
-    assert find_needed_steps("a step of another version") == set()
+    assert find_needed_step_ids("a step of another version") == set()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches
-from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.conflicts import driver_versioned_package_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
@@ -18,9 +18,9 @@ from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
-from gpunode.steps.daemons import PERSISTENCE
-from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
-from gpunode.steps.kernel import BLACKLIST, HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
+from gpunode.steps.daemons import PERSISTENCE_STEP
+from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
+from gpunode.steps.kernel import BLACKLIST_FILE, HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_STEP
 from gpunode.steps.selection import choose_driver
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
@@ -72,14 +72,14 @@ def test_unknown_gpu_gets_the_newest_open_driver_and_a_warning() -> None:
 
 def test_gpus_without_a_common_driver_are_refused() -> None:
     mixed = machine(gpus=(gpu(GTX_1080), gpu(B200, address="0000:02:00.0")))
-    assert "all GPUs" in refusal(DRIVER.plan(recipe(), mixed)).what
+    assert "all GPUs" in refusal(DRIVER_STEP.plan(recipe(), mixed)).what
 
 
 def test_maintained_driver_is_kept_although_a_newer_branch_exists() -> None:
     found = chosen_driver(recipe(), with_driver("580.95.05"))
     assert (found.branch, found.exact) == (580, "")
     assert "kept" in found.reason
-    assert planned(DRIVER.plan(recipe(), with_driver("580.95.05"))).changes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), with_driver("580.95.05"))).changes == ()
 
 
 def test_installed_lts_branch_is_kept_although_a_newer_one_is_out() -> None:
@@ -110,7 +110,7 @@ def test_working_proprietary_modules_are_kept_where_open_is_default() -> None:
     """A T4 runs with both; nobody asked for other modules and the reboot that they take."""
     node = with_driver("580.95.05", open_module=False)
     assert chosen_driver(recipe(), node).flavour == "proprietary"
-    for step in (CONFLICTS, DRIVER, MODULE_BUILD, MODULE_LOAD, PERSISTENCE):
+    for step in (CONFLICTS_STEP, DRIVER_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, PERSISTENCE_STEP):
         assert planned(step.plan(recipe(), node)).changes == (), step.id
 
 
@@ -125,11 +125,11 @@ def test_missing_driver_package_is_added_in_the_installed_version() -> None:
     del packages[PackageId("nvidia-persistenced")]
     node = replace(node, packages=Known(packages, "dpkg-status"))
     assert chosen_driver(recipe(), node).branch == 580
-    outcome = planned(DRIVER.plan(recipe(), node))
+    outcome = planned(DRIVER_STEP.plan(recipe(), node))
     assert outcome.changes == (
         PackageChange(PackageId("nvidia-persistenced"), None, KnownAfter("580.95.05-", "driver")),
     )
-    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+    assert planned(CONFLICTS_STEP.plan(recipe(), node)).changes == ()
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def test_missing_driver_package_is_added_in_the_installed_version() -> None:
 def test_driver_package_of_another_version_is_aligned(name: str, version: str) -> None:
     before = PackageState(version, auto=True)
     node = with_driver("580.95.05", packages={name: before})
-    outcome = planned(DRIVER.plan(recipe(), node))
+    outcome = planned(DRIVER_STEP.plan(recipe(), node))
     # What the recipe asks for by name counts as requested, what came along with it as a dependency.
     auto = name not in {"nvidia-driver-cuda", "nvidia-persistenced"}
     assert outcome.changes == (PackageChange(PackageId.of(name), before, KnownAfter("580.95.05-", "driver", auto)),)
     assert f"{name} is {version[:-2]}" in outcome.reason
     assert "580.95.05" in outcome.reason
-    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+    assert planned(CONFLICTS_STEP.plan(recipe(), node)).changes == ()
     mended = project_changes(node, outcome.changes)
-    assert planned(DRIVER.plan(recipe(), mended)).changes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), mended)).changes == ()
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -168,7 +168,7 @@ def test_driver_tools_with_their_own_versions_may_lag_behind(name: str, held: bo
     """Debian packages them apart from the driver; the version that the driver has may never have existed."""
     node = with_driver("580.95.05", packages={name: PackageState("580.65.06-1", held=held)})
     for wanted in (recipe(), recipe(version="580"), recipe(version="580.95.05")):
-        for step in (CONFLICTS, DRIVER):
+        for step in (CONFLICTS_STEP, DRIVER_STEP):
             assert planned(step.plan(wanted, node)).changes == (), (wanted, step.id)
 
 
@@ -179,9 +179,9 @@ def test_driver_tool_is_aligned_with_the_package_that_depends_on_it() -> None:
         "580.95.05",
         packages={"libcuda1": "580.178.04-1", "nvidia-modprobe": "580.178.04-1", "nvidia-settings": old},
     )
-    assert names(planned(DRIVER.plan(recipe(), node)).changes) == ["libcuda1", "nvidia-modprobe"]
+    assert names(planned(DRIVER_STEP.plan(recipe(), node)).changes) == ["libcuda1", "nvidia-modprobe"]
     lagging = with_driver("580.95.05", packages={"libcuda1": "580.178.04-1", "nvidia-modprobe": "580.65.06-1"})
-    assert names(planned(DRIVER.plan(recipe(), lagging)).changes) == ["libcuda1"]
+    assert names(planned(DRIVER_STEP.plan(recipe(), lagging)).changes) == ["libcuda1"]
 
 
 @pytest.mark.parametrize(
@@ -196,18 +196,18 @@ def test_driver_tool_is_aligned_with_the_package_that_depends_on_it() -> None:
 )
 def test_unrelated_package_may_have_another_version(stray: dict[str, PackageState | str]) -> None:
     node = with_driver("580.95.05", packages=stray)
-    assert planned(DRIVER.plan(recipe(), node)).changes == ()
-    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), node)).changes == ()
+    assert planned(CONFLICTS_STEP.plan(recipe(), node)).changes == ()
 
 
 def test_driver_package_held_at_another_version_is_named() -> None:
     node = with_driver("580.95.05", packages={"libcuda1": PackageState("580.65.06-1", held=True)})
-    assert "apt-mark unhold libcuda1" in refusal(DRIVER.plan(recipe(), node)).hint
+    assert "apt-mark unhold libcuda1" in refusal(DRIVER_STEP.plan(recipe(), node)).hint
 
 
 def test_upgrade_includes_packages_of_another_version() -> None:
     node = with_driver("580.95.05", packages={"libnvidia-ptxjitcompiler1": "580.65.06-1"})
-    changes = planned(DRIVER.plan(replace(recipe(), upgrade=True), node)).changes
+    changes = planned(DRIVER_STEP.plan(replace(recipe(), upgrade=True), node)).changes
     assert "libnvidia-ptxjitcompiler1" in names(changes)
     afters = {change.after for change in changes if isinstance(change, PackageChange)}
     assert afters == {KnownAfter("580.", "driver")}
@@ -215,14 +215,21 @@ def test_upgrade_includes_packages_of_another_version() -> None:
 
 def test_modules_of_the_other_flavour_are_purged_whatever_their_version() -> None:
     node = with_driver("580.95.05", packages={"nvidia-kernel-dkms": "580.65.06-1"})
-    (gone,) = planned(DRIVER.plan(recipe(), node)).changes
+    (gone,) = planned(DRIVER_STEP.plan(recipe(), node)).changes
     assert gone == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.65.06-1"), None)
-    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+    assert planned(CONFLICTS_STEP.plan(recipe(), node)).changes == ()
 
 
 @given(
     st.dictionaries(
-        st.sampled_from([*pinned_names(580), "libcuda1:i386", "libnvidia-container1", "nvidia-firmware-580-580.65.06"]),
+        st.sampled_from(
+            [
+                *driver_versioned_package_names(580),
+                "libcuda1:i386",
+                "libnvidia-container1",
+                "nvidia-firmware-580-580.65.06",
+            ]
+        ),
         st.sampled_from(
             ["580.95.05-1", "580.65.06-1", "1:580.178.04-0ubuntu1", "595.91.07-1", "470.256.02-1", "20220217"]
         ),
@@ -234,10 +241,10 @@ def test_modules_of_the_other_flavour_are_purged_whatever_their_version() -> Non
 def test_mixed_driver_versions_converge_in_one_run(packages: dict[str, str], upgrade: bool) -> None:
     wanted = replace(recipe(version="580", kernel_module_type="open"), upgrade=upgrade)
     node = with_driver("580.95.05", packages=packages)
-    changes = [change for step in (CONFLICTS, DRIVER) for change in planned(step.plan(wanted, node)).changes]
+    changes = [change for step in (CONFLICTS_STEP, DRIVER_STEP) for change in planned(step.plan(wanted, node)).changes]
     assert len(names(tuple(changes))) == len(set(names(tuple(changes))))
     after = project_changes(node, changes)
-    for step in (CONFLICTS, DRIVER):
+    for step in (CONFLICTS_STEP, DRIVER_STEP):
         assert planned(step.plan(replace(wanted, upgrade=False), after)).changes == (), step.id
 
 
@@ -270,7 +277,7 @@ def test_upgrade_installs_the_newest_version_of_the_same_branch() -> None:
     node = with_driver("580.95.05", open_module=False)
     assert (chosen_driver(upgrade, node).branch, chosen_driver(upgrade, node).flavour) == (580, "proprietary")
     afters = {
-        change.after for change in planned(DRIVER.plan(upgrade, node)).changes if isinstance(change, PackageChange)
+        change.after for change in planned(DRIVER_STEP.plan(upgrade, node)).changes if isinstance(change, PackageChange)
     }
     assert afters == {KnownAfter("580.", "driver")}
     assert chosen_driver(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
@@ -305,13 +312,13 @@ def test_nvidia_pinning_package_is_respected(pinned: str, exact: str) -> None:
     node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
     found = chosen_driver(recipe(), node)
     assert (found.branch, found.exact) == (580, exact)
-    written = files(planned(DRIVER_PIN.plan(recipe(), node)).changes)[PIN_FILE].after
+    written = files(planned(DRIVER_PIN_STEP.plan(recipe(), node)).changes)[PIN_FILE].after
     assert f"Pin: version {exact or '580'}" in getattr(written, "content", b"").decode()
 
 
 def test_pinning_package_unsupported_by_the_gpu_is_named() -> None:
     node = machine(gpus=(gpu(GTX_1080),), packages={"nvidia-driver-pinning-595": "1"})
-    no = refusal(DRIVER_PIN.plan(recipe(), node))
+    no = refusal(DRIVER_PIN_STEP.plan(recipe(), node))
     assert "nvidia-driver-pinning-595" in no.what
     assert "apt-get purge nvidia-driver-pinning-595" in no.hint
 
@@ -328,7 +335,7 @@ def test_pinning_package_unsupported_by_the_gpu_is_named() -> None:
 )
 def test_pinning_package_that_contradicts_the_recipe_is_refused(pinned: str, wanted: str, agree: bool) -> None:
     node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
-    outcome = DRIVER_PIN.plan(recipe(version=wanted), node)
+    outcome = DRIVER_PIN_STEP.plan(recipe(version=wanted), node)
     assert refusal(outcome).what if not agree else planned(outcome).reason
 
 
@@ -338,9 +345,9 @@ def test_residue_of_a_pinning_package_is_ignored() -> None:
 
 
 def test_edited_pin_file_is_rewritten() -> None:
-    first = files(planned(DRIVER_PIN.plan(recipe(), machine())).changes)[PIN_FILE]
+    first = files(planned(DRIVER_PIN_STEP.plan(recipe(), machine())).changes)[PIN_FILE]
     edited = machine(files={PIN_FILE: b"# mine\n"})
-    assert files(planned(DRIVER_PIN.plan(recipe(), edited)).changes)[PIN_FILE].after == first.after
+    assert files(planned(DRIVER_PIN_STEP.plan(recipe(), edited)).changes)[PIN_FILE].after == first.after
 
 
 # -- conflicts ---------------------------------------------------------------------------------------------------------
@@ -363,21 +370,21 @@ NEVER = {
 
 
 def test_only_old_driver_packages_are_purged() -> None:
-    outcome = planned(CONFLICTS.plan(recipe(), machine(packages={**OLD, **NEVER})))
+    outcome = planned(CONFLICTS_STEP.plan(recipe(), machine(packages={**OLD, **NEVER})))
     assert names(outcome.changes) == sorted(OLD)
     assert all(change.after is None for change in outcome.changes if isinstance(change, PackageChange))
 
 
 def test_shared_library_without_a_conflict_is_not_purged() -> None:
     """Debian's libhwloc-plugins, and so OpenMPI, and Chromium depend on libxnvctrl0: its purge takes them along."""
-    assert planned(CONFLICTS.plan(recipe(), machine(packages={"libxnvctrl0": "535.171.04-1"}))).changes == ()
+    assert planned(CONFLICTS_STEP.plan(recipe(), machine(packages={"libxnvctrl0": "535.171.04-1"}))).changes == ()
 
 
 def test_modules_of_the_other_flavour_are_replaced() -> None:
     node = with_driver("580.95.05", open_module=False)
     asked = recipe(kernel_module_type="open", version="580")
-    assert planned(CONFLICTS.plan(asked, node)).changes == ()
-    first, *brought = planned(DRIVER.plan(asked, node)).changes
+    assert planned(CONFLICTS_STEP.plan(asked, node)).changes == ()
+    first, *brought = planned(DRIVER_STEP.plan(asked, node)).changes
     assert first == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.95.05-1"), None)
     assert {c.after for c in brought if isinstance(c, PackageChange)} == {KnownAfter("580.95.05-", "driver")}
     assert names(tuple(brought)) == ["nvidia-kernel-open-dkms"]
@@ -385,10 +392,10 @@ def test_modules_of_the_other_flavour_are_replaced() -> None:
 
 def test_package_hold_is_never_broken() -> None:
     held = PackageState("470.256.02-1", held=True)
-    no = refusal(CONFLICTS.plan(recipe(), machine(packages={"nvidia-tesla-470-driver": held})))
+    no = refusal(CONFLICTS_STEP.plan(recipe(), machine(packages={"nvidia-tesla-470-driver": held})))
     assert "apt-mark unhold nvidia-tesla-470-driver" in no.hint
     same_name = machine(packages={"nvidia-driver-cuda": replace(held, version="560.35.03-1")})
-    assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER.plan(recipe(), same_name)).hint
+    assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER_STEP.plan(recipe(), same_name)).hint
 
 
 def test_all_blocking_holds_are_named_in_one_command() -> None:
@@ -409,40 +416,42 @@ def test_all_blocking_holds_are_named_in_one_command() -> None:
 
 def test_hold_at_the_right_version_does_not_block() -> None:
     node = with_driver("580.95.05", packages={"nvidia-driver-cuda": PackageState("580.95.05-1", held=True)})
-    assert planned(DRIVER.plan(recipe(), node)).changes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), node)).changes == ()
 
 
 def test_ubuntu_packages_named_by_branch_are_replaced() -> None:
     node = machine(distro=UBUNTU, packages={"nvidia-driver-535": "535.261.03-0ubuntu1", "nvidia-prime": "0.8.17.1"})
-    assert names(planned(CONFLICTS.plan(recipe(), node)).changes) == ["nvidia-driver-535"]
-    assert "libnvidia-compute" in names(planned(DRIVER.plan(recipe(), node)).changes)
+    assert names(planned(CONFLICTS_STEP.plan(recipe(), node)).changes) == ["nvidia-driver-535"]
+    assert "libnvidia-compute" in names(planned(DRIVER_STEP.plan(recipe(), node)).changes)
     pascal = machine(distro=UBUNTU, gpus=(gpu(GTX_1080),))
-    assert {"libnvidia-compute-580", "nvidia-dkms-580"} <= set(names(planned(DRIVER.plan(recipe(), pascal)).changes))
+    assert {"libnvidia-compute-580", "nvidia-dkms-580"} <= set(
+        names(planned(DRIVER_STEP.plan(recipe(), pascal)).changes)
+    )
 
 
 @pytest.mark.parametrize("driver", ["nouveau", "nvidia"])
 def test_display_on_the_gpu_is_noted_unless_scope_is_full(driver: str) -> None:
     desktop = machine(gpus=(gpu(class_code="0300", driver=driver),), packages={"gdm3": "43.0-3"})
-    (note,) = planned(DRIVER.plan(recipe(), desktop)).change_notes
+    (note,) = planned(DRIVER_STEP.plan(recipe(), desktop)).change_notes
     assert "0000:01:00.0" in note
     assert 'scope = "full"' in note
-    assert planned(DRIVER.plan(recipe(scope="full"), desktop)).change_notes == ()
+    assert planned(DRIVER_STEP.plan(recipe(scope="full"), desktop)).change_notes == ()
 
 
 def test_other_loaded_driver_is_noted_as_active_until_the_reboot() -> None:
     old = LoadedDriver("470.256.02", open_module=False)
-    (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).change_notes
+    (note,) = planned(DRIVER_STEP.plan(recipe(), machine(loaded_driver=old))).change_notes
     assert "470.256.02 stays loaded until the reboot" in note
-    assert planned(DRIVER.plan(recipe(), machine())).change_notes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), machine())).change_notes == ()
 
 
 def test_removed_or_separate_display_is_not_noted() -> None:
     gone = machine(
         gpus=(gpu(class_code="0300", driver="nvidia"),), packages={"gdm3": PackageState("43", config_files_only=True)}
     )
-    assert planned(DRIVER.plan(recipe(), gone)).change_notes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), gone)).change_notes == ()
     elsewhere = machine(gpus=(gpu(class_code="0302", driver="nvidia"),), packages={"gdm3": "43.0-3"})
-    assert planned(DRIVER.plan(recipe(), elsewhere)).change_notes == ()
+    assert planned(DRIVER_STEP.plan(recipe(), elsewhere)).change_notes == ()
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------
@@ -450,37 +459,39 @@ def test_removed_or_separate_display_is_not_noted() -> None:
 
 def test_headers_are_installed_for_the_running_and_the_next_kernel() -> None:
     node = machine(kernels=Kernels(KERNEL, ("6.1.0-30-amd64", KERNEL, NEWER)))
-    wanted = names(planned(HEADERS.plan(recipe(), node)).changes)
+    wanted = names(planned(HEADERS_STEP.plan(recipe(), node)).changes)
     assert wanted == [f"linux-headers-{KERNEL}", f"linux-headers-{NEWER}", "linux-headers-amd64"]
 
 
 def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     """An autoremove takes them with their kernel; apt spares those of the running and the newest one."""
-    changes = PackageChange.among(planned(HEADERS.plan(recipe(), machine())).changes)
+    changes = PackageChange.among(planned(HEADERS_STEP.plan(recipe(), machine())).changes)
     marks = {str(one.id): isinstance(one.after, KnownAfter) and one.after.auto for one in changes}
     assert marks == {f"linux-headers-{KERNEL}": True, "linux-headers-amd64": False}
     custom = "6.9.0-own"
-    (alone,) = PackageChange.among(planned(HEADERS.plan(recipe(), machine(kernels=Kernels(custom, (custom,))))).changes)
+    (alone,) = PackageChange.among(
+        planned(HEADERS_STEP.plan(recipe(), machine(kernels=Kernels(custom, (custom,))))).changes
+    )
     assert isinstance(alone.after, KnownAfter)
     assert not alone.after.auto
 
 
 def test_installed_headers_are_not_requested_again() -> None:
     packages = {"linux-headers-amd64": "6.1.140-1"}
-    assert planned(HEADERS.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()
+    assert planned(HEADERS_STEP.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()
     residue = {"linux-headers-amd64": PackageState("6.1.1-1", config_files_only=True)}
-    assert names(planned(HEADERS.plan(recipe(), machine(packages=residue, headers=frozenset({KERNEL})))).changes)
+    assert names(planned(HEADERS_STEP.plan(recipe(), machine(packages=residue, headers=frozenset({KERNEL})))).changes)
 
 
 def test_custom_kernel_with_a_build_tree_needs_no_headers_package() -> None:
     custom = "6.12.9-mine"
     node = machine(kernels=Kernels(custom, (custom,)), headers=frozenset({custom}))
-    assert planned(HEADERS.plan(recipe(), node)).changes == ()
+    assert planned(HEADERS_STEP.plan(recipe(), node)).changes == ()
 
 
 def test_image_without_a_kernel_is_refused() -> None:
     image = machine(platform=Platform("image"), kernels=Kernels(None, ()))
-    assert "no kernel" in refusal(HEADERS.plan(recipe(), image)).what
+    assert "no kernel" in refusal(HEADERS_STEP.plan(recipe(), image)).what
 
 
 # -- module ------------------------------------------------------------------------------------------------------------
@@ -488,7 +499,7 @@ def test_image_without_a_kernel_is_refused() -> None:
 
 def test_module_is_also_built_for_the_next_kernel() -> None:
     node = with_driver("580.95.05", kernels=Kernels(KERNEL, (KERNEL, NEWER)))
-    (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
+    (change,) = planned(MODULE_BUILD_STEP.plan(recipe(), node)).changes
     assert isinstance(change, CommandChange)
     assert change.argv == ("dkms", "autoinstall", "-k", NEWER)
 
@@ -497,11 +508,11 @@ def test_module_is_also_built_for_the_next_kernel() -> None:
 def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str, verb: str) -> None:
     """``dkms autoinstall`` would skip it and exit 0: seen with dkms 3.0.10."""
     node = with_driver("580.95.05", module_files=(), dkms={KERNEL: DkmsBuild("nvidia", version)})
-    (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
+    (change,) = planned(MODULE_BUILD_STEP.plan(recipe(), node)).changes
     assert isinstance(change, CommandChange)
     assert change.argv[1] == verb
     assert ("--force" in change.argv) is (verb == "install")
-    assert planned(MODULE_BUILD.plan(recipe(), project_changes(node, [change]))).changes == ()
+    assert planned(MODULE_BUILD_STEP.plan(recipe(), project_changes(node, [change]))).changes == ()
 
 
 @pytest.mark.parametrize(
@@ -515,7 +526,7 @@ def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str,
     ],
 )
 def test_module_of_another_driver_kernel_or_origin_does_not_count(file: ModuleFile) -> None:
-    assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes
+    assert planned(MODULE_BUILD_STEP.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes
 
 
 @pytest.mark.parametrize(
@@ -527,12 +538,12 @@ def test_module_of_another_driver_kernel_or_origin_does_not_count(file: ModuleFi
     ],
 )
 def test_module_of_the_wanted_branch_needs_no_build(file: ModuleFile) -> None:
-    assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
+    assert planned(MODULE_BUILD_STEP.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
 
 
 def test_module_is_loaded_where_nothing_prevents_it() -> None:
     node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"))
-    assert planned(MODULE_LOAD.plan(recipe(), node)).changes == (ModuleChange("nvidia", before=False, after=True),)
+    assert planned(MODULE_LOAD_STEP.plan(recipe(), node)).changes == (ModuleChange("nvidia", before=False, after=True),)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +557,7 @@ def test_module_is_loaded_where_nothing_prevents_it() -> None:
 )
 def test_loaded_driver_of_another_version_waits_for_a_reboot(loaded: LoadedDriver) -> None:
     node = with_driver("580.95.05", loaded_driver=loaded)
-    outcome = MODULE_LOAD.plan(recipe(), node)
+    outcome = MODULE_LOAD_STEP.plan(recipe(), node)
     assert isinstance(outcome, Blocked)
     assert loaded.version in outcome.reason
 
@@ -555,16 +566,16 @@ def test_upgrade_within_the_branch_waits_for_a_reboot() -> None:
     """Planned before the index tells which version comes, and again once it is installed."""
     wanted = replace(recipe(), upgrade=True)
     node = with_driver("580.95.05")
-    assert planned(MODULE_LOAD.plan(wanted, node)).changes == ()
+    assert planned(MODULE_LOAD_STEP.plan(wanted, node)).changes == ()
     upgraded = with_driver("580.199.01", loaded_driver=LoadedDriver("580.95.05", open_module=True))
-    assert isinstance(MODULE_LOAD.plan(wanted, upgraded), Blocked)
+    assert isinstance(MODULE_LOAD_STEP.plan(wanted, upgraded), Blocked)
 
 
 def test_nouveau_waits_for_a_reboot_and_an_image_loads_nothing() -> None:
     node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"), modules=frozenset({"nouveau"}))
-    assert isinstance(MODULE_LOAD.plan(recipe(), node), Blocked)
+    assert isinstance(MODULE_LOAD_STEP.plan(recipe(), node), Blocked)
     image = replace(node, platform=Known(Platform("image"), "image"))
-    assert planned(MODULE_LOAD.plan(recipe(), image)).changes == ()
+    assert planned(MODULE_LOAD_STEP.plan(recipe(), image)).changes == ()
 
 
 # -- persistence, blacklist --------------------------------------------------------------------------------------------
@@ -577,14 +588,14 @@ def test_persistence_daemon_waits_for_the_matching_driver() -> None:
         loaded_driver=LoadedDriver("470.256.02", open_module=False),
         units={"nvidia-persistenced.service": unit(active=False, enabled=False)},
     )
-    (change,) = planned(PERSISTENCE.plan(recipe(), node)).changes
+    (change,) = planned(PERSISTENCE_STEP.plan(recipe(), node)).changes
     assert isinstance(change, ServiceChange)
     assert (change.after.enabled, change.after.active) == (True, False)
 
 
 def test_persistence_daemon_is_started_with_a_matching_driver() -> None:
     node = with_driver("580.95.05", units={"nvidia-persistenced.service": unit(active=False)})
-    (change,) = planned(PERSISTENCE.plan(recipe(), node)).changes
+    (change,) = planned(PERSISTENCE_STEP.plan(recipe(), node)).changes
     assert isinstance(change, ServiceChange)
     assert change.after.active
 
@@ -593,17 +604,17 @@ def test_masked_persistence_daemon_is_left_alone_and_noted() -> None:
     node = with_driver(
         "580.95.05", units={"nvidia-persistenced.service": unit(active=False, enabled=False, masked=True)}
     )
-    outcome = planned(PERSISTENCE.plan(recipe(), node))
+    outcome = planned(PERSISTENCE_STEP.plan(recipe(), node))
     assert outcome.changes == ()
     assert "masked" in outcome.notes[0]
-    assert planned(PERSISTENCE.plan(recipe(persistence=False), node)).notes == ()
+    assert planned(PERSISTENCE_STEP.plan(recipe(persistence=False), node)).notes == ()
 
 
 def test_nouveau_and_nova_are_blacklisted_in_the_initramfs_too() -> None:
-    change = files(planned(NOUVEAU.plan(recipe(), machine())).changes)[BLACKLIST]
+    change = files(planned(NOUVEAU_STEP.plan(recipe(), machine())).changes)[BLACKLIST_FILE]
     text = getattr(change.after, "content", b"").decode()
     assert all(f"blacklist {name}\n" in text for name in ("nouveau", "nova_core", "nova_drm"))
     assert {trigger.kind for trigger in change.triggers} == {"initramfs"}
-    edited = machine(files={BLACKLIST: b"# blacklist nouveau\n"})
-    assert files(planned(NOUVEAU.plan(recipe(), edited)).changes)[BLACKLIST].after == change.after
-    assert planned(NOUVEAU.plan(recipe(version="none"), machine())).changes == ()
+    edited = machine(files={BLACKLIST_FILE: b"# blacklist nouveau\n"})
+    assert files(planned(NOUVEAU_STEP.plan(recipe(), edited)).changes)[BLACKLIST_FILE].after == change.after
+    assert planned(NOUVEAU_STEP.plan(recipe(version="none"), machine())).changes == ()

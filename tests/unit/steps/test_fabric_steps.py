@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.conflicts import pinned_names
-from gpunode.catalog.fabric import IMEX_NODES, FabricKind, find_packages
+from gpunode.catalog.conflicts import driver_versioned_package_names
+from gpunode.catalog.fabric import IMEX_NODES_FILE, FabricKind, find_packages
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.bridges import bridge_probe
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Platform, Unknown
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.recipe import VersionLock
-from gpunode.steps.driver import CONFLICTS
-from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE, MODULES_FILE, find_fabric
+from gpunode.steps.driver import CONFLICTS_STEP
+from gpunode.steps.fabric import FABRIC_BRIDGE_STEP, FABRIC_SERVICE_STEP, FABRIC_STEP, MODULES_FILE, find_fabric
 from gpunode.workflow.converge import plan_stage
 from tests.ids import by_id
 from tests.unit.steps.machines import B200, H100, T4, gpu, machine, planned, recipe, refusal, unit, with_driver
@@ -27,7 +27,7 @@ _MISSING = {_MANAGER: unit(active=False, enabled=False, exists=False)}
 
 def _node(*devices: PciDevice, version: str = "595.91.07", **more: Any) -> Facts:
     facts = with_driver(version, gpus=devices, **{"units": {**_MISSING, **more.pop("units", {})}, **more})
-    return replace(facts, files={IMEX_NODES: Known(None, "x"), **facts.files})
+    return replace(facts, files={IMEX_NODES_FILE: Known(None, "x"), **facts.files})
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_fabric_kind_by_device_ids(devices: tuple[PciDevice, ...], kind: str | N
 )
 def test_the_packages_of_each_fabric(driver: str, devices: tuple[PciDevice, ...], names: list[str]) -> None:
     facts = machine(gpus=devices, files={}, units=_MISSING)
-    facts = replace(facts, files={IMEX_NODES: Known(None, "x"), **facts.files})
-    outcome = planned(FABRIC.plan(recipe(version=driver), facts))
+    facts = replace(facts, files={IMEX_NODES_FILE: Known(None, "x"), **facts.files})
+    outcome = planned(FABRIC_STEP.plan(recipe(version=driver), facts))
     assert [str(change.id) for change in PackageChange.among(outcome.changes)] == names
     for change in PackageChange.among(outcome.changes):
         is_free = change.id.name in {"nvlsm", "infiniband-diags"}
@@ -71,13 +71,13 @@ def test_the_packages_of_each_fabric(driver: str, devices: tuple[PciDevice, ...]
 
 def test_on_arm64_there_is_no_libnvsdm() -> None:
     facts = replace(machine(gpus=(gpu(B200),)), architecture=Known("arm64", "x"))
-    names = [change.id.name for change in PackageChange.among(planned(FABRIC.plan(recipe(), facts)).changes)]
+    names = [change.id.name for change in PackageChange.among(planned(FABRIC_STEP.plan(recipe(), facts)).changes)]
     assert names == ["nvidia-fabricmanager", "nvlsm", "infiniband-diags"]
 
 
 def test_a_manager_of_another_version_moves_with_the_driver() -> None:
     packages = {"nvidia-fabricmanager": "595.50.02-1", "libnvidia-nscq": "595.91.07-1"}
-    outcome = planned(FABRIC.plan(recipe(), _node(*_ON_SWITCHES, packages=packages)))
+    outcome = planned(FABRIC_STEP.plan(recipe(), _node(*_ON_SWITCHES, packages=packages)))
     (change,) = PackageChange.among(outcome.changes)
     assert change.id == PackageId("nvidia-fabricmanager")
     assert change.after == KnownAfter("595.91.07-", "driver")
@@ -85,66 +85,68 @@ def test_a_manager_of_another_version_moves_with_the_driver() -> None:
     old = {"nvidia-fabricmanager": "580.95.05-1", "libnvidia-nscq": "580.95.05-1", "libcuda1": "580.95.05-1"}
     purged = {
         c.subject
-        for c in planned(CONFLICTS.plan(recipe(version="595"), machine(gpus=_ON_SWITCHES, packages=old))).changes
+        for c in planned(CONFLICTS_STEP.plan(recipe(version="595"), machine(gpus=_ON_SWITCHES, packages=old))).changes
     }
     assert purged == {"libcuda1"}
 
 
 def test_fabric_manager_is_enabled_and_starts_only_with_its_driver_loaded() -> None:
     there = {_MANAGER: unit(active=False, enabled=False)}
-    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(), _node(*_ON_SWITCHES, units=there))).changes)
+    (change,) = ServiceChange.among(
+        planned(FABRIC_SERVICE_STEP.plan(recipe(), _node(*_ON_SWITCHES, units=there))).changes
+    )
     assert (change.after.enabled, change.after.active) == (True, True)
     other = replace(_node(*_ON_SWITCHES, units=there), loaded_driver=Known(LoadedDriver("580.95.05", True), "x"))
-    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(version="595"), other)).changes)
+    (change,) = ServiceChange.among(planned(FABRIC_SERVICE_STEP.plan(recipe(version="595"), other)).changes)
     assert (change.after.enabled, change.after.active) == (True, False)
     masked = _node(*_ON_SWITCHES, units={_MANAGER: unit(masked=True)})
-    outcome = planned(FABRIC_SERVICE.plan(recipe(), masked))
+    outcome = planned(FABRIC_SERVICE_STEP.plan(recipe(), masked))
     assert not outcome.changes
     assert "masked" in outcome.notes[0]
 
 
 def test_node_without_switches_gets_no_fabric_manager() -> None:
     facts = _node(gpu("2321"), units={_MANAGER: unit(active=False)})
-    outcome = planned(FABRIC.plan(recipe(), facts))
+    outcome = planned(FABRIC_STEP.plan(recipe(), facts))
     assert not outcome.changes
     assert "systemctl disable --now nvidia-fabricmanager.service" in outcome.notes[0]
-    assert not planned(FABRIC_SERVICE.plan(recipe(), facts)).changes
+    assert not planned(FABRIC_SERVICE_STEP.plan(recipe(), facts)).changes
 
 
 def test_the_bridges_module_is_loaded_now_and_at_boot() -> None:
     facts = replace(_node(gpu(B200)), modules=Known(frozenset({"mlx5_core", "mlx5_ib"}), "x"))
-    outcome = planned(FABRIC_BRIDGE.plan(recipe(), facts))
+    outcome = planned(FABRIC_BRIDGE_STEP.plan(recipe(), facts))
     assert [change.path for change in FileChange.among(outcome.changes)] == [MODULES_FILE]
     assert [change.module for change in ModuleChange.among(outcome.changes)] == ["ib_umad"]
-    assert not planned(FABRIC_BRIDGE.plan(recipe(), project_changes(facts, outcome.changes))).changes
-    without = planned(FABRIC_BRIDGE.plan(recipe(), _node(gpu(B200))))
+    assert not planned(FABRIC_BRIDGE_STEP.plan(recipe(), project_changes(facts, outcome.changes))).changes
+    without = planned(FABRIC_BRIDGE_STEP.plan(recipe(), _node(gpu(B200))))
     assert not ModuleChange.among(without.changes)
     assert "modprobe mlx5_ib" in without.notes[0]
 
 
 def test_a_rack_starts_imex_once_its_nodes_are_listed() -> None:
     facts = _node(gpu("2941"), units={"nvidia-imex.service": unit(active=False, enabled=False)})
-    assert "ComputeDomains" in planned(FABRIC.plan(recipe(), facts)).notes[0]
-    assert not planned(FABRIC_SERVICE.plan(recipe(), facts)).changes
-    listed = replace(facts, files={**facts.files, IMEX_NODES: Known(FileState(b"10.0.0.1\n"), "x")})
-    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(), listed)).changes)
+    assert "ComputeDomains" in planned(FABRIC_STEP.plan(recipe(), facts)).notes[0]
+    assert not planned(FABRIC_SERVICE_STEP.plan(recipe(), facts)).changes
+    listed = replace(facts, files={**facts.files, IMEX_NODES_FILE: Known(FileState(b"10.0.0.1\n"), "x")})
+    (change,) = ServiceChange.among(planned(FABRIC_SERVICE_STEP.plan(recipe(), listed)).changes)
     assert change.unit == "nvidia-imex.service"
 
 
 def test_a_plan_of_the_planned_state_is_empty() -> None:
     facts = machine(gpus=_ON_SWITCHES, units=_MISSING)
-    outcome = planned(FABRIC.plan(recipe(), facts))
-    assert not planned(FABRIC.plan(recipe(), project_changes(facts, outcome.changes))).changes
+    outcome = planned(FABRIC_STEP.plan(recipe(), facts))
+    assert not planned(FABRIC_STEP.plan(recipe(), project_changes(facts, outcome.changes))).changes
 
 
 def test_a_held_manager_of_another_version_is_refused_with_the_command() -> None:
     held = {"nvidia-fabricmanager": PackageState("595.50.02-1", held=True), "libnvidia-nscq": "595.91.07-1"}
-    found = refusal(FABRIC.plan(recipe(), _node(*_ON_SWITCHES, packages=held)))
+    found = refusal(FABRIC_STEP.plan(recipe(), _node(*_ON_SWITCHES, packages=held)))
     assert found.held == (PackageId("nvidia-fabricmanager"),)
 
 
 def test_a_lock_needs_the_managers_version() -> None:
-    row = FABRIC.packages
+    row = FABRIC_STEP.packages
     assert row is not None
     names = row.wanted(recipe(), machine(gpus=_ON_SWITCHES))
     assert list(names) == [PackageId("nvidia-fabricmanager"), PackageId("libnvidia-nscq")]
@@ -156,20 +158,20 @@ def test_switches_passed_through_are_programmed_elsewhere() -> None:
 
 def test_a_masked_imex_is_no_fault() -> None:
     masked = {"nvidia-imex.service": unit(active=False, enabled=False, masked=True)}
-    assert planned(FABRIC_SERVICE.plan(recipe(), _node(gpu("2941"), units=masked))).notes == ()
+    assert planned(FABRIC_SERVICE_STEP.plan(recipe(), _node(gpu("2941"), units=masked))).notes == ()
 
 
 def test_the_service_waits_for_its_package() -> None:
-    outcome = planned(FABRIC_SERVICE.plan(recipe(), _node(*_ON_SWITCHES)))
+    outcome = planned(FABRIC_SERVICE_STEP.plan(recipe(), _node(*_ON_SWITCHES)))
     assert not outcome.changes
     assert "nvidia-fabricmanager is not installed" in outcome.reason
     there = _node(*_ON_SWITCHES, packages={"nvidia-fabricmanager": "595.91.07-1"})
-    assert len(planned(FABRIC_SERVICE.plan(recipe(), there)).changes) == 1
+    assert len(planned(FABRIC_SERVICE_STEP.plan(recipe(), there)).changes) == 1
 
 
 def test_unknown_modules_are_not_called_missing() -> None:
     facts = replace(_node(gpu(B200)), modules=Unknown("not captured", "modules"))
-    assert planned(FABRIC_BRIDGE.plan(recipe(), facts)).notes == ()
+    assert planned(FABRIC_BRIDGE_STEP.plan(recipe(), facts)).notes == ()
 
 
 def test_a_lock_moves_the_manager_in_one_step() -> None:
@@ -185,7 +187,7 @@ def test_a_lock_moves_the_manager_in_one_step() -> None:
     assert sorted(by_step["driver"]) == sorted(names)
     assert by_step["fabric"] == ["nvidia-fabricmanager", "libnvidia-nscq"]
     without = replace(lock, packages={one: v for one, v in lock.packages.items() if one.name != "nvidia-fabricmanager"})
-    refused = refusal(FABRIC.plan(replace(recipe(), lock=without), node))
+    refused = refusal(FABRIC_STEP.plan(replace(recipe(), lock=without), node))
     assert "no version of nvidia-fabricmanager" in refused.what
 
 
@@ -206,10 +208,10 @@ UNLISTED = "297f"
 def test_board_is_told_by_its_bridges_and_plan_names_them(device: str) -> None:
     """/sys/class/infiniband is empty before mlx5_ib is loaded; the data of the card itself is not."""
     node = machine(gpus=(gpu(device), *BRIDGES), switch_bridges=("0000:08:00.0",))
-    outcome = planned(FABRIC.plan(recipe(), node))
+    outcome = planned(FABRIC_STEP.plan(recipe(), node))
     assert "nvlsm" in [change.id.name for change in outcome.changes if isinstance(change, PackageChange)]
     assert "behind ConnectX bridge 0000:08:00.0 (SW_MNG in the vital product data)" in outcome.reason
-    assert planned(FABRIC_BRIDGE.plan(recipe(), node)).changes
+    assert planned(FABRIC_BRIDGE_STEP.plan(recipe(), node)).changes
 
 
 def test_cards_that_are_no_bridges_make_no_board() -> None:
@@ -230,20 +232,20 @@ def test_bridges_are_looked_for_beside_blackwell_alone() -> None:
 
 def test_unread_imex_nodes_are_not_called_missing() -> None:
     facts = _node(gpu("2941"))
-    unread = replace(facts, files={**facts.files, IMEX_NODES: Unknown("not captured", "x")})
-    assert planned(FABRIC.plan(recipe(), unread)).notes == ()
+    unread = replace(facts, files={**facts.files, IMEX_NODES_FILE: Unknown("not captured", "x")})
+    assert planned(FABRIC_STEP.plan(recipe(), unread)).notes == ()
 
 
 @pytest.mark.parametrize("branch", [570, 595])
 @pytest.mark.parametrize("kind", ["nvswitch", "nvlink5", "rack"])
 def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch: int) -> None:
-    assert {*find_packages(kind, branch, "amd64").locked} <= {*pinned_names(branch)}
+    assert {*find_packages(kind, branch, "amd64").locked} <= {*driver_versioned_package_names(branch)}
 
 
 def test_the_manager_of_a_dgx_2_is_not_called_needless() -> None:
     willow = PciDevice("0000:05:00.0", "10de", "1ac2", "0680")
     facts = _node(gpu("1db8"), willow, version="580.95.05", open_module=False, units={_MANAGER: unit()})
-    assert not any("needless" in note or "disable" in note for note in planned(FABRIC.plan(recipe(), facts)).notes)
+    assert not any("needless" in note or "disable" in note for note in planned(FABRIC_STEP.plan(recipe(), facts)).notes)
 
 
 @pytest.mark.parametrize("upgrade", [False, True])
@@ -277,7 +279,7 @@ def test_manager_moves_with_the_driver_without_its_own_step(present: str, way: s
 def test_held_manager_does_not_move_with_the_driver() -> None:
     held = {"nvidia-fabricmanager": PackageState("580.95.05-1", held=True)}
     facts = _node(*_ON_SWITCHES, version="580.95.05", packages=held)
-    refused = refusal(CONFLICTS.plan(replace(recipe(version="595"), skip=("fabric",)), facts))
+    refused = refusal(CONFLICTS_STEP.plan(replace(recipe(version="595"), skip=("fabric",)), facts))
     assert "nvidia-fabricmanager is held" in refused.what
 
 
@@ -289,6 +291,6 @@ def test_skipped_step_installs_no_manager_that_is_not_there() -> None:
 
 def test_switches_of_a_dgx_2_are_noted() -> None:
     facts = _node(gpu("1db8"), PciDevice("0000:05:00.0", "10de", "1ac2", "0680"), version="580.95.05")
-    outcome = planned(FABRIC.plan(recipe(), facts))
+    outcome = planned(FABRIC_STEP.plan(recipe(), facts))
     assert not outcome.changes
     assert any("DGX-2" in note for note in outcome.notes)

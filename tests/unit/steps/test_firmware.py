@@ -8,11 +8,11 @@ import pytest
 
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture
-from gpunode.facts.machine import SECURE_BOOT_KEY, SHIM_KEY
+from gpunode.facts.machine import SECURE_BOOT_PROBE_KEY, SHIM_VALIDATION_PROBE_KEY
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
 from gpunode.recipe import Recipe
-from gpunode.steps.detect import DETECT
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.detect import DETECT_STEP
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
@@ -25,7 +25,7 @@ MANAGER = "nvidia-fabricmanager.service"
 
 
 def notes(facts: Facts) -> tuple[str, ...]:
-    return planned(DETECT.plan(recipe(), facts)).notes
+    return planned(DETECT_STEP.plan(recipe(), facts)).notes
 
 
 def switch(device: str) -> PciDevice:
@@ -44,7 +44,7 @@ def switch(device: str) -> PciDevice:
 def test_gpus_behind_nvswitches_need_the_fabric_manager(devices: tuple[PciDevice, ...], words: str) -> None:
     others = recipe(version="none")
     absent = {"nvidia-fabricmanager.service": unit(active=False, enabled=False, exists=False)}
-    (note,) = planned(DETECT.plan(others, machine(gpus=devices, units=absent))).notes
+    (note,) = planned(DETECT_STEP.plan(others, machine(gpus=devices, units=absent))).notes
     assert words in note
     assert note.endswith("`gpunode doctor fabric-manager-not-installed` shows the commands")
     assert note in state_notes(others, machine(gpus=devices, units=absent))
@@ -66,13 +66,13 @@ def test_stopped_fabric_manager_is_noted_and_a_running_one_is_not() -> None:
         for one, active in zip(machines, (True, False), strict=True)
     )
     others = recipe(version="none")
-    assert planned(DETECT.plan(others, running)).notes == ()
-    assert "`gpunode doctor fabric-manager-not-running`" in planned(DETECT.plan(others, stopped)).notes[0]
+    assert planned(DETECT_STEP.plan(others, running)).notes == ()
+    assert "`gpunode doctor fabric-manager-not-running`" in planned(DETECT_STEP.plan(others, stopped)).notes[0]
 
 
 def test_secure_boot_is_noted_where_the_key_was_not_captured() -> None:
     def secure_boot_notes(facts: Facts, version: str = "auto") -> tuple[str, ...]:
-        return planned(SECURE_BOOT.plan(recipe(version=version), facts)).notes
+        return planned(SECURE_BOOT_STEP.plan(recipe(version=version), facts)).notes
 
     on = machine(secure_boot=True)
     (note,) = secure_boot_notes(on)
@@ -99,8 +99,8 @@ ATTRIBUTES = b"\x06\x00\x00\x00"
     ],
 )
 def test_secure_boot_is_read_from_the_efi_variable(variable: Capture, shim: Capture | None, is_on: bool) -> None:
-    evidence = {SECURE_BOOT_KEY: variable, **({SHIM_KEY: shim} if shim else {})}
-    assert derive(evidence).secure_boot == Known(is_on, SECURE_BOOT_KEY)
+    evidence = {SECURE_BOOT_PROBE_KEY: variable, **({SHIM_VALIDATION_PROBE_KEY: shim} if shim else {})}
+    assert derive(evidence).secure_boot == Known(is_on, SECURE_BOOT_PROBE_KEY)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_secure_boot_is_read_from_mokutil_in_a_capture(said: str, is_on: bool) -
 
 @pytest.mark.parametrize("capture", [None, Capture("v", "denied", error="Permission denied"), Capture("v", "ok")])
 def test_missing_secure_boot_evidence_is_unknown(capture: Capture | None) -> None:
-    assert isinstance(derive({SECURE_BOOT_KEY: capture} if capture else {}).secure_boot, Unknown)
+    assert isinstance(derive({SECURE_BOOT_PROBE_KEY: capture} if capture else {}).secure_boot, Unknown)
 
 
 def test_secure_boot_of_an_image_is_unknown() -> None:
     assert isinstance(
-        derive({SECURE_BOOT_KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown
+        derive({SECURE_BOOT_PROBE_KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown
     )
 
 

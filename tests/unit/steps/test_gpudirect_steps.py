@@ -14,7 +14,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
-from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_STEP, GPUDIRECT_STEP, MODULES_FILE
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.plan import plan
 from tests.ids import by_id
@@ -34,8 +34,8 @@ def asking(gpudirect: GpuDirect, **driver: Any) -> Recipe:
 
 def test_dma_buf_needs_no_package_on_a_fitting_kernel_and_driver() -> None:
     node = with_driver()
-    outcome = planned(GPUDIRECT.plan(asking(DMA_BUF), node))
-    assert (outcome.changes, planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes) == ((), ())
+    outcome = planned(GPUDIRECT_STEP.plan(asking(DMA_BUF), node))
+    assert (outcome.changes, planned(GPUDIRECT_MODULES_STEP.plan(asking(DMA_BUF), node)).changes) == ((), ())
     assert outcome.reason == "GPUDirect RDMA by DMA-BUF: no package needed, kernel and driver fit"
 
 
@@ -43,8 +43,8 @@ def test_gpudirect_packages_are_installed_and_modules_loaded() -> None:
     node = with_driver(packages=OFED)
     wanted = asking(ALL)
 
-    packages = planned(GPUDIRECT.plan(wanted, node)).changes
-    modules = planned(GPUDIRECT_MODULES.plan(wanted, project_changes(node, packages))).changes
+    packages = planned(GPUDIRECT_STEP.plan(wanted, node)).changes
+    modules = planned(GPUDIRECT_MODULES_STEP.plan(wanted, project_changes(node, packages))).changes
 
     assert {str(c.id): c.after for c in packages if isinstance(c, PackageChange)} == {
         "nvidia-fs-dkms": KnownAfter(why="gds"),
@@ -78,8 +78,8 @@ def test_gpudirect_plan_is_idempotent(wanted: GpuDirect, node: Facts) -> None:
     ],
 )
 def test_unsupported_gpudirect_feature_is_refused_with_a_hint(wanted: GpuDirect, node: Facts, words: str) -> None:
-    for step in (GPUDIRECT, GPUDIRECT_MODULES):
-        if wanted == DMA_BUF and step is GPUDIRECT_MODULES:
+    for step in (GPUDIRECT_STEP, GPUDIRECT_MODULES_STEP):
+        if wanted == DMA_BUF and step is GPUDIRECT_MODULES_STEP:
             continue  # there is nothing to load
         refused = refusal(step.plan(asking(wanted), node))
         assert words in refused.what
@@ -89,12 +89,12 @@ def test_unsupported_gpudirect_feature_is_refused_with_a_hint(wanted: GpuDirect,
 
 def test_gpudirect_requirements_hold_for_the_next_kernel_too() -> None:
     node = with_driver(kernels=Kernels(KERNEL, (KERNEL, "5.10.0-28-amd64")), headers=frozenset({KERNEL}))
-    assert "5.10.0-28-amd64" in refusal(GPUDIRECT.plan(asking(DMA_BUF), node)).why
+    assert "5.10.0-28-amd64" in refusal(GPUDIRECT_STEP.plan(asking(DMA_BUF), node)).why
 
 
 def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
     wanted = asking(GDS, version="none")
-    assert "none is loaded" in refusal(GPUDIRECT.plan(wanted, machine())).what
+    assert "none is loaded" in refusal(GPUDIRECT_STEP.plan(wanted, machine())).what
 
     prebuilt = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-580/nvidia.ko", "580", dkms=False)
     theirs = machine(
@@ -102,12 +102,12 @@ def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
         module_files=(prebuilt,),
         headers=frozenset({KERNEL}),
     )
-    assert "prebuilt modules" in refusal(GPUDIRECT.plan(wanted, theirs)).why
+    assert "prebuilt modules" in refusal(GPUDIRECT_STEP.plan(wanted, theirs)).why
 
     built = replace(theirs, module_files=Known((replace(prebuilt, dkms=True),), "modules-dkms"))
-    assert len(planned(GPUDIRECT.plan(wanted, built)).changes) == 1
+    assert len(planned(GPUDIRECT_STEP.plan(wanted, built)).changes) == 1
     bare = replace(built, headers=Known(frozenset(), "kernel-builds"))
-    assert f"linux-headers-{KERNEL}" in refusal(GPUDIRECT.plan(wanted, bare)).hint
+    assert f"linux-headers-{KERNEL}" in refusal(GPUDIRECT_STEP.plan(wanted, bare)).hint
 
 
 @pytest.mark.parametrize(
@@ -122,20 +122,20 @@ def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
     ],
 )
 def test_rdma_stack_is_recognized_by_its_module_package(package: str, has_modules: bool) -> None:
-    outcome = GPUDIRECT.plan(asking(PEERMEM), with_driver(packages={package: "1"}))
+    outcome = GPUDIRECT_STEP.plan(asking(PEERMEM), with_driver(packages={package: "1"}))
     assert isinstance(outcome, Refusal) is not has_modules
 
 
 def test_loaded_peermem_implies_an_rdma_stack() -> None:
     node = with_driver(modules=frozenset({"nvidia", "nvidia_peermem"}))
-    assert planned(GPUDIRECT.plan(asking(PEERMEM), node)).changes == ()
-    (change,) = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), node)).changes
+    assert planned(GPUDIRECT_STEP.plan(asking(PEERMEM), node)).changes == ()
+    (change,) = planned(GPUDIRECT_MODULES_STEP.plan(asking(PEERMEM), node)).changes
     assert isinstance(change, FileChange)
 
 
 def test_installed_gdrcopy_keeps_its_version_and_is_marked_manual() -> None:
     mine = {"gdrdrv-dkms": PackageState("2.5.1-1", held=True), "libgdrapi": PackageState("2.5.1-1", auto=True)}
-    (change,) = planned(GPUDIRECT.plan(asking(GDRCOPY), with_driver(packages=mine))).changes
+    (change,) = planned(GPUDIRECT_STEP.plan(asking(GDRCOPY), with_driver(packages=mine))).changes
     assert change == PackageChange(PackageId("libgdrapi"), mine["libgdrapi"], PackageState("2.5.1-1"))
 
 
@@ -144,18 +144,18 @@ def test_gpudirect_packages_follow_the_lock() -> None:
     lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id(packages))
     node = with_driver(packages={"nvidia-fs-dkms": "2.27.3-1"})
 
-    (change,) = planned(GPUDIRECT.plan(replace(asking(GDS, version="none"), lock=lock), node)).changes
+    (change,) = planned(GPUDIRECT_STEP.plan(replace(asking(GDS, version="none"), lock=lock), node)).changes
 
     assert change == PackageChange(PackageId("nvidia-fs-dkms"), PackageState("2.27.3-1"), PackageState("2.28.4-1"))
-    unlocked = refusal(GPUDIRECT.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
+    unlocked = refusal(GPUDIRECT_STEP.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
     assert "has no version of gdrdrv-dkms" in unlocked.what
 
 
 def test_gpudirect_modules_are_only_loaded_after_the_reboot() -> None:
     node = with_driver(loaded_driver=LoadedDriver("570.211.01", open_module=True))
-    (change,) = planned(GPUDIRECT_MODULES.plan(asking(GDS), node)).changes
+    (change,) = planned(GPUDIRECT_MODULES_STEP.plan(asking(GDS), node)).changes
     assert isinstance(change, FileChange)
-    again = planned(GPUDIRECT_MODULES.plan(asking(GDS), project_changes(node, (change,))))
+    again = planned(GPUDIRECT_MODULES_STEP.plan(asking(GDS), project_changes(node, (change,))))
     assert (again.changes, again.deferred) == ((), True)
 
 
@@ -164,22 +164,22 @@ def test_gdrcopy_service_is_started_after_its_module() -> None:
     node = with_driver(units={GDRCOPY_UNIT: stopped})
     node = replace(node, units={**node.units, GDRCOPY_UNIT: Known(stopped, "units")})
 
-    changes = planned(GPUDIRECT_MODULES.plan(asking(GDRCOPY), node)).changes
+    changes = planned(GPUDIRECT_MODULES_STEP.plan(asking(GDRCOPY), node)).changes
 
     assert [type(change) for change in changes] == [FileChange, ModuleChange, ServiceChange]
     masked = replace(node, units={**node.units, GDRCOPY_UNIT: Known(replace(stopped, masked=True), "units")})
-    assert len(planned(GPUDIRECT_MODULES.plan(asking(GDRCOPY), masked)).changes) == 2
+    assert len(planned(GPUDIRECT_MODULES_STEP.plan(asking(GDRCOPY), masked)).changes) == 2
 
 
 def test_module_no_longer_requested_is_not_loaded_at_boot() -> None:
-    was = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), with_driver(packages=OFED))).changes
+    was = planned(GPUDIRECT_MODULES_STEP.plan(asking(PEERMEM), with_driver(packages=OFED))).changes
     node = project_changes(with_driver(packages=OFED), was)
-    (change,) = planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes
+    (change,) = planned(GPUDIRECT_MODULES_STEP.plan(asking(DMA_BUF), node)).changes
     assert isinstance(change, FileChange)
     assert change.after is None
 
 
-@pytest.mark.parametrize("step", [GPUDIRECT, GPUDIRECT_MODULES])
+@pytest.mark.parametrize("step", [GPUDIRECT_STEP, GPUDIRECT_MODULES_STEP])
 def test_container_leaves_gpudirect_to_its_host(step: Any) -> None:
     inside = machine(platform=Platform("container", "docker"))
     assert planned(step.plan(asking(ALL, version="none"), inside)).deferred

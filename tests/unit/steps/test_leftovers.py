@@ -12,7 +12,7 @@ from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
-from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.driver import CONFLICTS_STEP
 from gpunode.steps.leftovers import find_leftovers
 from tests.unit.steps.machines import machine, planned, recipe, with_driver
 
@@ -129,7 +129,7 @@ def test_unreadable_keyring_is_left_to_apt() -> None:
 
 def test_toolkits_of_no_package_alone_are_known_after_a_transaction() -> None:
     facts = machine(leftovers=frozenset({NVCC, SOURCE}))
-    assert planned(CONFLICTS.plan(recipe(), facts)).notes == tuple(find_leftovers(facts))
+    assert planned(CONFLICTS_STEP.plan(recipe(), facts)).notes == tuple(find_leftovers(facts))
     brought = PackageChange(PackageId("libcuda1"), None, PackageState("580.95.05-1"))
     after = project_changes(facts, [brought])
     assert "CUDA toolkit 12.6" in only_note(after)

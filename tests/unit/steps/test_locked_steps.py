@@ -12,13 +12,13 @@ from gpunode.change import FileState, PackageChange, PackageState
 from gpunode.distros import DEBIAN
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
-from gpunode.packages.deb.preferences import PIN_FILE, pin
+from gpunode.packages.deb.preferences import PIN_FILE, render_driver_pin
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.detect import DETECT
-from gpunode.steps.driver import DRIVER, DRIVER_PIN
-from gpunode.steps.runtime import RUNTIME_INSTALL
+from gpunode.steps.detect import DETECT_STEP
+from gpunode.steps.driver import DRIVER_PIN_STEP, DRIVER_STEP
+from gpunode.steps.runtime import RUNTIME_INSTALL_STEP
 from gpunode.steps.selection import WantedDriver, wanted_driver
-from gpunode.steps.toolkit import TOOLKIT
+from gpunode.steps.toolkit import TOOLKIT_STEP
 from tests.ids import by_id
 from tests.unit.steps.machines import B200, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
 
@@ -48,19 +48,19 @@ def versions(changes: tuple[object, ...]) -> dict[str, object]:
 
 def test_bare_node_gets_exactly_the_locked_versions() -> None:
     facts = machine()
-    assert versions(planned(DRIVER.plan(locked_recipe(), facts)).changes) == {
+    assert versions(planned(DRIVER_STEP.plan(locked_recipe(), facts)).changes) == {
         name: PACKAGES[name] for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
     }
-    assert versions(planned(TOOLKIT.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
+    assert versions(planned(TOOLKIT_STEP.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
         map(str, TOOLKIT_PACKAGES), "1.19.1-1"
     )
-    assert versions(planned(RUNTIME_INSTALL.plan(locked_recipe(), facts)).changes) == {
+    assert versions(planned(RUNTIME_INSTALL_STEP.plan(locked_recipe(), facts)).changes) == {
         "containerd": PACKAGES["containerd"]
     }
 
 
 def test_lock_pins_the_driver_for_its_dependencies() -> None:
-    (change,) = planned(DRIVER_PIN.plan(locked_recipe(), machine())).changes
+    (change,) = planned(DRIVER_PIN_STEP.plan(locked_recipe(), machine())).changes
     assert f"Pin: version {LOCKED}-*".encode() in getattr(change, "after").content  # noqa: B009 - a union
 
 
@@ -69,21 +69,21 @@ def test_other_versions_are_moved_to_the_locked_version(version: str) -> None:
     facts = with_driver(
         packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.20.1-1") | {"nvidia-driver-cuda": version}
     )
-    assert versions(planned(DRIVER.plan(locked_recipe(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
-    assert versions(planned(TOOLKIT.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
+    assert versions(planned(DRIVER_STEP.plan(locked_recipe(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
+    assert versions(planned(TOOLKIT_STEP.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
         map(str, TOOLKIT_PACKAGES), "1.19.1-1"
     )
 
 
 def test_dependency_is_moved_to_its_locked_version_and_stays_auto() -> None:
     facts = with_driver(packages={"libnvidia-egl-gbm1": PackageState("1.1.1-1", auto=True)})
-    (change,) = planned(DRIVER.plan(locked_recipe(), facts)).changes
+    (change,) = planned(DRIVER_STEP.plan(locked_recipe(), facts)).changes
     assert isinstance(change, PackageChange)
     assert (str(change.id), change.after) == ("libnvidia-egl-gbm1", PackageState("1.1.2-1", auto=True))
 
 
 def test_missing_locked_dependency_is_not_requested() -> None:
-    assert planned(DRIVER.plan(locked_recipe(), with_driver())).changes == ()
+    assert planned(DRIVER_STEP.plan(locked_recipe(), with_driver())).changes == ()
 
 
 def test_lock_overrides_the_installed_and_the_production_branch() -> None:
@@ -104,26 +104,36 @@ def test_module_flavour_follows_the_lock(flavour: str) -> None:
 @pytest.mark.parametrize(
     ("step", "wanted", "facts", "words"),
     [
-        (DETECT, replace(recipe(), lock=lock(release="13")), machine(), ("debian 13 amd64", "debian 12 amd64")),
-        (DETECT, replace(recipe(), lock=lock(architecture="arm64")), machine(), ("arm64",)),
-        (DETECT, replace(recipe(), lock=lock()), machine(distro=UBUNTU), ("ubuntu 24.04",)),
-        (DRIVER, locked_recipe(version="595"), machine(), (LOCKED, "595")),
-        (DRIVER, locked_recipe(version="580.119.02"), machine(), (LOCKED, "580.119.02")),
-        (DRIVER, locked_recipe(packages={"containerd": "1-1"}), machine(), ("no driver",)),
-        (DRIVER, locked_recipe(packages=PACKAGES | {"libcuda1": "595.1.1-1"}), machine(), ("more than one version",)),
-        (DRIVER, locked_recipe(packages={n: v for n, v in PACKAGES.items() if "dkms" not in n}), machine(), ("dkms",)),
-        (DRIVER, locked_recipe(scope="media"), machine(), ("libnvidia-encode1",)),
-        (TOOLKIT, locked_recipe(packages={}), machine(), ("nvidia-container-toolkit",)),
+        (DETECT_STEP, replace(recipe(), lock=lock(release="13")), machine(), ("debian 13 amd64", "debian 12 amd64")),
+        (DETECT_STEP, replace(recipe(), lock=lock(architecture="arm64")), machine(), ("arm64",)),
+        (DETECT_STEP, replace(recipe(), lock=lock()), machine(distro=UBUNTU), ("ubuntu 24.04",)),
+        (DRIVER_STEP, locked_recipe(version="595"), machine(), (LOCKED, "595")),
+        (DRIVER_STEP, locked_recipe(version="580.119.02"), machine(), (LOCKED, "580.119.02")),
+        (DRIVER_STEP, locked_recipe(packages={"containerd": "1-1"}), machine(), ("no driver",)),
         (
-            TOOLKIT,
+            DRIVER_STEP,
+            locked_recipe(packages=PACKAGES | {"libcuda1": "595.1.1-1"}),
+            machine(),
+            ("more than one version",),
+        ),
+        (
+            DRIVER_STEP,
+            locked_recipe(packages={n: v for n, v in PACKAGES.items() if "dkms" not in n}),
+            machine(),
+            ("dkms",),
+        ),
+        (DRIVER_STEP, locked_recipe(scope="media"), machine(), ("libnvidia-encode1",)),
+        (TOOLKIT_STEP, locked_recipe(packages={}), machine(), ("nvidia-container-toolkit",)),
+        (
+            TOOLKIT_STEP,
             locked_recipe(packages=PACKAGES | {"libnvidia-container1": "1.20.1-1"}),
             machine(),
             ("1.19.1-1", "1.20.1-1"),
         ),
-        (RUNTIME_INSTALL, locked_recipe("docker"), machine(), ("docker.io",)),
-        (RUNTIME_INSTALL, locked_recipe("docker"), machine(packages={"docker.io": "20.10-1"}), ("docker.io",)),
+        (RUNTIME_INSTALL_STEP, locked_recipe("docker"), machine(), ("docker.io",)),
+        (RUNTIME_INSTALL_STEP, locked_recipe("docker"), machine(packages={"docker.io": "20.10-1"}), ("docker.io",)),
         (
-            RUNTIME_INSTALL,
+            RUNTIME_INSTALL_STEP,
             locked_recipe(),
             machine(packages={"containerd": PackageState("1.7-1", held=True)}),
             ("held", "f.lock"),
@@ -138,23 +148,23 @@ def test_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Fac
 
 def test_lock_for_a_driver_the_gpu_cannot_use_is_refused() -> None:
     old = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
-    assert "535" in refusal(DRIVER.plan(locked_recipe(packages=old), machine(gpus=(gpu(B200),)))).what
+    assert "535" in refusal(DRIVER_STEP.plan(locked_recipe(packages=old), machine(gpus=(gpu(B200),)))).what
 
 
 def pinned_node(exact: str) -> Facts:
     found = wanted_driver(recipe(), with_driver())
     assert isinstance(found, WantedDriver)
-    text = pin(replace(found.chosen, exact=exact), DEBIAN.origins)
+    text = render_driver_pin(replace(found.chosen, exact=exact), DEBIAN.origins)
     facts = with_driver()
     return replace(facts, files={**facts.files, PIN_FILE: Known(FileState(text), "apt-preferences-d")})
 
 
 def test_pinned_node_stays_pinned_without_a_lock() -> None:
-    assert planned(DRIVER_PIN.plan(recipe(), pinned_node(LOCKED))).changes == ()
+    assert planned(DRIVER_PIN_STEP.plan(recipe(), pinned_node(LOCKED))).changes == ()
 
 
 def test_pinned_version_is_installed_again() -> None:
-    assert set(versions(planned(DRIVER.plan(recipe(), pinned_node("580.82.07"))).changes)) == {
+    assert set(versions(planned(DRIVER_STEP.plan(recipe(), pinned_node("580.82.07"))).changes)) == {
         "nvidia-driver-cuda",
         "nvidia-kernel-open-dkms",
         "nvidia-persistenced",
@@ -162,7 +172,7 @@ def test_pinned_version_is_installed_again() -> None:
 
 
 def test_upgrade_releases_the_pinned_version() -> None:
-    (change,) = planned(DRIVER_PIN.plan(replace(recipe(), upgrade=True), pinned_node(LOCKED))).changes
+    (change,) = planned(DRIVER_PIN_STEP.plan(replace(recipe(), upgrade=True), pinned_node(LOCKED))).changes
     assert b"Pin: version 580.*" in getattr(change, "after").content  # noqa: B009 - a union
 
 
@@ -174,4 +184,6 @@ def test_edited_pin_file_pins_nothing() -> None:
     edited: Known[FileState | None] = Known(
         replace(state.value, content=state.value.content + b"# mine\n"), "apt-preferences-d"
     )
-    assert planned(DRIVER_PIN.plan(recipe(), replace(facts, files={**facts.files, PIN_FILE: edited}))).changes != ()
+    assert (
+        planned(DRIVER_PIN_STEP.plan(recipe(), replace(facts, files={**facts.files, PIN_FILE: edited}))).changes != ()
+    )

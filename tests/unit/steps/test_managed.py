@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.facts.model import Known, Kubelet, LoadedDriver
-from gpunode.steps.detect import DETECT
+from gpunode.steps.detect import DETECT_STEP
 from gpunode.workflow.cluster import derive_cluster_node
 from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
 
@@ -24,24 +24,24 @@ LOADED = LoadedDriver("580.95.05", open_module=True)
 )
 def test_provider_managed_host_is_refused(provider: str, who: str, instead: str) -> None:
     for asked in (recipe("containerd"), recipe("containerd", version="none")):
-        no = refusal(DETECT.plan(asked, machine(provider=provider)))
+        no = refusal(DETECT_STEP.plan(asked, machine(provider=provider)))
         assert who in no.what
         assert instead in no.hint
 
 
 @pytest.mark.parametrize(("provider", "bring"), [("eks", "Ubuntu's for EKS"), ("aks", "--gpu-driver none")])
 def test_provider_image_driver_is_kept_and_a_missing_one_is_yours(provider: str, bring: str) -> None:
-    no = refusal(DETECT.plan(recipe("containerd"), machine(provider=provider, loaded_driver=LOADED)))
+    no = refusal(DETECT_STEP.plan(recipe("containerd"), machine(provider=provider, loaded_driver=LOADED)))
     assert bring in no.hint
     assert "gpunode k8s render" in no.hint
     for node in (machine(provider=provider), with_driver(provider=provider)):
-        (note,) = planned(DETECT.plan(recipe("containerd"), node)).notes
+        (note,) = planned(DETECT_STEP.plan(recipe("containerd"), node)).notes
         assert "run setup on each new node" in note
 
 
 @pytest.mark.parametrize("provider", [None, "kind"])
 def test_self_managed_provider_node_is_set_up_as_usual(provider: str | None) -> None:
-    assert planned(DETECT.plan(recipe("containerd"), machine(provider=provider))).notes == ()
+    assert planned(DETECT_STEP.plan(recipe("containerd"), machine(provider=provider))).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import DpkgEntry
-from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.driver import CONFLICTS_STEP
 from tests.unit.steps.machines import GTX_1080, gpu, machine, names, planned, recipe, refusal
 
 CUDA = PackageState("12.6.3-1")
@@ -43,7 +43,7 @@ def node(
 
 def plan_conflicts(facts: Facts, **driver: str) -> tuple[Planned, list[str], list[str]]:
     """Return the plan, what it purges, and what it marks as installed by hand."""
-    plan = planned(CONFLICTS.plan(recipe(**driver), facts))
+    plan = planned(CONFLICTS_STEP.plan(recipe(**driver), facts))
     changes = PackageChange.among(plan.changes)
     purged = names(tuple(one for one in changes if one.after is None))
     marked = [
@@ -87,7 +87,7 @@ def test_metapackage_leaves_with_modules_of_the_other_flavour() -> None:
 
 
 def test_held_metapackage_is_named_with_its_command() -> None:
-    no = refusal(CONFLICTS.plan(recipe(), node({**INSTALLED, "cuda-12-6": PackageState("12.6.3-1", held=True)})))
+    no = refusal(CONFLICTS_STEP.plan(recipe(), node({**INSTALLED, "cuda-12-6": PackageState("12.6.3-1", held=True)})))
     assert "apt-mark unhold cuda-12-6" in no.hint
 
 

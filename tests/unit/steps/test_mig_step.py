@@ -13,12 +13,12 @@ from gpunode.catalog import mig
 from gpunode.change import FileChange, MigChange, MigInstance, MigLayout, Trigger
 from gpunode.errors import MigFileError
 from gpunode.facts.model import Facts, Known, LoadedDriver, MigGpu, PciDevice, Platform, Unknown
-from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
-from gpunode.facts.project import PLAN, project_changes
+from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
+from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Blocked, Planned
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
-from gpunode.steps.mig import MIG
+from gpunode.steps.mig import MIG_STEP
 from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, with_driver
 
 OFF = MigLayout(enabled=False)
@@ -74,18 +74,18 @@ BALANCED = layout(("2g.20gb", 0, 2), ("1g.10gb", 2, 1), ("1g.10gb", 3, 1), ("3g.
 
 def test_mig_changes_each_gpu_and_writes_a_boot_unit() -> None:
     facts = node(mig_gpu(), mig_gpu(1))
-    outcome = planned(MIG.plan(mig_recipe("all-balanced"), facts))
+    outcome = planned(MIG_STEP.plan(mig_recipe("all-balanced"), facts))
     unit_file, wants, *changes = outcome.changes
     assert isinstance(unit_file, FileChange)
     assert isinstance(wants, FileChange)
-    assert (unit_file.path, wants.path) == (MIG_UNIT, MIG_WANTS)
+    assert (unit_file.path, wants.path) == (MIG_UNIT_FILE, MIG_BOOT_DROP_IN_FILE)
     assert unit_file.triggers == wants.triggers == {Trigger("daemon-reload")}
     assert changes == [MigChange(uuid(index), OFF, BALANCED) for index in (0, 1)]
-    assert planned(MIG.plan(mig_recipe("all-balanced"), project_changes(facts, outcome.changes))).changes == ()
+    assert planned(MIG_STEP.plan(mig_recipe("all-balanced"), project_changes(facts, outcome.changes))).changes == ()
 
 
 def test_mig_unit_commands_name_gpu_profile_and_placement() -> None:
-    change = planned(MIG.plan(mig_recipe("all-balanced"), node())).changes[0]
+    change = planned(MIG_STEP.plan(mig_recipe("all-balanced"), node())).changes[0]
     assert isinstance(change, FileChange)
     text = change.after.content.decode()  # type: ignore[union-attr]
     assert f"/usr/bin/nvidia-smi -i {uuid(0)} -mig 1 && " in text
@@ -96,7 +96,7 @@ def test_mig_unit_commands_name_gpu_profile_and_placement() -> None:
 
 def test_existing_mig_instances_keep_their_placement() -> None:
     elsewhere = layout(("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), ("2g.20gb", 6, 2))
-    outcome = planned(MIG.plan(mig_recipe("all-balanced"), node(mig_gpu(layout=elsewhere))))
+    outcome = planned(MIG_STEP.plan(mig_recipe("all-balanced"), node(mig_gpu(layout=elsewhere))))
     assert [change for change in outcome.changes if isinstance(change, MigChange)] == []
     change = outcome.changes[0]
     assert isinstance(change, FileChange)
@@ -105,17 +105,17 @@ def test_existing_mig_instances_keep_their_placement() -> None:
 
 def test_other_number_of_compute_instances_is_another_layout() -> None:
     split = MigLayout(enabled=True, instances=(MigInstance("7g.80gb", 0, 8, ("3", "4")),))
-    outcome = planned(MIG.plan(mig_recipe("all-7g.80gb"), node(mig_gpu(layout=split))))
+    outcome = planned(MIG_STEP.plan(mig_recipe("all-7g.80gb"), node(mig_gpu(layout=split))))
     assert [change.before for change in outcome.changes if isinstance(change, MigChange)] == [split]
 
 
 def test_disabling_mig_removes_the_unit() -> None:
-    first = planned(MIG.plan(mig_recipe(), node())).changes
+    first = planned(MIG_STEP.plan(mig_recipe(), node())).changes
     divided = project_changes(node(), first)
-    outcome = planned(MIG.plan(mig_recipe("all-disabled"), divided))
+    outcome = planned(MIG_STEP.plan(mig_recipe("all-disabled"), divided))
     *files, change = outcome.changes
     gone = [(one.path, one.after) for one in files if isinstance(one, FileChange)]
-    assert gone == [(MIG_UNIT, None), (MIG_WANTS, None)]
+    assert gone == [(MIG_UNIT_FILE, None), (MIG_BOOT_DROP_IN_FILE, None)]
     assert isinstance(change, MigChange)
     assert change.after == OFF
 
@@ -123,14 +123,14 @@ def test_disabling_mig_removes_the_unit() -> None:
 def test_mig_parted_file_is_applied_per_gpu() -> None:
     before = layout(("7g.80gb", 0, 8))
     facts = node(mig_gpu(), mig_gpu(1, before), mig_gpu(2, None), models=(H100, H100, T4), files={FILE: CONFIG})
-    changes = planned(MIG.plan(mig_recipe("mine", FILE), facts)).changes
+    changes = planned(MIG_STEP.plan(mig_recipe("mine", FILE), facts)).changes
     mine = layout(("4g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1))
     assert changes[2:] == (MigChange(uuid(0), OFF, mine), MigChange(uuid(1), before, OFF))
 
 
 def test_mig_change_refreshes_the_cdi_specification() -> None:
     facts = node(units={"nvidia-persistenced.service": unit(), "nvidia-cdi-refresh.service": unit()})
-    changes = planned(MIG.plan(mig_recipe(), facts)).changes
+    changes = planned(MIG_STEP.plan(mig_recipe(), facts)).changes
     assert isinstance(changes[-1], MigChange)
     assert changes[-1].triggers == {Trigger("cdi", "if-possible")}
 
@@ -173,7 +173,7 @@ def test_impossible_mig_request_is_refused_with_the_reason(recipe: Recipe, facts
     if not what:
         manager = {**facts.units, "nvidia-mig-manager.service": Known(unit(), "units")}
         facts, what = replace(facts, units=manager), "nvidia-mig-manager.service is enabled"
-    found = refusal(MIG.plan(recipe, facts))
+    found = refusal(MIG_STEP.plan(recipe, facts))
     assert what in found.what
     assert found.why
     assert found.hint
@@ -181,20 +181,23 @@ def test_impossible_mig_request_is_refused_with_the_reason(recipe: Recipe, facts
 
 @pytest.mark.parametrize("model", ["20b3", "2330", "3fff"])
 def test_mig_waits_for_the_driver_to_report_support(model: str) -> None:
-    assert planned(MIG.plan(mig_recipe(), node(models=(model,), loaded_driver=None))).deferred
+    assert planned(MIG_STEP.plan(mig_recipe(), node(models=(model,), loaded_driver=None))).deferred
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
         (node(loaded_driver=None), "set once the driver is loaded"),
-        (replace(node(), loaded_driver=Known(LoadedDriver("580.95.05", True), PLAN)), "set once the driver is loaded"),
+        (
+            replace(node(), loaded_driver=Known(LoadedDriver("580.95.05", True), PLAN_PROBE_KEY)),
+            "set once the driver is loaded",
+        ),
         (node(platform=Platform("image")), "set by the first `gpunode setup` on the booted node"),
         (replace(node(), mig=Unknown("it hangs", "nvml")), "not checked: NVML does not say"),
     ],
 )
 def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str) -> None:
-    outcome = planned(MIG.plan(mig_recipe(), facts))
+    outcome = planned(MIG_STEP.plan(mig_recipe(), facts))
     assert outcome.changes == ()
     assert outcome.deferred
     assert reason in outcome.reason
@@ -202,14 +205,14 @@ def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str
 
 def test_pending_mig_mode_blocks_only_its_gpu() -> None:
     late = mig_gpu(pending=True)
-    both = planned(MIG.plan(mig_recipe(), node(late, mig_gpu(1))))
+    both = planned(MIG_STEP.plan(mig_recipe(), node(late, mig_gpu(1))))
     assert [change.gpu for change in both.changes if isinstance(change, MigChange)] == [uuid(1)]
-    after = MIG.plan(mig_recipe(), project_changes(node(late, mig_gpu(1)), both.changes))
+    after = MIG_STEP.plan(mig_recipe(), project_changes(node(late, mig_gpu(1)), both.changes))
     assert isinstance(after, Blocked)
     assert after.waits_for == "reboot"
     assert uuid(0) in after.reason
     done = node(mig_gpu(layout=MigLayout(enabled=True)), mig_gpu(1))
-    assert len([c for c in planned(MIG.plan(mig_recipe(), done)).changes if isinstance(c, MigChange)]) == 2
+    assert len([c for c in planned(MIG_STEP.plan(mig_recipe(), done)).changes if isinstance(c, MigChange)]) == 2
 
 
 def test_cluster_mig_layout_applies_with_the_device_plugin_stack() -> None:
@@ -226,18 +229,18 @@ strategy = "single"
 layout = "all-7g.80gb"
 """
     of = {stack: parse(text.format(stack), "t.toml", load=lambda _: "") for stack in ("device-plugin", "gpu-operator")}
-    assert planned(MIG.plan(of["device-plugin"], node())).changes[-1] == MigChange(
+    assert planned(MIG_STEP.plan(of["device-plugin"], node())).changes[-1] == MigChange(
         uuid(0), OFF, layout(("7g.80gb", 0, 8))
     )
-    left = planned(MIG.plan(of["gpu-operator"], node()))
+    left = planned(MIG_STEP.plan(of["gpu-operator"], node()))
     assert left == Planned((), "the GPU Operator's MIG manager sets the layout", deferred=True)
-    assert MIG.plan(Recipe("x"), node()) == Planned((), "not requested", requested=False)
+    assert MIG_STEP.plan(Recipe("x"), node()) == Planned((), "not requested", requested=False)
 
 
 @given(st.data())
 def test_mig_placement_has_no_overlap_and_uses_all_capacity(data: st.DataObject) -> None:
     device = data.draw(st.sampled_from([H100, "20b0", "20b7", "2335", "2bb5"]))
-    most = mig.profiles(device)
+    most = mig.max_instances_by_profile(device)
     wanted = data.draw(st.dictionaries(st.sampled_from(sorted(most)), st.integers(1, 7), max_size=3))
     places = mig.place_instances(device, wanted)
     for profile, count in most.items():
@@ -282,7 +285,7 @@ def test_invalid_mig_parted_file_is_reported_with_line_and_key(
 ) -> None:
     data = CONFIG.replace(*change, 1)
     with pytest.raises(MigFileError) as raised:
-        MIG.plan(mig_recipe("mine", FILE), node(files={FILE: data}))
+        MIG_STEP.plan(mig_recipe("mine", FILE), node(files={FILE: data}))
     assert what in raised.value.what
     assert raised.value.what.startswith(f"{FILE}:{line}: ")
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver
 from gpunode.outcome import Planned
-from gpunode.steps.kernel import BLACKLIST, NOUVEAU, hazard_notes
+from gpunode.steps.kernel import BLACKLIST_FILE, NOUVEAU_STEP, driver_hazard_notes
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
 from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 
@@ -44,7 +44,7 @@ def with_file(path: str, text: str) -> Facts:
     ],
 )
 def test_hazardous_module_line_is_noted(path: str, text: str, note: str) -> None:
-    (found,) = hazard_notes(with_file(path, text))
+    (found,) = driver_hazard_notes(with_file(path, text))
     assert note in found
 
 
@@ -63,50 +63,52 @@ def test_hazardous_module_line_is_noted(path: str, text: str, note: str) -> None
     ],
 )
 def test_harmless_module_line_is_not_noted(path: str, text: str) -> None:
-    assert hazard_notes(with_file(path, text)) == ()
+    assert driver_hazard_notes(with_file(path, text)) == ()
 
 
 def test_hazard_in_several_files_is_noted_once_by_the_edited_file() -> None:
     files = {ARGUMENTS: b"nouveau.modeset=1", GRUB: b"GRUB_CMDLINE_LINUX=nouveau.modeset=1"}
-    (note,) = hazard_notes(machine(files=files))
+    (note,) = driver_hazard_notes(machine(files=files))
     assert note.startswith(GRUB)
     closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
-    (note,) = hazard_notes(machine(files=closed))
+    (note,) = driver_hazard_notes(machine(files=closed))
     assert note.startswith(SITE)
 
 
 def test_file_of_the_same_name_in_etc_hides_the_one_of_a_package() -> None:
     mask = "/etc/modprobe.d/blacklist-nvidia.conf"
-    assert hazard_notes(machine(files={LIB: b"blacklist nvidia", mask: b""})) == ()
+    assert driver_hazard_notes(machine(files={LIB: b"blacklist nvidia", mask: b""})) == ()
 
 
 def test_stale_kernel_argument_waits_for_the_reboot() -> None:
-    (note,) = hazard_notes(machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"}))
+    (note,) = driver_hazard_notes(
+        machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"})
+    )
     assert note.endswith("run update-grub, and reboot")
 
 
 @pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
 def test_initramfs_older_than_the_blacklist_must_be_rebuilt(made: float, noted: bool) -> None:
-    facts = replace(machine(), modified_at={BLACKLIST: 2.0, IMAGE: made})
-    notes = hazard_notes(facts)
+    facts = replace(machine(), modified_at={BLACKLIST_FILE: 2.0, IMAGE: made})
+    notes = driver_hazard_notes(facts)
     assert [f"update-initramfs -u -k {KERNEL}" in note for note in notes] == ([True] if noted else [])
 
 
 def test_initramfs_of_a_kernel_that_is_not_booted_is_ignored() -> None:
     facts = replace(machine(), kernels=Known(Kernels("6.1.0-38-amd64", ("6.1.0-38-amd64",)), "boot-images"))
-    assert hazard_notes(replace(facts, modified_at={BLACKLIST: 2.0, IMAGE: 1.0})) == ()
+    assert driver_hazard_notes(replace(facts, modified_at={BLACKLIST_FILE: 2.0, IMAGE: 1.0})) == ()
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
 def test_kept_driver_has_hazards_noted_too(name: str) -> None:
     node = of_branch_580(name)
     blacklisted = replace(node, files={**node.files, **with_file(SITE, "blacklist nvidia").files})
-    assert planned(NOUVEAU.plan(recipe(), blacklisted)) == Planned(
-        (), planned(NOUVEAU.plan(recipe(), node)).reason, hazard_notes(blacklisted)
+    assert planned(NOUVEAU_STEP.plan(recipe(), blacklisted)) == Planned(
+        (), planned(NOUVEAU_STEP.plan(recipe(), node)).reason, driver_hazard_notes(blacklisted)
     )
-    assert "keeps nvidia from being loaded" in hazard_notes(blacklisted)[0]
+    assert "keeps nvidia from being loaded" in driver_hazard_notes(blacklisted)[0]
 
 
 def test_kernel_argument_is_noted_with_a_loaded_driver_too() -> None:
     node = with_driver(files={ARGUMENTS: b"nouveau.modeset=1"}, loaded_driver=LoadedDriver("580.95.05", True))
-    assert planned(NOUVEAU.plan(recipe(), node)).notes
+    assert planned(NOUVEAU_STEP.plan(recipe(), node)).notes

@@ -11,11 +11,11 @@ import pytest
 
 from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.probes import MPS_UNIT
+from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import project_changes
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
-from gpunode.steps.daemons import MPS, MPS_SERVICE, PIPE_DIRECTORY, render_mps_unit
+from gpunode.steps.daemons import MPS_PIPE_DIRECTORY, MPS_SERVICE, MPS_STEP, render_mps_unit
 from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
 
 WANTED = replace(recipe(version="none"), mps=Mps(enabled=True))
@@ -28,26 +28,26 @@ def node(facts: Facts, *, running: bool = False, exists: bool = False) -> Facts:
 
 
 def test_mps_unit_is_written_and_started_and_its_limits_noted() -> None:
-    outcome = planned(MPS.plan(WANTED, node(with_driver())))
+    outcome = planned(MPS_STEP.plan(WANTED, node(with_driver())))
     file, service = outcome.changes
     assert isinstance(file, FileChange)
-    assert file.path == MPS_UNIT
+    assert file.path == MPS_UNIT_FILE
     assert file.triggers == {Trigger("daemon-reload")}
     assert service == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(enabled=True, active=True))
     assert any("a fatal fault of one program can end all" in note for note in outcome.change_notes)
-    assert planned(MPS.plan(WANTED, project_changes(node(with_driver()), outcome.changes))).changes == ()
+    assert planned(MPS_STEP.plan(WANTED, project_changes(node(with_driver()), outcome.changes))).changes == ()
 
 
 def test_mps_without_a_driver_starts_with_the_next_boot() -> None:
-    outcome = planned(MPS.plan(WANTED, node(machine())))
+    outcome = planned(MPS_STEP.plan(WANTED, node(machine())))
     assert outcome.changes[-1] == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(True, False))
     assert outcome.reason == "the MPS control daemon starts with the next boot"
 
 
 def test_mps_mode_change_restarts_the_daemon() -> None:
-    done = project_changes(node(with_driver()), planned(MPS.plan(WANTED, node(with_driver()))).changes)
+    done = project_changes(node(with_driver()), planned(MPS_STEP.plan(WANTED, node(with_driver()))).changes)
     shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))
-    (change,) = planned(MPS.plan(shared, done)).changes
+    (change,) = planned(MPS_STEP.plan(shared, done)).changes
     assert isinstance(change, FileChange)
     assert Trigger("restart", MPS_SERVICE) in change.triggers
 
@@ -69,7 +69,7 @@ def test_mps_unit_restores_the_former_compute_mode_of_each_gpu(tmp_path: Path) -
         render_mps_unit(exclusive=True)
         .decode()
         .replace("/usr/bin/nvidia-smi", str(smi))
-        .replace(PIPE_DIRECTORY, str(tmp_path))
+        .replace(MPS_PIPE_DIRECTORY, str(tmp_path))
     )
     for key in ("ExecStartPre=", "ExecStopPost="):
         for one in (line for line in text.splitlines() if line.startswith(key)):
@@ -86,7 +86,7 @@ def test_mps_unit_restores_the_former_compute_mode_of_each_gpu(tmp_path: Path) -
 @pytest.mark.parametrize("stack", ["device-plugin", "gpu-operator", "hami", "dra"])
 def test_mps_unit_is_refused_beside_a_kubernetes_stack(stack: str) -> None:
     text = f'[mps]\nenabled = true\n[kubernetes]\nstack = "{stack}"\n'
-    found = refusal(MPS.plan(parse(text, "t.toml", load=lambda _: ""), node(with_driver())))
+    found = refusal(MPS_STEP.plan(parse(text, "t.toml", load=lambda _: ""), node(with_driver())))
     assert "issues 712 and 762" in found.why
     assert 'mode = "mps"' in found.hint
-    assert planned(MPS.plan(Recipe("x"), node(with_driver()))).reason == "not requested"
+    assert planned(MPS_STEP.plan(Recipe("x"), node(with_driver()))).reason == "not requested"

@@ -18,7 +18,7 @@ from gpunode.facts.project import project_changes
 from gpunode.kubernetes.render import render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
-from gpunode.steps.node_registration import ENVIRONMENT, NODE_REGISTRATION
+from gpunode.steps.node_registration import KUBELET_ENVIRONMENT_FILE, NODE_REGISTRATION_STEP
 from tests.unit.kubernetes.clusters import CLUSTERS
 from tests.unit.steps.machines import machine, planned, refusal
 
@@ -33,12 +33,14 @@ TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
 
 def recipe_of(text: str = "", register: str = "kubelet", base: str = "k8s-containerd") -> Recipe:
     return parse(
-        f'schema = 1\nextends = "{base}"\nkubernetes.node_registration = "{register}"\n{text}', "r.toml", builtin.load
+        f'schema = 1\nextends = "{base}"\nkubernetes.node_registration = "{register}"\n{text}',
+        "r.toml",
+        builtin.load_recipe_text,
     )
 
 
 def node(environment: bytes | None, *, kubelet: Kubelet | None = OWN, joined: bool = False) -> Facts:
-    files = {DROP_IN: KUBEADM} | ({ENVIRONMENT: environment} if environment is not None else {})
+    files = {DROP_IN: KUBEADM} | ({KUBELET_ENVIRONMENT_FILE: environment} if environment is not None else {})
     files |= {"/var/lib/kubelet/config.yaml": b"kind: KubeletConfiguration\n"} if joined else {}
     facts = machine(files=files, kubelet=kubelet)
     absent = {"/etc/default": "x", "/etc/rancher/k3s/config.yaml.d": "x", "/var/lib/kubelet": "x"}
@@ -53,7 +55,7 @@ def flags(content: bytes) -> dict[str, str]:
 
 
 def registration_file(recipe: Recipe, facts: Facts) -> FileState:
-    (change,) = planned(NODE_REGISTRATION.plan(recipe, facts)).changes
+    (change,) = planned(NODE_REGISTRATION_STEP.plan(recipe, facts)).changes
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
     return change.after
@@ -98,9 +100,9 @@ def test_other_value_of_our_label_or_taint_is_replaced() -> None:
 )
 def test_second_run_changes_nothing_and_loses_no_flag(words: list[str], quote: str) -> None:
     facts = node(f"KUBELET_EXTRA_ARGS={quote}{' '.join(words)}{quote}\n".encode())
-    outcome = planned(NODE_REGISTRATION.plan(recipe_of(TAINT), facts))
+    outcome = planned(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT), facts))
     after = project_changes(facts, outcome.changes)
-    assert planned(NODE_REGISTRATION.plan(recipe_of(TAINT), after)).changes == ()
+    assert planned(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT), after)).changes == ()
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
@@ -118,20 +120,20 @@ def test_second_run_changes_nothing_and_loses_no_flag(words: list[str], quote: s
     ],
 )
 def test_unparsable_kubelet_environment_is_refused_with_the_flags(content: bytes) -> None:
-    refused = refusal(NODE_REGISTRATION.plan(recipe_of(), node(content)))
+    refused = refusal(NODE_REGISTRATION_STEP.plan(recipe_of(), node(content)))
     assert "--node-labels=nvidia.com/gpu.present=true" in refused.hint
 
 
 def test_registration_waits_for_a_kubelet() -> None:
-    facts = machine(files={ENVIRONMENT: b""}, kubelet=None)
-    outcome = planned(NODE_REGISTRATION.plan(recipe_of(), facts))
+    facts = machine(files={KUBELET_ENVIRONMENT_FILE: b""}, kubelet=None)
+    outcome = planned(NODE_REGISTRATION_STEP.plan(recipe_of(), facts))
     assert (outcome.changes, outcome.deferred) == ((), True)
     assert "waits for a kubelet" in outcome.reason
 
 
 def test_node_that_already_joined_is_noted_with_kubectl_commands() -> None:
-    assert planned(NODE_REGISTRATION.plan(recipe_of(), node(b""))).change_notes == ()
-    (note,) = planned(NODE_REGISTRATION.plan(recipe_of(TAINT), node(b"", joined=True))).change_notes
+    assert planned(NODE_REGISTRATION_STEP.plan(recipe_of(), node(b""))).change_notes == ()
+    (note,) = planned(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT), node(b"", joined=True))).change_notes
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in note
     assert "kubectl taint node NODE nvidia.com/gpu=present:NoSchedule" in note
 
@@ -145,17 +147,19 @@ def test_k3s_gets_its_own_config_file() -> None:
             "node-label+": ["nvidia.com/gpu.present=true"],
             "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
         }
-        after = project_changes(facts, planned(NODE_REGISTRATION.plan(recipe, facts)).changes)
-        assert planned(NODE_REGISTRATION.plan(recipe, after)).changes == ()
+        after = project_changes(facts, planned(NODE_REGISTRATION_STEP.plan(recipe, facts)).changes)
+        assert planned(NODE_REGISTRATION_STEP.plan(recipe, after)).changes == ()
 
 
 def test_kubelet_other_than_the_recipe_names_is_refused() -> None:
-    assert 'node_registration = "k3s"' in refusal(NODE_REGISTRATION.plan(recipe_of(), node(None, kubelet=K3S))).hint
+    assert (
+        'node_registration = "k3s"' in refusal(NODE_REGISTRATION_STEP.plan(recipe_of(), node(None, kubelet=K3S))).hint
+    )
 
 
 def test_registration_is_written_only_if_requested_and_needed() -> None:
-    assert not planned(NODE_REGISTRATION.plan(builtin.read("k8s-containerd"), node(b""))).requested
-    assert planned(NODE_REGISTRATION.plan(recipe_of(base="gpu-operator"), node(b""))).changes == ()
+    assert not planned(NODE_REGISTRATION_STEP.plan(builtin.read_recipe("k8s-containerd"), node(b""))).requested
+    assert planned(NODE_REGISTRATION_STEP.plan(recipe_of(base="gpu-operator"), node(b""))).changes == ()
     hami = registration_file(recipe_of(base="hami"), node(b""))
     assert flags(hami.content)["--node-labels"] == "gpu=on,nvidia.com/gpu.present=true"
 
@@ -167,7 +171,7 @@ def test_label_that_a_kubelet_may_not_set_is_refused(register: str) -> None:
     )
     assert (
         "cannot set node-role.kubernetes.io/gpu"
-        in refusal(NODE_REGISTRATION.plan(asked, node(b"KUBELET_EXTRA_ARGS=\n"))).what
+        in refusal(NODE_REGISTRATION_STEP.plan(asked, node(b"KUBELET_EXTRA_ARGS=\n"))).what
     )
 
 
@@ -184,4 +188,4 @@ def test_label_that_a_kubelet_may_not_set_is_refused(register: str) -> None:
 def test_taints_set_by_kubeadm_are_not_replaced(path: str, content: bytes) -> None:
     facts = node(b"KUBELET_EXTRA_ARGS=\n")
     facts = replace(facts, files={**facts.files, path: Known(FileState(content), f"file:{path}")})
-    assert "taints already" in refusal(NODE_REGISTRATION.plan(recipe_of(TAINT), facts)).what
+    assert "taints already" in refusal(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT), facts)).what

@@ -16,11 +16,11 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import CudaToolkit, Recipe, VersionLock
-from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
-from gpunode.steps.fabric import FABRIC
-from gpunode.steps.kernel import HEADERS, MODULE_BUILD, NOUVEAU
-from gpunode.steps.packages import CUDA_REPOSITORY
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
+from gpunode.steps.fabric import FABRIC_STEP
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, NOUVEAU_STEP
+from gpunode.steps.packages import CUDA_REPOSITORY_STEP
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import (
     B200,
@@ -52,7 +52,7 @@ def noble(**more: object) -> Facts:
 
 
 def pin_text(facts: Facts, wanted: Recipe = NO_OPTION) -> str:
-    after = files(planned(DRIVER_PIN.plan(wanted, facts)).changes)[PIN_FILE].after
+    after = files(planned(DRIVER_PIN_STEP.plan(wanted, facts)).changes)[PIN_FILE].after
     assert isinstance(after, FileState)
     return after.content.decode()
 
@@ -86,9 +86,9 @@ def test_every_row_of_the_table_names_what_other_tables_have() -> None:
 
 def test_debian_gets_its_compute_set_and_no_repository_of_nvidias() -> None:
     facts = machine(gpus=(gpu(GTX_1080),))
-    found = planned(DRIVER.plan(NO_OPTION, facts))
+    found = planned(DRIVER_STEP.plan(NO_OPTION, facts))
     assert names(found.changes) == ["libcuda1", "nvidia-smi", "nvidia-kernel-dkms", "nvidia-persistenced"]
-    repository = planned(CUDA_REPOSITORY.plan(NO_OPTION, facts))
+    repository = planned(CUDA_REPOSITORY_STEP.plan(NO_OPTION, facts))
     assert not repository.changes
     assert "nothing else needs NVIDIA's repository" in repository.reason
 
@@ -97,7 +97,7 @@ def test_trixie_has_550_with_both_kernel_modules() -> None:
     facts = machine(distro=TRIXIE)
     assert "550.*" in pin_text(facts)
     opened = recipe(source="distro", kernel_module_type="open")
-    assert "nvidia-open-kernel-dkms" in names(planned(DRIVER.plan(opened, facts)).changes)
+    assert "nvidia-open-kernel-dkms" in names(planned(DRIVER_STEP.plan(opened, facts)).changes)
 
 
 def test_pin_keeps_nvidias_packages_out_and_leaves_own_versions_alone() -> None:
@@ -111,18 +111,18 @@ def test_pin_keeps_nvidias_packages_out_and_leaves_own_versions_alone() -> None:
 
 @pytest.mark.parametrize(("asked", "why"), [(B200, "first branch known"), ("0fc6", "470 is the last")])
 def test_gpu_that_the_branch_does_not_drive_is_refused_with_the_reason(asked: str, why: str) -> None:
-    refused = refusal(DRIVER.plan(NO_OPTION, machine(gpus=(gpu(asked),))))
+    refused = refusal(DRIVER_STEP.plan(NO_OPTION, machine(gpus=(gpu(asked),))))
     assert why in refused.why
 
 
 def test_refusal_of_a_branch_names_nvidias_packages_as_the_way_out() -> None:
-    refused = refusal(DRIVER.plan(recipe(source="distro", version="580"), machine()))
+    refused = refusal(DRIVER_STEP.plan(recipe(source="distro", version="580"), machine()))
     assert refused.what == "Debian GNU/Linux 12 has no driver 580 of its own"
     assert "--driver-source nvidia" in refused.hint
 
 
 def test_modules_that_debian_has_only_in_another_version_are_refused() -> None:
-    refused = refusal(DRIVER.plan(recipe(source="distro", kernel_module_type="open"), machine()))
+    refused = refusal(DRIVER_STEP.plan(recipe(source="distro", kernel_module_type="open"), machine()))
     assert "no open kernel modules of its own" in refused.what
 
 
@@ -148,7 +148,7 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: {}\nComponents
 )
 def test_source_without_the_drivers_components_is_refused_with_its_line(text: str, missing: str) -> None:
     path = SOURCES if text.startswith("Types") else "/etc/apt/sources.list"
-    outcome = CUDA_REPOSITORY.plan(NO_OPTION, machine(files={path: text.encode()}))
+    outcome = CUDA_REPOSITORY_STEP.plan(NO_OPTION, machine(files={path: text.encode()}))
     if not missing:
         assert isinstance(outcome, Planned)
         return
@@ -172,7 +172,7 @@ OTHERS = "deb https://apt.example/debian/12/prod bookworm main\ndeb https://apt.
     ],
 )
 def test_source_of_somebody_else_is_no_part_of_the_releases_archive(text: str, *, is_refused: bool) -> None:
-    outcome = CUDA_REPOSITORY.plan(NO_OPTION, machine(files={"/etc/apt/sources.list": text.encode()}))
+    outcome = CUDA_REPOSITORY_STEP.plan(NO_OPTION, machine(files={"/etc/apt/sources.list": text.encode()}))
     if is_refused:
         refused = refusal(outcome)
         assert "/etc/apt/sources.list:3 has main alone" in refused.why
@@ -183,14 +183,14 @@ def test_source_of_somebody_else_is_no_part_of_the_releases_archive(text: str, *
 
 def test_own_driver_as_debian_has_it_needs_nothing() -> None:
     facts = with_own_driver()
-    for step in (DRIVER, CONFLICTS, MODULE_BUILD):
+    for step in (DRIVER_STEP, CONFLICTS_STEP, MODULE_BUILD_STEP):
         assert not planned(step.plan(NO_OPTION, facts)).changes, step.id
 
 
 def test_trixies_newer_modprobe_is_no_part_of_another_driver() -> None:
     packages = {"nvidia-modprobe": "570.133.07-1", "nvidia-kernel-dkms": "550.163.01-2", "libcuda1": "550.163.01-2"}
     facts = machine(distro=TRIXIE, packages=packages)
-    assert not planned(CONFLICTS.plan(NO_OPTION, facts)).changes
+    assert not planned(CONFLICTS_STEP.plan(NO_OPTION, facts)).changes
 
 
 def test_nvidias_driver_leaves_for_the_distributions() -> None:
@@ -199,11 +199,11 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
         "580.95.05-1",
     )
     facts = machine(packages=packages, loaded_driver=LoadedDriver("580.95.05", open_module=True))
-    gone = set(names(planned(CONFLICTS.plan(NO_OPTION, facts)).changes))
+    gone = set(names(planned(CONFLICTS_STEP.plan(NO_OPTION, facts)).changes))
     # What Debian has under the same name is brought to its version; the pin lets it go back.
     assert gone == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-modprobe"}
     brought = {"libcuda1", "nvidia-kernel-dkms", "nvidia-persistenced"}
-    assert brought <= set(names(planned(DRIVER.plan(NO_OPTION, facts)).changes))
+    assert brought <= set(names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
 )
 def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, str], named: str) -> None:
     facts = machine(gpus=(gpu(GTX_1080),), packages=packages)
-    for step in (DRIVER, CONFLICTS, MODULE_BUILD):
+    for step in (DRIVER_STEP, CONFLICTS_STEP, MODULE_BUILD_STEP):
         refused = refusal(step.plan(recipe(source=source, version="535"), facts))
         assert named in refused.what
         # Where packages of both are there already, the other source would be refused as well.
@@ -228,19 +228,19 @@ def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, 
         is_mixed = len({version == OWN for version in packages.values()}) > 1
         assert (f"--driver-source {'distro' if source == 'nvidia' else 'nvidia'}" in refused.hint) is not is_mixed
         assert "nvidia-kernel-dkms" in refused.hint
-    assert planned(CONFLICTS.plan(recipe(version="580"), facts)).changes, "another branch leaves"
+    assert planned(CONFLICTS_STEP.plan(recipe(version="580"), facts)).changes, "another branch leaves"
 
 
 def test_planned_driver_is_no_mixture() -> None:
     """Of its packages a plan knows the branch alone."""
     facts = machine(gpus=(gpu(GTX_1080),), packages=dict.fromkeys(("nvidia-kernel-dkms", "libcuda1"), "580."))
     for source, version in (("nvidia", "580"), ("distro", "535")):
-        planned(MODULE_BUILD.plan(recipe(source=source, version=version), facts))
+        planned(MODULE_BUILD_STEP.plan(recipe(source=source, version=version), facts))
 
 
 def test_cuda_toolkit_comes_from_nvidia_beside_the_own_driver() -> None:
     wanted = replace(NO_OPTION, cuda=CudaToolkit(version="auto"))
-    outcome = planned(CUDA_REPOSITORY.plan(wanted, machine()))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(wanted, machine()))
     assert outcome.changes
     assert "CUDA toolkit from NVIDIA's, whose driver packages are pinned out" in outcome.reason
 
@@ -248,9 +248,12 @@ def test_cuda_toolkit_comes_from_nvidia_beside_the_own_driver() -> None:
 def test_switches_are_refused_where_the_archive_has_no_fabric_manager() -> None:
     switch = gpu("22a3", class_code="0680", address="0000:02:00.0")
     facts = machine(gpus=(gpu(H100), switch))
-    assert "no fabric manager" in refusal(FABRIC.plan(NO_OPTION, facts)).what
+    assert "no fabric manager" in refusal(FABRIC_STEP.plan(NO_OPTION, facts)).what
     own = noble(gpus=(gpu(H100), switch))
-    assert names(planned(FABRIC.plan(NO_OPTION, own)).changes) == ["nvidia-fabricmanager-580", "libnvidia-nscq-580"]
+    assert names(planned(FABRIC_STEP.plan(NO_OPTION, own)).changes) == [
+        "nvidia-fabricmanager-580",
+        "libnvidia-nscq-580",
+    ]
 
 
 SIGNED = [
@@ -263,63 +266,63 @@ SIGNED = [
 
 def test_ubuntu_gets_signed_modules_without_dkms_and_without_a_key() -> None:
     facts = with_firmware(Firmware(), noble())
-    assert names(planned(DRIVER.plan(NO_OPTION, facts)).changes) == SIGNED
-    key = planned(SECURE_BOOT.plan(NO_OPTION, facts))
+    assert names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes) == SIGNED
+    key = planned(SECURE_BOOT_STEP.plan(NO_OPTION, facts))
     assert not key.changes
     assert "no key of this machine is needed" in key.reason
-    assert not planned(HEADERS.plan(NO_OPTION, facts)).changes
-    assert planned(NOUVEAU.plan(NO_OPTION, facts)).changes
+    assert not planned(HEADERS_STEP.plan(NO_OPTION, facts)).changes
+    assert planned(NOUVEAU_STEP.plan(NO_OPTION, facts)).changes
 
 
 def test_module_of_a_package_counts_once_it_is_planned() -> None:
     facts = noble()
-    after = project_changes(facts, planned(DRIVER.plan(NO_OPTION, facts)).changes)
-    assert planned(MODULE_BUILD.plan(NO_OPTION, after)).deferred
+    after = project_changes(facts, planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)
+    assert planned(MODULE_BUILD_STEP.plan(NO_OPTION, after)).deferred
 
 
 def test_missing_prebuilt_module_is_refused_after_its_package() -> None:
     facts = noble(packages=dict.fromkeys(SIGNED, "580.173.02-0ubuntu0.24.04.1"))
-    refused = refusal(MODULE_BUILD.plan(NO_OPTION, facts))
+    refused = refusal(MODULE_BUILD_STEP.plan(NO_OPTION, facts))
     assert "no prebuilt NVIDIA module of branch 580" in refused.what
     assert f"linux-modules-nvidia-580-server-open-{NOBLE_KERNEL}=" in refused.hint
 
 
 def test_resolute_prefers_the_production_branch_of_its_maintained_part() -> None:
     facts = replace(noble(), distro=Known(replace(UBUNTU, version_id="26.04", codename="resolute"), "os-release"))
-    assert names(planned(DRIVER.plan(NO_OPTION, facts)).changes)[0] == "nvidia-headless-no-dkms-595-server-open"
+    assert names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)[0] == "nvidia-headless-no-dkms-595-server-open"
 
 
 def test_nvidias_packages_of_the_same_branch_leave_ubuntu() -> None:
     packages = dict.fromkeys(
         ("nvidia-dkms-580-open", "libnvidia-compute-580", "nvidia-persistenced"), "580.95.05-0ubuntu1"
     )
-    gone = names(planned(CONFLICTS.plan(NO_OPTION, noble(packages=packages))).changes)
+    gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
     assert sorted(gone) == ["libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-persistenced"]
 
 
 def test_modules_that_dkms_built_leave_for_signed_ones() -> None:
     packages = dict.fromkeys(("nvidia-dkms-580-server-open", *SIGNED), "580.173.02-0ubuntu0.24.04.1")
-    gone = names(planned(CONFLICTS.plan(NO_OPTION, noble(packages=packages))).changes)
+    gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
     assert gone == ["nvidia-dkms-580-server-open"]
 
 
 def test_image_without_a_kernel_gets_no_signed_modules() -> None:
     facts = replace(noble(), kernels=Known(Kernels(None, ()), "boot-images"))
-    assert refusal(HEADERS.plan(NO_OPTION, facts)).what == "no kernel is installed in this image"
+    assert refusal(HEADERS_STEP.plan(NO_OPTION, facts)).what == "no kernel is installed in this image"
 
 
 def test_modules_of_the_other_flavour_leave_ubuntu() -> None:
     packages = {f"linux-modules-nvidia-580-server-{NOBLE_KERNEL}": "6.8.0-88.89", **dict.fromkeys(SIGNED, "580.1.1-1")}
-    gone = names(planned(CONFLICTS.plan(NO_OPTION, noble(packages=packages))).changes)
+    gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
     assert gone == [f"linux-modules-nvidia-580-server-{NOBLE_KERNEL}"]
 
 
 def test_exact_version_does_not_bind_tools_of_other_versions() -> None:
     exact = recipe(source="distro", version="535.309.01")
-    assert not planned(DRIVER.plan(exact, with_own_driver())).changes
+    assert not planned(DRIVER_STEP.plan(exact, with_own_driver())).changes
     missing = with_own_driver()
     packages = {one: state for one, state in packages_of(missing).items() if one.name != "nvidia-persistenced"}
-    (change,) = planned(DRIVER.plan(exact, replace(missing, packages=Known(packages, "dpkg-status")))).changes
+    (change,) = planned(DRIVER_STEP.plan(exact, replace(missing, packages=Known(packages, "dpkg-status")))).changes
     assert isinstance(change, PackageChange)
     assert isinstance(change.after, KnownAfter)
     assert (change.id, change.after.prefix) == (PackageId("nvidia-persistenced"), "535.")
@@ -327,8 +330,8 @@ def test_exact_version_does_not_bind_tools_of_other_versions() -> None:
 
 def test_installed_own_driver_is_kept_and_nvidias_default_replaces_it() -> None:
     facts = with_own_driver()
-    assert "535 with proprietary modules is installed" in planned(DRIVER.plan(NO_OPTION, facts)).reason
-    assert "nvidia-driver-cuda" in names(planned(DRIVER.plan(recipe(), facts)).changes)
+    assert "535 with proprietary modules is installed" in planned(DRIVER_STEP.plan(NO_OPTION, facts)).reason
+    assert "nvidia-driver-cuda" in names(planned(DRIVER_STEP.plan(recipe(), facts)).changes)
 
 
 def test_lock_of_the_own_driver_may_name_tools_of_other_versions() -> None:
@@ -336,6 +339,6 @@ def test_lock_of_the_own_driver_may_name_tools_of_other_versions() -> None:
     lock = VersionLock(
         "f.lock", "r", "debian", "12", "amd64", {one: state.version for one, state in packages_of(facts).items()}
     )
-    outcome = planned(DRIVER.plan(replace(NO_OPTION, lock=lock), facts))
+    outcome = planned(DRIVER_STEP.plan(replace(NO_OPTION, lock=lock), facts))
     assert not outcome.changes
     assert "535.309.01" in outcome.reason

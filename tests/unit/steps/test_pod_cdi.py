@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.runtimes import containerd
-from gpunode.steps.runtime import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow.cluster import derive_cluster_node
 from tests.unit.steps.machines import CONTAINERD, machine, planned
 
@@ -37,7 +37,7 @@ def node(version: str, text: str, socket: str = SOCKET) -> Facts:
 
 def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
     """Return the node with the files that setup writes, and what its plan says."""
-    plan = planned(RUNTIME_CONFIG.plan(recipe, facts))
+    plan = planned(RUNTIME_CONFIG_STEP.plan(recipe, facts))
     written: dict[str, Known[FileState | None]] = {
         one.path: Known(one.after, "file")
         for one in plan.changes
@@ -63,7 +63,7 @@ def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
     ],
 )
 def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str, reads: bool, note: str) -> None:
-    facts, said = project_setup(builtin.read("k8s-containerd"), node(version, text))
+    facts, said = project_setup(builtin.read_recipe("k8s-containerd"), node(version, text))
 
     assert derive_cluster_node(facts, "a").reads_cdi is reads
     assert ("only with runtimeClassName: nvidia" in said) is not reads
@@ -75,7 +75,7 @@ def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str
     # What containerd does by itself is written nowhere.
     is_written = containerd.inspect(written).cdi is True
     assert is_written is (reads and (version.startswith("1.7") or text == DUMPED))
-    again = planned(RUNTIME_CONFIG.plan(builtin.read("k8s-containerd"), facts))
+    again = planned(RUNTIME_CONFIG_STEP.plan(builtin.read_recipe("k8s-containerd"), facts))
     assert [one for one in again.changes if isinstance(one, FileChange)] == []
 
 
@@ -94,7 +94,7 @@ def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str
     ],
 )
 def test_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, text: str, cdi: bool | None) -> None:
-    recipe = parse(f'schema = 1\nextends = "{name}"\n{more}', "mine.toml", builtin.load)
+    recipe = parse(f'schema = 1\nextends = "{name}"\n{more}', "mine.toml", builtin.load_recipe_text)
     facts, said = project_setup(recipe, node("1.7.24~ds1-6", text))
     files = {path: one.value.content for path, one in facts.files.items() if isinstance(one, Known) and one.value}
     assert containerd.inspect(files).cdi is cdi

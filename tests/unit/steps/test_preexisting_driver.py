@@ -11,10 +11,10 @@ from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown
 from gpunode.outcome import Blocked, Planned
 from gpunode.recipe import Recipe
-from gpunode.steps.daemons import PERSISTENCE
-from gpunode.steps.driver import CONFLICTS, DRIVER
-from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.daemons import PERSISTENCE_STEP
+from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_STEP
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.steps.table import STEPS
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -74,7 +74,7 @@ def test_healthy_ubuntu_driver_is_left_alone(name: str, version: str) -> None:
 def test_every_kind_of_ubuntu_driver_is_left_alone(kind: str, open_module: bool) -> None:
     node = of_ubuntu(kind, open_module=open_module)
     assert changing_steps(node, recipe()) == []
-    assert "--driver with another branch" in planned(DRIVER.plan(recipe(), node)).reason
+    assert "--driver with another branch" in planned(DRIVER_STEP.plan(recipe(), node)).reason
 
 
 @pytest.mark.parametrize(
@@ -91,22 +91,22 @@ def test_every_kind_of_ubuntu_driver_is_left_alone(kind: str, open_module: bool)
 def test_requested_replacement_driver_waits_for_its_key(name: str, wanted: Recipe) -> None:
     node = of_branch_580(name)
     is_on = name == UNDER_SECURE_BOOT
-    assert bool(planned(DRIVER.plan(wanted, node)).changes) is not is_on
-    assert bool(planned(SECURE_BOOT.plan(wanted, node)).changes) is is_on
-    assert planned(PERSISTENCE.plan(wanted, node)).deferred is is_on
+    assert bool(planned(DRIVER_STEP.plan(wanted, node)).changes) is not is_on
+    assert bool(planned(SECURE_BOOT_STEP.plan(wanted, node)).changes) is is_on
+    assert planned(PERSISTENCE_STEP.plan(wanted, node)).deferred is is_on
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
 def test_ended_preexisting_branch_is_replaced_once_the_key_is_enrolled(name: str) -> None:
     node = derive(evidence(HEALTHY[name]()))
     is_on = name == UNDER_SECURE_BOOT
-    assert bool(planned(CONFLICTS.plan(recipe(), node)).changes) is not is_on
-    assert bool(planned(SECURE_BOOT.plan(recipe(), node)).changes) is is_on
+    assert bool(planned(CONFLICTS_STEP.plan(recipe(), node)).changes) is not is_on
+    assert bool(planned(SECURE_BOOT_STEP.plan(recipe(), node)).changes) is is_on
 
 
 def test_replacement_of_signed_modules_is_noted_if_secure_boot_is_unknown() -> None:
     node = replace(of_ubuntu(), secure_boot=Unknown("not captured", "secure-boot-variable"), module_key=None)
-    notes = planned(DRIVER.plan(recipe(version="595"), node)).change_notes
+    notes = planned(DRIVER_STEP.plan(recipe(version="595"), node)).change_notes
     assert any("If Secure Boot is on" in note and "mokutil --import" in note for note in notes), notes
 
 
@@ -122,20 +122,23 @@ def test_replacement_of_signed_modules_is_noted_if_secure_boot_is_unknown() -> N
     ids=["not loaded", "no module", "modules that the GPU cannot use", "nouveau has the GPU", "other libraries"],
 )
 def test_broken_preexisting_driver_is_replaced(node: Facts) -> None:
-    assert planned(DRIVER.plan(recipe(), node)).changes
+    assert planned(DRIVER_STEP.plan(recipe(), node)).changes
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
 def test_preexisting_driver_is_ignored_if_no_driver_is_requested(name: str) -> None:
     node = of_branch_580(name)
     assert changing_steps(node, recipe(version="none")) == []
-    assert "not managed by gpunode" in planned(MODULE_LOAD.plan(recipe(version="none"), node)).reason
+    assert "not managed by gpunode" in planned(MODULE_LOAD_STEP.plan(recipe(version="none"), node)).reason
 
 
 def test_upgraded_libraries_wait_for_the_reboot() -> None:
     node = of_ubuntu(version="580.178.04")
-    outcomes = {step: step.plan(recipe(), node) for step in (CONFLICTS, DRIVER, HEADERS, MODULE_BUILD, MODULE_LOAD)}
-    waits = outcomes.pop(MODULE_LOAD)
+    outcomes = {
+        step: step.plan(recipe(), node)
+        for step in (CONFLICTS_STEP, DRIVER_STEP, HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP)
+    }
+    waits = outcomes.pop(MODULE_LOAD_STEP)
     assert isinstance(waits, Blocked)
     assert "580.178.04" in waits.reason
     assert [one for one in outcomes.values() if not isinstance(one, Planned) or one.changes] == []
@@ -143,10 +146,10 @@ def test_upgraded_libraries_wait_for_the_reboot() -> None:
 
 def test_kernel_without_a_prebuilt_module_is_noted() -> None:
     later = "6.1.0-99-amd64"
-    outcome = planned(MODULE_BUILD.plan(recipe(), of_ubuntu(kernels=Kernels(KERNEL, (KERNEL, later)))))
+    outcome = planned(MODULE_BUILD_STEP.plan(recipe(), of_ubuntu(kernels=Kernels(KERNEL, (KERNEL, later)))))
     assert outcome.changes == ()
     assert later in outcome.notes[0]
 
 
 def test_missing_persistence_daemon_is_not_started() -> None:
-    assert planned(PERSISTENCE.plan(recipe(), of_ubuntu(units={}))).changes == ()
+    assert planned(PERSISTENCE_STEP.plan(recipe(), of_ubuntu(units={}))).changes == ()

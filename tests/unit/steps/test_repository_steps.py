@@ -16,7 +16,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Repositories
-from gpunode.steps.packages import CUDA_REPOSITORY, REPAIR, TOOLKIT_REPOSITORY
+from gpunode.steps.packages import CUDA_REPOSITORY_STEP, REPAIR_STEP, TOOLKIT_REPOSITORY_STEP
 from tests.unit.steps.machines import (
     CUDA_KEYRING,
     CUDA_LIST,
@@ -56,7 +56,7 @@ def cuda(text: bytes | FileState = NVIDIA_CUDA, keyring: bytes | FileState | Non
 
 
 def test_bare_machine_gets_key_and_list_and_one_refresh() -> None:
-    outcome = planned(CUDA_REPOSITORY.plan(recipe(), machine()))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(recipe(), machine()))
     changes = files(outcome.changes)
     assert set(changes) == {CUDA_LIST, CUDA_KEYRING}
     key = changes[CUDA_KEYRING].after
@@ -66,7 +66,7 @@ def test_bare_machine_gets_key_and_list_and_one_refresh() -> None:
 
 
 def test_entry_of_cuda_keyring_is_kept() -> None:
-    assert planned(CUDA_REPOSITORY.plan(MINE, cuda())).changes == ()
+    assert planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda())).changes == ()
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_entry_of_cuda_keyring_is_kept() -> None:
     ],
 )
 def test_other_spellings_of_the_same_entry_are_accepted(entry: str) -> None:
-    assert planned(CUDA_REPOSITORY.plan(MINE, cuda(entry.encode()))).changes == ()
+    assert planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(entry.encode()))).changes == ()
 
 
 def test_same_archive_in_a_deb822_file_is_accepted() -> None:
     entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
     node = machine(files={"/etc/apt/sources.list.d/nvidia.sources": entry, CUDA_KEYRING: KEY})
-    assert planned(CUDA_REPOSITORY.plan(MINE, node)).changes == ()
+    assert planned(CUDA_REPOSITORY_STEP.plan(MINE, node)).changes == ()
 
 
 def test_new_key_refreshes_the_file_that_names_the_archive() -> None:
     """apt reads one list file at a time; the one of gpunode's own name is not there."""
     path = "/etc/apt/sources.list.d/nvidia.sources"
     entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, machine(files={path: entry, CUDA_KEYRING: EXTRA})))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, machine(files={path: entry, CUDA_KEYRING: EXTRA})))
     assert {trigger.target for change in files(outcome.changes).values() for trigger in change.triggers} == {path}
 
 
@@ -101,7 +101,7 @@ def test_new_key_refreshes_the_file_that_names_the_archive() -> None:
     ids=["an extra key", "another key", "empty", "no key", "armored in a .gpg"],
 )
 def test_untrusted_keyring_is_fetched_again(keyring: bytes) -> None:
-    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=keyring))).changes)) == {CUDA_KEYRING}
+    assert set(files(planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(keyring=keyring))).changes)) == {CUDA_KEYRING}
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_untrusted_keyring_is_fetched_again(keyring: bytes) -> None:
     ids=["unreadable for apt", "for all to write", "for a group to write", "a user's"],
 )
 def test_right_key_with_the_wrong_mode_is_rewritten_without_a_download(state: FileState) -> None:
-    (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=state))).changes
+    (change,) = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(keyring=state))).changes
     assert change == FileChange(CUDA_KEYRING, state, FileState(KEY))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
 def test_own_list_with_the_wrong_mode_is_rewritten(mode: int) -> None:
     own = FileState(NVIDIA_CUDA, mode)
-    (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(own))).changes
+    (change,) = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(own))).changes
     assert change == FileChange(CUDA_LIST, own, FileState(NVIDIA_CUDA))
     path = "/etc/apt/sources.list.d/mine.list"
     facts = machine(files={path: own, CUDA_KEYRING: KEY})
-    assert planned(CUDA_REPOSITORY.plan(MINE, facts)).changes == ()
+    assert planned(CUDA_REPOSITORY_STEP.plan(MINE, facts)).changes == ()
 
 
 def test_armored_key_has_the_same_fingerprint() -> None:
@@ -134,31 +134,31 @@ def test_armored_key_has_the_same_fingerprint() -> None:
 
 
 def test_disabled_list_is_enabled() -> None:
-    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(b"# " + NVIDIA_CUDA))).changes)) == {CUDA_LIST}
+    assert set(files(planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(b"# " + NVIDIA_CUDA))).changes)) == {CUDA_LIST}
 
 
 def test_entry_with_another_key_is_removed() -> None:
     rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
-    changes = files(planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes)
+    changes = files(planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"mine.list": rival}))).changes)
     assert changes["/etc/apt/sources.list.d/mine.list"].after is None
 
 
 def test_file_with_other_archives_is_refused_and_not_removed() -> None:
     own = "deb http://mirror.example.org/debian bookworm main\n"
     rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n{own}"
-    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival.encode()})))
+    no = refusal(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"mine.list": rival.encode()})))
     assert "mine.list:1" in no.what
     crowded = (
         NVIDIA_CUDA.replace(b"signed-by", b"trusted=no signed-by-no")
         + b"deb http://mirror.example.org/debian bookworm main\n"
     )
-    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(crowded)))
+    no = refusal(CUDA_REPOSITORY_STEP.plan(MINE, cuda(crowded)))
     assert CUDA_LIST in no.what
 
 
 def test_disabled_conflicting_entry_is_kept() -> None:
     rival = f"# deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
-    assert planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes == ()
+    assert planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"mine.list": rival}))).changes == ()
 
 
 def test_key_file_of_a_rotation_needs_both_keys_named() -> None:
@@ -167,27 +167,27 @@ def test_key_file_of_a_rotation_needs_both_keys_named() -> None:
     both = replace(
         MINE, repositories=Repositories(cuda_key_fingerprint=f"{FINGERPRINT} {other}", cuda_key_file="new.pub")
     )
-    assert planned(CUDA_REPOSITORY.plan(both, cuda(keyring=KEY + EXTRA))).changes == ()
-    change = files(planned(CUDA_REPOSITORY.plan(both, cuda())).changes)[CUDA_KEYRING]
+    assert planned(CUDA_REPOSITORY_STEP.plan(both, cuda(keyring=KEY + EXTRA))).changes == ()
+    change = files(planned(CUDA_REPOSITORY_STEP.plan(both, cuda())).changes)[CUDA_KEYRING]
     assert isinstance(change.after, SigningKey)
     assert change.after == SigningKey(f"{CUDA_URI.rstrip('/')}/new.pub", frozenset({FINGERPRINT, other}))
-    assert openpgp.keyring(KEY + EXTRA, change.after) == KEY + EXTRA
+    assert openpgp.checked_keyring(KEY + EXTRA, change.after) == KEY + EXTRA
     with pytest.raises(Refused, match="not the expected key"):
-        openpgp.keyring(KEY, change.after)
+        openpgp.checked_keyring(KEY, change.after)
 
 
 def test_mirror_replaces_the_nvidia_address() -> None:
     mirrored = Recipe(
         "test", repositories=Repositories(cuda="https://mirror.example/cuda", cuda_key_fingerprint=FINGERPRINT)
     )
-    changes = files(planned(CUDA_REPOSITORY.plan(mirrored, cuda())).changes)
+    changes = files(planned(CUDA_REPOSITORY_STEP.plan(mirrored, cuda())).changes)
     assert b"https://mirror.example/cuda/debian12/x86_64/" in getattr(changes[CUDA_LIST].after, "content", b"")
     assert set(changes) == {CUDA_LIST}
 
 
 def test_system_without_an_nvidia_repository_is_refused() -> None:
-    assert refusal(CUDA_REPOSITORY.plan(recipe(), machine(architecture="arm64"))).exit_code == 3
-    ubuntu = files(planned(CUDA_REPOSITORY.plan(recipe(), machine(distro=UBUNTU, architecture="arm64"))).changes)
+    assert refusal(CUDA_REPOSITORY_STEP.plan(recipe(), machine(architecture="arm64"))).exit_code == 3
+    ubuntu = files(planned(CUDA_REPOSITORY_STEP.plan(recipe(), machine(distro=UBUNTU, architecture="arm64"))).changes)
     assert any("ubuntu2404-sbsa" in path for path in ubuntu)
 
 
@@ -195,13 +195,13 @@ def test_system_without_an_nvidia_repository_is_refused() -> None:
 def test_architecture_may_be_spelled_out(arch: str) -> None:
     entry = f"deb [signed-by={TOOLKIT_KEYRING}] {TOOLKIT_URI}/{arch} /\n".encode()
     node = machine(files={TOOLKIT_LIST: entry, TOOLKIT_KEYRING: KEY})
-    assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
+    assert planned(TOOLKIT_REPOSITORY_STEP.plan(MINE, node)).changes == ()
 
 
 def test_conflicting_entry_with_a_literal_architecture_is_removed() -> None:
     rival = f"deb [signed-by=/usr/share/keyrings/mine.gpg] {TOOLKIT_URI}/amd64 /\n".encode()
     changes = files(
-        planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={"/etc/apt/sources.list.d/ctk.list": rival}))).changes
+        planned(TOOLKIT_REPOSITORY_STEP.plan(MINE, machine(files={"/etc/apt/sources.list.d/ctk.list": rival}))).changes
     )
     assert changes["/etc/apt/sources.list.d/ctk.list"].after is None
     assert TOOLKIT_LIST in changes
@@ -214,7 +214,7 @@ def test_obsolete_nvidia_docker_repositories_are_removed() -> None:
         b"deb https://nvidia.github.io/nvidia-docker/debian10/$(ARCH) /\n"
     )
     path = "/etc/apt/sources.list.d/nvidia-docker.list"
-    assert files(planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={path: old}))).changes)[path].after is None
+    assert files(planned(TOOLKIT_REPOSITORY_STEP.plan(MINE, machine(files={path: old}))).changes)[path].after is None
 
 
 def test_experimental_channel_is_kept() -> None:
@@ -223,7 +223,7 @@ def test_experimental_channel_is_kept() -> None:
         for c in ("stable", "experimental")
     )
     node = machine(files={TOOLKIT_LIST: entries.encode(), TOOLKIT_KEYRING: KEY})
-    assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
+    assert planned(TOOLKIT_REPOSITORY_STEP.plan(MINE, node)).changes == ()
 
 
 RELAXED = (
@@ -253,7 +253,7 @@ SPELLINGS = (
 @pytest.mark.parametrize("option", RELAXED)
 def test_option_that_weakens_signature_checks_is_removed(option: str) -> None:
     relaxed = NVIDIA_CUDA.replace(b"signed-by", f"{option} signed-by".encode())
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(relaxed)))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(relaxed)))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert change.after == FileState(NVIDIA_CUDA)
@@ -263,7 +263,7 @@ def test_option_that_weakens_signature_checks_is_removed(option: str) -> None:
 @pytest.mark.parametrize("uri", SPELLINGS)
 def test_untrusted_entry_in_another_spelling_is_removed(uri: str) -> None:
     rival = f"deb [trusted=yes] {uri} /\n".encode()
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival})))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"mine.list": rival})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/mine.list"].after is None
     assert "mine.list:1 names it with trusted=yes" in outcome.reason
 
@@ -271,38 +271,39 @@ def test_untrusted_entry_in_another_spelling_is_removed(uri: str) -> None:
 @pytest.mark.parametrize("uri", [uri.replace("debian12", "ubuntu2204") for uri in SPELLINGS])
 def test_entry_for_another_release_is_removed_whatever_its_key(uri: str) -> None:
     text = f"Types: deb\nURIs: {uri}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"other.sources": text})))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"other.sources": text})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/other.sources"].after is None
     assert "other.sources:1 names it for another system (ubuntu2204, where this one needs debian12)" in outcome.reason
     beside = text + b"\nTypes: deb\nURIs: https://example.org/debian\nSuites: /\n"
-    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"other.sources": beside})))
+    no = refusal(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"other.sources": beside})))
     assert "other.sources:1" in no.what
     assert "ubuntu2204" in no.what
 
 
 def test_mirror_list_address_does_not_count() -> None:
     listed = NVIDIA_CUDA.replace(b"https:", b"mirror+https:")
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(listed)))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(listed)))
     assert set(files(outcome.changes)) == {CUDA_LIST}
     assert "mirror+https" in outcome.reason
 
 
 def test_unsigned_deb822_entry_is_removed() -> None:
     text = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\nTrusted: yes\n"
-    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.sources": text.encode()})))
+    outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(**{"mine.sources": text.encode()})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/mine.sources"].after is None
 
 
 def test_entry_for_another_architecture_does_not_count() -> None:
     foreign = NVIDIA_CUDA.replace(b"signed-by", b"arch=arm64 signed-by")
-    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(foreign))).changes)) == {CUDA_LIST}
+    assert set(files(planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(foreign))).changes)) == {CUDA_LIST}
 
 
 def test_unknown_key_in_the_keyring_is_named() -> None:
     (stranger,) = openpgp.fingerprints(EXTRA)
     for held in (KEY + EXTRA, EXTRA):
         assert (
-            f"{CUDA_KEYRING} holds the key {stranger}" in planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=held))).reason
+            f"{CUDA_KEYRING} holds the key {stranger}"
+            in planned(CUDA_REPOSITORY_STEP.plan(MINE, cuda(keyring=held))).reason
         )
 
 
@@ -332,7 +333,7 @@ def test_one_key_signs_the_archive_afterwards_and_other_entries_remain(
     written: dict[str, list[str]],
 ) -> None:
     node = machine(files={f"/etc/apt/sources.list.d/{name}": "".join(e).encode() for name, e in written.items()})
-    outcome = CUDA_REPOSITORY.plan(MINE, node)
+    outcome = CUDA_REPOSITORY_STEP.plan(MINE, node)
     if not isinstance(outcome, Planned):
         return
     after = project_changes(node, outcome.changes)
@@ -343,12 +344,12 @@ def test_one_key_signs_the_archive_afterwards_and_other_entries_remain(
     others = {s.uri for s in node.sources.value if s.enabled and s.signed_by != CUDA_KEYRING}
     lost = others - {s.uri for s in after.sources.value}
     assert lost <= {*SPELLINGS}
-    again = planned(CUDA_REPOSITORY.plan(MINE, after))
+    again = planned(CUDA_REPOSITORY_STEP.plan(MINE, after))
     assert set(files(again.changes)) <= {CUDA_KEYRING}
 
 
 def test_keyring_folder_closed_to_apt_is_refused_before_a_list_is_written() -> None:
-    refused = CUDA_REPOSITORY.plan(recipe(), replace(machine(), folder_modes={"/usr/share/keyrings": 0o700}))
+    refused = CUDA_REPOSITORY_STEP.plan(recipe(), replace(machine(), folder_modes={"/usr/share/keyrings": 0o700}))
     assert isinstance(refused, Refusal)
     assert refused.hint.startswith("sudo chmod 0755 /usr/share/keyrings\n")
 
@@ -364,7 +365,7 @@ HEADERS = "linux-headers-6.1.0-18-amd64"
 
 
 def repairs(wanted: Recipe, cut: Facts) -> bool:
-    return bool(planned(REPAIR.plan(wanted, cut)).changes)
+    return bool(planned(REPAIR_STEP.plan(wanted, cut)).changes)
 
 
 @pytest.mark.parametrize("also", [(), (HEADERS,)])
@@ -411,5 +412,5 @@ def test_packages_that_leave_need_no_repair_afterwards() -> None:
 
 
 def test_interrupted_dpkg_is_repaired_first() -> None:
-    assert planned(REPAIR.plan(recipe(), machine(packages_interrupted=Known(value=True, probe="x")))).changes
-    assert planned(REPAIR.plan(recipe(), machine())).changes == ()
+    assert planned(REPAIR_STEP.plan(recipe(), machine(packages_interrupted=Known(value=True, probe="x")))).changes
+    assert planned(REPAIR_STEP.plan(recipe(), machine())).changes == ()

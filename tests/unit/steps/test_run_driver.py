@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpunode.change import CommandChange, Trigger
 from gpunode.facts.model import Facts, Known, Platform, Unknown
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER, project_changes
-from gpunode.steps.driver import CONFLICTS, RUN_DRIVER
+from gpunode.steps.driver import CONFLICTS_STEP, RUN_DRIVER_STEP
 from tests.unit.steps.machines import machine, planned, recipe, refusal
 
 REMOVING = replace(recipe(), remove_runfile_driver=True)
@@ -19,13 +19,13 @@ def run_driver() -> Facts:
 
 
 def test_nothing_is_uninstalled_unasked() -> None:
-    outcome = planned(RUN_DRIVER.plan(recipe(), run_driver()))
+    outcome = planned(RUN_DRIVER_STEP.plan(recipe(), run_driver()))
     assert (outcome.changes, outcome.requested) == ((), False)
-    assert "--remove-runfile-driver" in refusal(CONFLICTS.plan(recipe(), run_driver())).hint
+    assert "--remove-runfile-driver" in refusal(CONFLICTS_STEP.plan(recipe(), run_driver())).hint
 
 
 def test_uninstaller_is_run_before_packages_are_planned() -> None:
-    outcome = planned(RUN_DRIVER.plan(REMOVING, run_driver()))
+    outcome = planned(RUN_DRIVER_STEP.plan(REMOVING, run_driver()))
     (change,) = outcome.changes
     assert isinstance(change, CommandChange)
     assert change.subject == "nvidia-installer --uninstall --silent"
@@ -36,8 +36,8 @@ def test_uninstaller_is_run_before_packages_are_planned() -> None:
     after = project_changes(run_driver(), outcome.changes)
     assert after.run_installer == Known(False, "plan")
     assert isinstance(after.driver_libraries, Unknown)
-    assert planned(RUN_DRIVER.plan(REMOVING, after)).changes == ()
-    planned(CONFLICTS.plan(REMOVING, after))
+    assert planned(RUN_DRIVER_STEP.plan(REMOVING, after)).changes == ()
+    planned(CONFLICTS_STEP.plan(REMOVING, after))
 
 
 def test_success_is_that_the_programs_are_gone() -> None:
@@ -46,10 +46,10 @@ def test_success_is_that_the_programs_are_gone() -> None:
 
 
 def test_node_without_a_run_driver_needs_nothing() -> None:
-    assert planned(RUN_DRIVER.plan(REMOVING, machine(run_installer=False))).changes == ()
-    assert planned(RUN_DRIVER.plan(REMOVING, machine())).changes == ()
+    assert planned(RUN_DRIVER_STEP.plan(REMOVING, machine(run_installer=False))).changes == ()
+    assert planned(RUN_DRIVER_STEP.plan(REMOVING, machine())).changes == ()
 
 
 def test_image_refuses_to_run_the_uninstaller() -> None:
     image = replace(run_driver(), platform=Known(Platform("image"), "image"))
-    assert "boot the image" in refusal(RUN_DRIVER.plan(REMOVING, image)).hint
+    assert "boot the image" in refusal(RUN_DRIVER_STEP.plan(REMOVING, image)).hint

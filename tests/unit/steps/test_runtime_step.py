@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import FileChange, FileState
 from gpunode.facts.model import Facts, Known
 from gpunode.recipe import Recipe
-from gpunode.steps.runtime import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
 
 MISSING = Known(value=False, probe="toolkit-program")
@@ -26,22 +26,22 @@ def node(**packages: str) -> Facts:
 
 
 def test_default_runtime_without_its_binary_is_refused() -> None:
-    no = refusal(RUNTIME_CONFIG.plan(default(), node()))
+    no = refusal(RUNTIME_CONFIG_STEP.plan(default(), node()))
     assert "nvidia-container-runtime is not installed" in no.what
     assert "sudo gpunode setup --runtime=docker --only=toolkit-repository --only=toolkit" in no.hint
-    notes = planned(RUNTIME_CONFIG.plan(recipe("docker"), node())).change_notes
+    notes = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node())).change_notes
     assert any("is not installed" in note for note in notes)
 
 
 def test_runtime_binary_installed_in_the_same_run_is_not_missing() -> None:
-    assert planned(RUNTIME_CONFIG.plan(default(), node(nvidia_container_toolkit="1.18.0-1"))).changes
+    assert planned(RUNTIME_CONFIG_STEP.plan(default(), node(nvidia_container_toolkit="1.18.0-1"))).changes
 
 
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])
 def test_drop_in_beside_a_writable_file_belongs_to_root(state: FileState) -> None:
     present = machine(packages={"containerd": "2.1.9-1", "nvidia-container-toolkit": "1.20.1-1"})
     present = replace(present, files={**present.files, CONTAINERD: Known(state, "file")})
-    (*files,) = planned(RUNTIME_CONFIG.plan(recipe("containerd", version="none"), present)).changes
+    (*files,) = planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd", version="none"), present)).changes
     after = {change.path: change.after for change in files if isinstance(change, FileChange)}
     assert len(after) == 2
     for path, made in after.items():

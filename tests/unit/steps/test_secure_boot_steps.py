@@ -10,16 +10,16 @@ from gpunode.change import CommandChange, FileChange
 from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Known, LoadedDriver, ModuleKey, ModuleSignature, Unknown
-from gpunode.facts.module_key import CONFIG, DKMS_KEY
-from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS, LOCKDOWN, SIG_ENFORCE
+from gpunode.facts.module_key import DKMS_CONFIG_FILE, DKMS_KEY_FILES
+from gpunode.facts.probes import ENROLMENT_REQUEST_FILE, KERNEL_ARGUMENTS_FILE, LOCKDOWN, SIG_ENFORCE
 from gpunode.outcome import Blocked, Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.daemons import PERSISTENCE
-from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
-from gpunode.steps.enrolment import KEY_BACKUP, describe_kept_key, refuse_replaced_key
-from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
-from gpunode.steps.packages import REPAIR
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.daemons import PERSISTENCE_STEP
+from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
+from gpunode.steps.enrolment import KEY_BACKUP_FOLDER, describe_kept_key, require_same_key
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_STEP
+from gpunode.steps.packages import REPAIR_STEP
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.steps.table import STEPS
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.setup import SetupOptions
@@ -46,40 +46,42 @@ def node(firmware: Firmware, facts: Facts | None = None, **more: object) -> Fact
 
 
 def commands(facts: Facts) -> list[tuple[str, ...]]:
-    changes = planned(SECURE_BOOT.plan(recipe(), facts)).changes
+    changes = planned(SECURE_BOOT_STEP.plan(recipe(), facts)).changes
     return [change.argv for change in changes if isinstance(change, CommandChange)]
 
 
 def test_present_key_is_enrolled_as_it_is() -> None:
     shown = commands(node(Firmware().with_key()))
     assert [argv[:2] for argv in shown] == [("mokutil", "--timeout"), ("mokutil", "--import")]
-    assert shown[-1][2] == DKMS_KEY[1]
+    assert shown[-1][2] == DKMS_KEY_FILES[1]
 
 
 def test_new_key_is_made_before_its_import() -> None:
     shown = commands(node(Firmware()))
     assert [argv[0] for argv in shown] == ["sh", "mokutil", "mokutil"]
-    assert shown[0][-2:] == DKMS_KEY
+    assert shown[0][-2:] == DKMS_KEY_FILES
 
 
 def test_timeout_that_is_endless_already_is_left_alone() -> None:
     assert [argv[1] for argv in commands(node(Firmware(timeout_s=-1).with_key()))] == ["--import"]
     firmware = Firmware(timeout_s=-1, enrolled=[make_certificate()]).with_key()
-    assert commands(node(firmware, files={ENROLMENT_REQUEST: b"-1\n"})) == []
+    assert commands(node(firmware, files={ENROLMENT_REQUEST_FILE: b"-1\n"})) == []
 
 
 def test_request_of_somebody_else_is_not_queued_twice() -> None:
-    outcome = SECURE_BOOT.plan(recipe(), node(Firmware(queued=[make_certificate()]).with_key()))
+    outcome = SECURE_BOOT_STEP.plan(recipe(), node(Firmware(queued=[make_certificate()]).with_key()))
     assert isinstance(outcome, Blocked)
     assert outcome.waits_for == "console"
 
 
 def test_missing_tools_come_first() -> None:
     facts = node(Firmware(), machine())
-    assert {"mokutil", "openssl"} <= {change.subject for change in planned(SECURE_BOOT.plan(recipe(), facts)).changes}
+    assert {"mokutil", "openssl"} <= {
+        change.subject for change in planned(SECURE_BOOT_STEP.plan(recipe(), facts)).changes
+    }
 
 
-@pytest.mark.parametrize("gone", DKMS_KEY)
+@pytest.mark.parametrize("gone", DKMS_KEY_FILES)
 @pytest.mark.parametrize("empty", [False, True])
 def test_half_a_key_is_refused(gone: str, *, empty: bool) -> None:
     firmware = Firmware().with_key()
@@ -87,23 +89,33 @@ def test_half_a_key_is_refused(gone: str, *, empty: bool) -> None:
         firmware.files[gone] = b""
     else:
         del firmware.files[gone]
-    refused = refusal(SECURE_BOOT.plan(recipe(), node(firmware)))
+    refused = refusal(SECURE_BOOT_STEP.plan(recipe(), node(firmware)))
     assert gone in refused.what
     assert "restore" in refused.hint
 
 
 def test_hardware_key_without_its_certificate_is_refused() -> None:
-    firmware = Firmware(files={CONFIG: b"mok_signing_key=pkcs11:token=x\nmok_certificate=/c\n"})
-    assert "/c is missing" in refusal(SECURE_BOOT.plan(recipe(), node(firmware))).what
+    firmware = Firmware(files={DKMS_CONFIG_FILE: b"mok_signing_key=pkcs11:token=x\nmok_certificate=/c\n"})
+    assert "/c is missing" in refusal(SECURE_BOOT_STEP.plan(recipe(), node(firmware))).what
 
 
 def test_certificate_in_pem_is_refused_with_the_conversion() -> None:
     pem = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
-    assert "-outform DER" in refusal(SECURE_BOOT.plan(recipe(), node(Firmware().with_key(certificate=pem)))).hint
+    assert "-outform DER" in refusal(SECURE_BOOT_STEP.plan(recipe(), node(Firmware().with_key(certificate=pem)))).hint
 
 
 @pytest.mark.parametrize(
-    "step", [DRIVER_PIN, CONFLICTS, HEADERS, NOUVEAU, DRIVER, MODULE_BUILD, MODULE_LOAD, PERSISTENCE]
+    "step",
+    [
+        DRIVER_PIN_STEP,
+        CONFLICTS_STEP,
+        HEADERS_STEP,
+        NOUVEAU_STEP,
+        DRIVER_STEP,
+        MODULE_BUILD_STEP,
+        MODULE_LOAD_STEP,
+        PERSISTENCE_STEP,
+    ],
 )
 def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> None:
     outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
@@ -115,7 +127,7 @@ def test_old_module_that_does_not_build_keeps_no_key_from_being_enrolled() -> No
     old = {"nvidia-kernel-dkms": "470.256.02-2"}
     cut = machine(packages={**TOOLS, **old}, packages_interrupted=Known(value=True, probe="x"))
     facts = node(Firmware().with_key(), replace(cut, unconfigured=frozenset(map(PackageId, old))))
-    assert planned(REPAIR.plan(recipe(), facts)).changes == ()
+    assert planned(REPAIR_STEP.plan(recipe(), facts)).changes == ()
 
 
 def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:
@@ -126,10 +138,10 @@ def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:
         signatures={KERNEL: ModuleSignature("x", SIGNERS_SERIAL)},
     )
     facts = replace(with_driver(), secure_boot=Known(True, "v"), module_key=Known(key, "k"))
-    assert [step.id for step in STEPS if planned(step.plan(recipe(), facts)).changes and step is SECURE_BOOT] == []
-    assert planned(DRIVER.plan(recipe(), facts)).changes == ()
+    assert [step.id for step in STEPS if planned(step.plan(recipe(), facts)).changes and step is SECURE_BOOT_STEP] == []
+    assert planned(DRIVER_STEP.plan(recipe(), facts)).changes == ()
     other = replace(key, signatures={KERNEL: ModuleSignature("x", 7)})
-    assert planned(SECURE_BOOT.plan(recipe(), replace(facts, module_key=Known(other, "k")))).changes
+    assert planned(SECURE_BOOT_STEP.plan(recipe(), replace(facts, module_key=Known(other, "k")))).changes
 
 
 @pytest.mark.parametrize(
@@ -142,77 +154,77 @@ def test_key_of_the_loaded_driver_needs_no_enrolment() -> None:
 def test_modules_that_the_kernel_would_reject_stop_the_run(signature: ModuleSignature, words: str) -> None:
     key = replace(key_of(Firmware(enrolled=[make_certificate()]).with_key()).value, signatures={KERNEL: signature})
     facts = replace(with_driver(loaded_driver=None), secure_boot=Known(True, "v"), module_key=Known(key, "k"))
-    refused = refusal(MODULE_BUILD.plan(recipe(), facts))
+    refused = refusal(MODULE_BUILD_STEP.plan(recipe(), facts))
     assert words in refused.what
     assert KERNEL in refused.what
     good = replace(key, signatures={KERNEL: ModuleSignature("x", SIGNERS_SERIAL)})
-    assert planned(MODULE_BUILD.plan(recipe(), replace(facts, module_key=Known(good, "k")))).changes == ()
+    assert planned(MODULE_BUILD_STEP.plan(recipe(), replace(facts, module_key=Known(good, "k")))).changes == ()
 
 
 def test_certificate_replaced_by_a_transaction_stops_the_run() -> None:
     before = key_of(Firmware(enrolled=[make_certificate()]).with_key())
     after = key_of(Firmware(enrolled=[make_certificate()]).with_key(certificate=make_certificate(7)))
     with pytest.raises(ChangeFailed, match="was replaced during this run") as caught:
-        refuse_replaced_key(before, after)
+        require_same_key(before, after)
     assert "Do not reboot yet" in caught.value.why
-    refuse_replaced_key(before, before)
-    refuse_replaced_key(None, after)
-    refuse_replaced_key(key_of(Firmware()), after)
+    require_same_key(before, before)
+    require_same_key(None, after)
+    require_same_key(key_of(Firmware()), after)
 
 
 def test_secure_boot_that_is_off_asks_for_nothing() -> None:
-    off = planned(SECURE_BOOT.plan(recipe(), machine(secure_boot=False)))
+    off = planned(SECURE_BOOT_STEP.plan(recipe(), machine(secure_boot=False)))
     assert (off.changes, off.notes, off.requested) == ((), (), False)
 
 
 @pytest.mark.parametrize(
     ("path", "text", "why"),
     [
-        (KERNEL_ARGUMENTS, "quiet module.sig_enforce", "started with module.sig_enforce"),
-        (KERNEL_ARGUMENTS, "module.sig_enforce=1", "started with module.sig_enforce=1"),
+        (KERNEL_ARGUMENTS_FILE, "quiet module.sig_enforce", "started with module.sig_enforce"),
+        (KERNEL_ARGUMENTS_FILE, "module.sig_enforce=1", "started with module.sig_enforce=1"),
         (SIG_ENFORCE, "Y\n", "sig_enforce says Y"),
         (LOCKDOWN, "none [integrity] confidentiality\n", "lockdown says integrity"),
-        (KERNEL_ARGUMENTS, "quiet module.sig_enforce=0", ""),
+        (KERNEL_ARGUMENTS_FILE, "quiet module.sig_enforce=0", ""),
         (SIG_ENFORCE, "N\n", ""),
         (LOCKDOWN, "[none] integrity confidentiality\n", ""),
     ],
 )
 def test_kernel_that_takes_no_key_of_this_machine_is_refused(path: str, text: str, why: str) -> None:
-    outcome = SECURE_BOOT.plan(recipe(), machine(secure_boot=False, files={path: text.encode()}))
+    outcome = SECURE_BOOT_STEP.plan(recipe(), machine(secure_boot=False, files={path: text.encode()}))
     assert (why in refusal(outcome).why) if why else isinstance(outcome, Planned)
     assert not why or 'skip = ["secure-boot"]' in refusal(outcome).hint
 
 
 def test_driver_that_such_a_kernel_has_loaded_is_left_alone() -> None:
     facts = machine(secure_boot=False, files={SIG_ENFORCE: b"Y\n"}, loaded_driver=LoadedDriver("580.95.05", True))
-    assert isinstance(SECURE_BOOT.plan(recipe(), facts), Planned)
+    assert isinstance(SECURE_BOOT_STEP.plan(recipe(), facts), Planned)
 
 
 def test_recipe_that_leaves_the_step_out_does_not_wait() -> None:
     skips = replace(recipe(), skip=("secure-boot",))
-    outcome = planned(DRIVER.plan(skips, node(Firmware())))
+    outcome = planned(DRIVER_STEP.plan(skips, node(Firmware())))
     assert outcome.changes
     assert any("enrol that key before the next boot" in note for note in outcome.change_notes)
-    assert planned(HEADERS.plan(skips, node(Firmware()))).changes
+    assert planned(HEADERS_STEP.plan(skips, node(Firmware()))).changes
 
 
 def test_module_whose_key_the_firmware_lacks_is_not_loaded() -> None:
     skips = replace(recipe(), skip=("secure-boot",))
-    outcome = MODULE_LOAD.plan(skips, node(Firmware().with_key()))
+    outcome = MODULE_LOAD_STEP.plan(skips, node(Firmware().with_key()))
     assert isinstance(outcome, Blocked)
     assert outcome.waits_for == "console"  # which no reboot that setup does suffices for
     enrolled = node(Firmware(enrolled=[make_certificate()]).with_key())
-    assert planned(MODULE_LOAD.plan(skips, enrolled)).changes
+    assert planned(MODULE_LOAD_STEP.plan(skips, enrolled)).changes
 
 
 def test_unreadable_key_is_no_missing_key() -> None:
     facts = replace(machine(), secure_boot=Known(True, "v"), module_key=Unknown("denied", "module-certificate"))
     with pytest.raises(Exception, match="which key signs kernel modules"):
-        SECURE_BOOT.plan(recipe(), facts)
+        SECURE_BOOT_STEP.plan(recipe(), facts)
 
 
 def test_no_driver_needs_no_key() -> None:
-    outcome = planned(SECURE_BOOT.plan(recipe(version="none"), node(Firmware())))
+    outcome = planned(SECURE_BOOT_STEP.plan(recipe(version="none"), node(Firmware())))
     assert (outcome.changes, outcome.requested) == ((), False)
 
 
@@ -220,7 +232,7 @@ def test_image_is_told_what_its_first_boot_needs() -> None:
     from gpunode.facts.model import Platform
 
     facts = machine(platform=Platform("image"), packages={"shim-signed": "1.44~1+deb12u1"})
-    outcome = planned(SECURE_BOOT.plan(recipe(), facts))
+    outcome = planned(SECURE_BOOT_STEP.plan(recipe(), facts))
     assert outcome.changes == ()
     assert "console" in outcome.notes[0]
 
@@ -228,22 +240,22 @@ def test_image_is_told_what_its_first_boot_needs() -> None:
 def test_image_that_secure_boot_does_not_start_gets_no_note() -> None:
     from gpunode.facts.model import Platform
 
-    assert planned(SECURE_BOOT.plan(recipe(), machine(platform=Platform("image")))).notes == ()
+    assert planned(SECURE_BOOT_STEP.plan(recipe(), machine(platform=Platform("image")))).notes == ()
 
 
 def test_missing_half_is_told_where_the_copy_is() -> None:
     firmware = Firmware().with_key()
-    del firmware.files[DKMS_KEY[0]]
-    assert KEY_BACKUP in refusal(SECURE_BOOT.plan(recipe(), node(firmware))).hint
+    del firmware.files[DKMS_KEY_FILES[0]]
+    assert KEY_BACKUP_FOLDER in refusal(SECURE_BOOT_STEP.plan(recipe(), node(firmware))).hint
 
 
 def test_no_change_of_the_enrolment_has_a_password() -> None:
-    for change in planned(SECURE_BOOT.plan(recipe(), node(Firmware()))).changes:
+    for change in planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware()))).changes:
         assert "password" not in repr(change).replace("gpunode-mok-password", "")
 
 
 def test_request_file_keeps_the_former_timeout() -> None:
-    changes = planned(SECURE_BOOT.plan(recipe(), node(Firmware(timeout_s=30).with_key()))).changes
+    changes = planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware(timeout_s=30).with_key()))).changes
     (request,) = [change for change in changes if isinstance(change, FileChange)]
     assert request.after is not None
     assert getattr(request.after, "content", b"") == b"30\n"
@@ -262,7 +274,7 @@ def test_status_shows_what_the_firmware_knows_of_the_key(firmware: Firmware, sta
     facts = node(firmware)
     found = status(facts, Node(facts), Backlog()).secure_boot
     assert found is not None
-    assert (found.on, found.state, found.certificate) == (True, state, DKMS_KEY[1])
+    assert (found.on, found.state, found.certificate) == (True, state, DKMS_KEY_FILES[1])
 
 
 def test_status_tells_secure_boot_that_is_off_from_an_unknown_one() -> None:
@@ -272,11 +284,11 @@ def test_status_tells_secure_boot_that_is_off_from_an_unknown_one() -> None:
 
 def test_undo_names_the_key_the_request_and_the_timeout_that_stay() -> None:
     firmware = Firmware(queued=[make_certificate()], timeout_s=-1).with_key()
-    said = "\n".join(describe_kept_key(node(firmware, files={ENROLMENT_REQUEST: b"10\n"})))
-    assert f"rm {DKMS_KEY[0]} {DKMS_KEY[1]}" in said
+    said = "\n".join(describe_kept_key(node(firmware, files={ENROLMENT_REQUEST_FILE: b"10\n"})))
+    assert f"rm {DKMS_KEY_FILES[0]} {DKMS_KEY_FILES[1]}" in said
     assert "mokutil --revoke-import" in said
     assert "mokutil --timeout 10" in said
     assert "--delete" not in said
     enrolled = Firmware(enrolled=[make_certificate()]).with_key()
-    assert f"mokutil --delete {DKMS_KEY[1]}" in "\n".join(describe_kept_key(node(enrolled)))
+    assert f"mokutil --delete {DKMS_KEY_FILES[1]}" in "\n".join(describe_kept_key(node(enrolled)))
     assert list(describe_kept_key(machine())) == []

@@ -8,7 +8,7 @@ from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.kernels import find_module_files
 from gpunode.facts.model import Facts, Kernels, ModuleFile
 from gpunode.outcome import Refusal
-from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.driver import CONFLICTS_STEP
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, machine, planned, recipe, refusal, with_driver
 from tests.unit.steps.test_own_driver import NOBLE_KERNEL, noble
 
@@ -24,11 +24,11 @@ def node(*places: str, kernel: str = KERNEL, order: str = "") -> Facts:
 
 
 def is_refused(facts: Facts, **driver: str) -> bool:
-    return isinstance(CONFLICTS.plan(recipe(**driver), facts), Refusal)
+    return isinstance(CONFLICTS_STEP.plan(recipe(**driver), facts), Refusal)
 
 
 def test_module_that_comes_first_is_refused_with_its_commands() -> None:
-    no = refusal(CONFLICTS.plan(recipe(), node("updates/nvidia.ko")))
+    no = refusal(CONFLICTS_STEP.plan(recipe(), node("updates/nvidia.ko")))
     assert f"/lib/modules/{KERNEL}/updates/nvidia.ko" in no.what
     lines = no.hint.splitlines()
     assert f"sudo depmod {KERNEL}" in lines
@@ -44,20 +44,20 @@ def test_module_in_a_folder_below_comes_as_early(place: str) -> None:
     """Seen with depmod 30 and 34: of two modules below updates the order of the file system decides."""
     links = [GlobMatch("/var/lib/dkms/nvidia/kernel-k-x86_64", f"595.91.07/{KERNEL}/x86_64")]
     paths = [f"/lib/modules/{KERNEL}/{folder}/nvidia.ko" for folder in ("updates/dkms", place)]
-    no = refusal(CONFLICTS.plan(recipe(), machine(module_files=find_module_files(map(GlobMatch, paths), links))))
+    no = refusal(CONFLICTS_STEP.plan(recipe(), machine(module_files=find_module_files(map(GlobMatch, paths), links))))
     assert paths[1] in no.what
     assert paths[0] not in no.what
     assert f"sudo mkdir -p /root/modules-{KERNEL}-{place.replace('/', '-')}" in no.hint
 
 
 def test_module_that_comes_later_is_noted() -> None:
-    (note,) = planned(CONFLICTS.plan(recipe(), node("extra/nvidia.ko.xz"))).notes
+    (note,) = planned(CONFLICTS_STEP.plan(recipe(), node("extra/nvidia.ko.xz"))).notes
     assert f"/lib/modules/{KERNEL}/extra/nvidia.ko.xz" in note
     assert "only where that is missing" in note
 
 
 def test_module_of_a_kernel_that_will_not_run_is_noted() -> None:
-    (note,) = planned(CONFLICTS.plan(recipe(), node("updates/nvidia.ko", kernel=OLD_KERNEL))).notes
+    (note,) = planned(CONFLICTS_STEP.plan(recipe(), node("updates/nvidia.ko", kernel=OLD_KERNEL))).notes
     assert f"`sudo depmod {OLD_KERNEL}`" in note
 
 

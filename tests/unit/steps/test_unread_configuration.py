@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.facts.project import project_changes
 from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, apply_edits, runtime
-from gpunode.steps.runtime import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
 
 FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
@@ -37,7 +37,7 @@ def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
     ],
 )
 def test_daemon_older_than_its_file_rereads_it(name: str, times: dict[str, float], kind: Any) -> None:
-    outcome = planned(RUNTIME_CONFIG.plan(recipe(name), node(name, **times)))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe(name), node(name, **times)))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert change.before == change.after
@@ -45,7 +45,7 @@ def test_daemon_older_than_its_file_rereads_it(name: str, times: dict[str, float
     assert outcome.expectation is not None, "its own parser looks at the file before the daemon does"
     assert outcome.disrupts == ""
     facts = project_changes(node(name, **times), outcome.changes)
-    assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
+    assert planned(RUNTIME_CONFIG_STEP.plan(recipe(name), facts)).changes == ()
 
 
 @pytest.mark.parametrize("version", ["20.10.24", "26.1.5", "28.5.2"])
@@ -57,7 +57,7 @@ def test_foreign_edit_of_a_docker_with_cdi_causes_only_a_reload(version: str) ->
         units={"docker.service": unit(started_at=40.0)},
     )
     wanted = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
-    outcome = planned(RUNTIME_CONFIG.plan(wanted, replace(facts, changed_at={DAEMON_JSON: 50.0})))
+    outcome = planned(RUNTIME_CONFIG_STEP.plan(wanted, replace(facts, changed_at={DAEMON_JSON: 50.0})))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert change.triggers == {Trigger("reload", "docker.service")}
@@ -76,7 +76,7 @@ def test_foreign_edit_of_a_docker_with_cdi_causes_only_a_reload(version: str) ->
     ids=["younger", "at the same moment", "reloaded since", "a capture without times", "not running"],
 )
 def test_daemon_that_has_read_its_file_is_left_alone(name: str, facts: Facts) -> None:
-    assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
+    assert planned(RUNTIME_CONFIG_STEP.plan(recipe(name), facts)).changes == ()
 
 
 def test_modification_time_of_a_file_is_read_with_it() -> None:

@@ -11,10 +11,10 @@ import pytest
 from gpunode.change import ObjectChange
 from gpunode.command import Command, command
 from gpunode.errors import Conflict, VerifyFailed
-from gpunode.host.cluster import Body, Cluster, Identity
+from gpunode.host.cluster import Body, Cluster, ClusterIdentity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
-from gpunode.kubernetes.reconcile import PlanItem, State
+from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_apply import RunHeader, apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_workloads import ReadinessWait
@@ -37,7 +37,7 @@ class Unready:
         return body
 
 
-def item(kind: str, wave: int, state: State = "create") -> PlanItem:
+def item(kind: str, wave: int, state: PlanItemState = "create") -> PlanItem:
     change = ObjectChange("c", "v1", kind, "gpu", "x", None, '{"kind": "x"}')
     return PlanItem(kind, "gpu", "x", state, "", wave, change if state == "create" else None)
 
@@ -53,7 +53,11 @@ def item(kind: str, wave: int, state: State = "create") -> PlanItem:
 def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     items: tuple[PlanItem, ...], said: str, result: str, tmp_path: Path
 ) -> None:
-    plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
+    plan, store, never = (
+        ClusterPlan(ClusterIdentity("", "", "", "", "c"), items),
+        Store(folder=tmp_path),
+        lambda *_: None,
+    )
     wait = ReadinessWait(cast("Cluster", Unready()), never, never, 0.0)
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
         apply_plan(plan, store, RunHeader("k8s apply", ()), wait=wait, on_event=never)
@@ -74,7 +78,7 @@ class Moved(Unready):
 
 
 def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
-    plan, store = ClusterPlan(Identity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
+    plan, store = ClusterPlan(ClusterIdentity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
     wait = ReadinessWait(cast("Cluster", Moved()), lambda: None, lambda _: None, 0.0)
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
         apply_plan(plan, store, RunHeader("k8s apply", ()), wait=wait, on_event=lambda _: None)

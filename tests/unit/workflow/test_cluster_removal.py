@@ -14,7 +14,7 @@ from gpunode.change import CommandChange, display_command
 from gpunode.change.node import without_helm_values
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.helm import HelmRelease
-from gpunode.host.cluster import Cluster, Identity
+from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.host.helm import move_values_to_stdin
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.store import Store
@@ -59,8 +59,8 @@ class StandInCluster:
     may_see_secrets: bool = True
     are_ours: bool = True
 
-    def identify(self) -> Identity:
-        return Identity("c", "https://c", "me", "v1.36.2", "uid")
+    def identify(self) -> ClusterIdentity:
+        return ClusterIdentity("c", "https://c", "me", "v1.36.2", "uid")
 
     def list(self, *_: str) -> tuple[Any, ...]:
         return ()

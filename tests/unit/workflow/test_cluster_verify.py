@@ -241,7 +241,7 @@ def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))
-    asked = VerifyRequest(builtin.read(recipe), nodes, "", 1, command("apply"), lambda _: None)
+    asked = VerifyRequest(builtin.read_recipe(recipe), nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
     return {one.id.partition("/")[0]: one for one in report.checks}
 
@@ -251,7 +251,7 @@ def test_dra_recipe_checks_resource_slices(applied: ApiServer, user: User) -> No
 
 
 def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, user: User) -> None:
-    without = builtin.read("k8s-mig")
+    without = builtin.read_recipe("k8s-mig")
     assert without.kubernetes is not None
     mig = replace(without.kubernetes.mig, layout="")
     nodes = CLUSTERS["eight"]
@@ -267,7 +267,7 @@ def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: Ap
     applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
     applied.add(node("gpu-2"))
     nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))
-    asked = VerifyRequest(builtin.read("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
+    asked = VerifyRequest(builtin.read_recipe("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
     said = [one.detail for one in report.checks if one.id.startswith("pod/")]
     assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said

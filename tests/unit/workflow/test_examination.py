@@ -153,7 +153,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "follow_ups", lambda _: few(follow_ups(EVERYTHING)))
     monkeypatch.setattr(doctor, "can_query_driver", lambda _: True)
     monkeypatch.setattr(doctor, "list_probes", lambda _: ())
-    monkeypatch.setattr(doctor, "_NVML_S", 0.3)
+    monkeypatch.setattr(doctor, "_NVML_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("hurried")

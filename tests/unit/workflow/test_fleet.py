@@ -70,7 +70,7 @@ def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypa
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
     monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 4 << 30)
     given: list[tuple[int, int]] = []
-    pool = parallel_jobs._pool
+    pool = parallel_jobs._make_pool
 
     def noted(processes: int, memory: int, job: Callable[[object], object]) -> object:
         given.append((processes, memory))
@@ -83,7 +83,7 @@ def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypa
 
     read = reports.read_report
     monkeypatch.setattr(reports, "read_report", large)
-    monkeypatch.setattr(parallel_jobs, "_pool", noted)
+    monkeypatch.setattr(parallel_jobs, "_make_pool", noted)
     answers = {row.report: row for row in fleet_rows(found, processes=16)}
     assert given == [(4, 512 << 20), (1, 2 << 30)]
     assert answers["b.json"].error == "it took more than 2.0 GiB of memory"

@@ -14,7 +14,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, apply_edits, runtime
-from gpunode.steps.packages import PROFILE
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
@@ -85,7 +85,7 @@ def test_recipe_describes_a_hand_built_node() -> None:
 )
 def test_recipe_has_the_installed_cuda_toolkit(packages: tuple[str, ...], found: CudaToolkit) -> None:
     node = hand_built(packages={**TOOLKIT, **dict.fromkeys(packages, "12.6.3-1"), "docker-ce": "5:28.5.2-1"})
-    node = replace(node, files={PROFILE: Known(None, "x"), **node.files})
+    node = replace(node, files={CUDA_PROFILE_SCRIPT: Known(None, "x"), **node.files})
     written = recipe_from_node(node, HOST)
     assert written.cuda == found
     assert asks_for_nothing(written, node)

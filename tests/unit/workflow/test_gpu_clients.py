@@ -33,9 +33,9 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.steps.daemons import MPS_SERVICE, find_gpu_loss, plan_service_stops
+from gpunode.steps.daemons import MPS_SERVICE, find_worst_gpu_loss, plan_service_stops
 from gpunode.workflow.converge import plan_stage, project_stage
-from gpunode.workflow.disruption import refuse_gpu_clients, refuse_setup
+from gpunode.workflow.disruption import refuse_disruptive_setup, refuse_gpu_clients
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.unit.steps.machines import recipe, unit, with_driver
 from tests.unit.steps.test_run_driver import REMOVING, run_driver
@@ -88,7 +88,7 @@ class Busy(RehearsalHost):
     ],
 )
 def test_change_takes_the_gpu_from_its_users(change: Change, loss: str | None) -> None:
-    assert find_gpu_loss([change]) == loss
+    assert find_worst_gpu_loss([change]) == loss
 
 
 def test_services_stop_against_the_order_in_which_they_start() -> None:
@@ -154,10 +154,10 @@ def test_run_driver_of_a_busy_gpu_is_not_uninstalled(processes: tuple[GpuClient,
     plans = [plan_stage(REMOVING, run_driver(), "sources", ("run-driver",))]
     assert any(change.action == "run" for change in plans[0].ordered_changes)
     if not is_refused:
-        refuse_setup(plans, (), run_driver(), Busy(*processes))
+        refuse_disruptive_setup(plans, (), run_driver(), Busy(*processes))
         return
     with pytest.raises(DrainRequired) as refused:
-        refuse_setup(plans, (), run_driver(), Busy(*processes))
+        refuse_disruptive_setup(plans, (), run_driver(), Busy(*processes))
     assert str(JOB) in refused.value.why
 
 

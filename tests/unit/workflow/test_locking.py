@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import CudaToolkit, GpuDirect, Recipe, VersionLock
-from gpunode.steps.packages import PROFILE
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.locking import create_lock, missing_versions_error
 from gpunode.workflow.plan import plan
 from tests.ids import by_id, by_name
@@ -86,7 +86,7 @@ def test_lock_holds_the_components_of_the_cuda_toolkit() -> None:
         for one in ("cuda-nvcc-12-6", "libcufft-dev-12-6", "cuda-toolkit-12-6-config-common", "cuda-cccl-12-4")
     }
     packages = {**OTHERS, "cuda-toolkit-12-6": "12.6.3-1", **components}
-    files = {PROFILE: FileState(b"")}
+    files = {CUDA_PROFILE_SCRIPT: FileState(b"")}
     there = with_driver(packages=packages, files=files)
     lock = lock_node(wanted, there)
     named = {name for name in map(str, lock.packages) if name.startswith(("cuda", "libcufft"))}

@@ -10,10 +10,10 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.driver import CONFLICTS_STEP
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.origins import describe_problem_archives
-from gpunode.workflow.plan import find_unrestorable_purges, make_version_lookup, refuse_loss
+from gpunode.workflow.plan import find_unrestorable_purges, make_version_lookup, refuse_unrestorable_purges
 from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
@@ -24,7 +24,7 @@ INDEX = """\
 
 
 def purging(*changes: PackageChange) -> list[StagePlan]:
-    return [StagePlan("packages", (StepPlan(CONFLICTS, Planned(changes, "old"), changes),))]
+    return [StagePlan("packages", (StepPlan(CONFLICTS_STEP, Planned(changes, "old"), changes),))]
 
 
 def purge(name: str, *, residue: bool = False) -> PackageChange:
@@ -49,7 +49,7 @@ def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
     assert lost is not None
     assert [str(one.id) for one in lost] == ["nvidia-dkms-470"]
     with pytest.raises(Refused, match=r"nvidia-dkms-470 470\.256\.02-1") as caught:
-        refuse_loss(lost)
+        refuse_unrestorable_purges(lost)
     assert caught.value.exit_code == 3
     assert "--allow-loss" in caught.value.hint
 
@@ -61,7 +61,7 @@ def test_loss_is_unknown_without_an_index_and_not_asked_without_a_purge() -> Non
         raise AssertionError(packages)
 
     assert find_unrestorable_purges(purging(), NODE, asked) == ()
-    refuse_loss(())
+    refuse_unrestorable_purges(())
 
 
 def test_refused_packages_are_named_with_their_archives_and_lists() -> None:

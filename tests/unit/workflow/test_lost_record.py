@@ -12,17 +12,17 @@ from gpunode.change import FileChange, FileState, PackageState
 from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
-from gpunode.packages.deb.preferences import PIN_FILE, pin
+from gpunode.packages.deb.preferences import PIN_FILE, render_driver_pin
 from gpunode.steps import daemons, gpudirect, kernel, mig
-from gpunode.workflow.recovery import FILE_MARK, find_backlog, find_lost_record
+from gpunode.workflow.recovery import OWN_FILE_MARK, find_backlog, find_lost_record
 from gpunode.workflow.remove import find_remainder, plan_removal
 from gpunode.workflow.setup import resume_unit
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
-PIN = FileState(pin(Choice(580, "", "open", "law"), ("Debian",)))
-BLACKLISTED = FileState(FILE_MARK + b": these drivers must not bind the GPU\n")
+PIN = FileState(render_driver_pin(Choice(580, "", "open", "law"), ("Debian",)))
+BLACKLISTED = FileState(OWN_FILE_MARK + b": these drivers must not bind the GPU\n")
 INSTALLED = {"libcuda1": PackageState("580.95.05-1"), "dkms": PackageState("3"), "libnvidia-x": PackageState("470.1-1")}
 
 
@@ -38,13 +38,13 @@ def node(files: Mapping[str, FileState] | None = None) -> Facts:
 def test_every_file_owned_by_gpunode_begins_with_the_marker() -> None:
     texts = (
         PIN.content,
-        kernel._TEXT,
-        gpudirect._HEADER.encode(),
+        kernel._BLACKLIST_TEXT,
+        gpudirect._MODULES_FILE_HEADER.encode(),
         daemons.render_mps_unit(exclusive=False),
-        mig._WANTS,
+        mig._WANTS_DROP_IN,
     )
     assert all(
-        text.startswith(FILE_MARK) for text in (*texts, mig.render_mig_unit({}), resume_unit(("gpunode", "setup")))
+        text.startswith(OWN_FILE_MARK) for text in (*texts, mig.render_mig_unit({}), resume_unit(("gpunode", "setup")))
     )
 
 
@@ -91,10 +91,12 @@ def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> No
     """After a removal its former text, which is gpunode's own, too, is there again."""
     run = store.begin("setup", version="test")
     run.record_done(
-        run.record_intent("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(FILE_MARK + b": newer\n")))
+        run.record_intent(
+            "packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(OWN_FILE_MARK + b": newer\n"))
+        )
     )
     run.commit("done")
-    assert find_lost_record(store, node({BLACKLIST: FileState(FILE_MARK + b": newer\n")})) is None
+    assert find_lost_record(store, node({BLACKLIST: FileState(OWN_FILE_MARK + b": newer\n")})) is None
     lost = find_lost_record(store, node({BLACKLIST: BLACKLISTED}))
     assert lost is not None
     assert lost.files == (BLACKLIST,)

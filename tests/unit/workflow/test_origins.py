@@ -14,7 +14,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import parse_archives
 from gpunode.packages.deb.sources import parse
 from gpunode.packages.simulation import Simulation
-from gpunode.steps.daemons import PERSISTENCE
+from gpunode.steps.daemons import PERSISTENCE_STEP
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.origins import with_origins
 from tests.unit.steps.machines import machine
@@ -63,7 +63,9 @@ class Node:
 
 
 def stage(*changes: PackageChange, dependencies: Sequence[PackageChange] = ()) -> StagePlan:
-    return StagePlan("packages", (StepPlan(PERSISTENCE, Planned(changes, "because"), changes),), tuple(dependencies))
+    return StagePlan(
+        "packages", (StepPlan(PERSISTENCE_STEP, Planned(changes, "because"), changes),), tuple(dependencies)
+    )
 
 
 def facts(sources: str) -> Facts:

@@ -12,8 +12,8 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
-from gpunode.steps.packages import REPAIR, find_packages_leaving_first
-from gpunode.workflow.undo import find_repair
+from gpunode.steps.packages import REPAIR_STEP, find_packages_leaving_first
+from gpunode.workflow.undo import find_package_repair
 from tests.unit.steps.machines import machine, planned
 
 WHOLE = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
@@ -26,8 +26,8 @@ def test_setup_and_rollback_agree_on_unfinished_dpkg_states(state: str, flag: st
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
     facts = replace(machine(), packages_interrupted=Known(dpkg.was_interrupted(dpkg.entries(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
-    assert find_repair(facts) == (REPAIR_COMMAND if is_unfinished else None)
-    assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())
+    assert find_package_repair(facts) == (REPAIR_COMMAND if is_unfinished else None)
+    assert planned(REPAIR_STEP.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())
 
 
 DRIVER, TOOL, KERNEL = map(PackageId, ("nvidia-dkms-580", "nvidia-smi", "linux-headers-6.8.0-99-generic"))

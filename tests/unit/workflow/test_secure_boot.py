@@ -10,12 +10,12 @@ import pytest
 from gpunode.errors import ChangeFailed, RebootRequired, Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Known, ModuleKey
-from gpunode.facts.module_key import DKMS_KEY
-from gpunode.facts.probes import ENROLMENT_REQUEST
+from gpunode.facts.module_key import DKMS_KEY_FILES
+from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.steps.kernel import BLACKLIST
-from gpunode.steps.secure_boot import SECURE_BOOT
+from gpunode.steps.kernel import BLACKLIST_FILE
+from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.fakes.firmware import Firmware, make_certificate
@@ -88,7 +88,7 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
     assert one.firmware.queued == [make_certificate()]
     assert one.firmware.timeout_s == -1
     assert not [name for name in one.made() if "nvidia" in name and not name.startswith("/etc/apt")]
-    assert BLACKLIST not in one.made(), "nouveau must stay able to drive the card"
+    assert BLACKLIST_FILE not in one.made(), "nouveau must stay able to drive the card"
 
     again = one.setup()
     assert not again.changed
@@ -97,21 +97,21 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
     one.boot(confirms=True)
     second = one.setup()
     assert "nvidia-kernel-dkms" in one.made() or "nvidia-kernel-open-dkms" in one.made()
-    assert BLACKLIST in one.made()
+    assert BLACKLIST_FILE in one.made()
     assert not [wait for wait in second.waits if wait.waits_for == "console"]
     assert one.firmware.timeout_s == 10, "the firmware waits as long as before"
-    assert one.facts.file(ENROLMENT_REQUEST) == Known(None, "plan")
+    assert one.facts.file(ENROLMENT_REQUEST_FILE) == Known(None, "plan")
 
 
 def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
     one = Machine(Firmware(), tmp_path)
     one.setup()
     one.boot(confirms=False)
-    assert "not confirmed during the last boot" in planned(SECURE_BOOT.plan(recipe(), one.facts)).reason
+    assert "not confirmed during the last boot" in planned(SECURE_BOOT_STEP.plan(recipe(), one.facts)).reason
     missed = one.setup()
     assert [wait.waits_for for wait in missed.waits] == ["console"]
     assert one.firmware.queued == [make_certificate()]
-    assert BLACKLIST not in one.made()
+    assert BLACKLIST_FILE not in one.made()
     assert not any("make the key" in name for name in one.made()), "the key stays the same"
 
 
@@ -146,7 +146,7 @@ def test_console_wait_ends_with_exit_10(tmp_path: Path) -> None:
     assert "BMC" in failure.hint
 
 
-@pytest.mark.parametrize("gone", DKMS_KEY)
+@pytest.mark.parametrize("gone", DKMS_KEY_FILES)
 def test_half_a_key_is_refused_before_any_change(gone: str, tmp_path: Path) -> None:
     firmware = Firmware().with_key()
     del firmware.files[gone]

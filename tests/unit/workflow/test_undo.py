@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import (
-    CONFFILES,
-    OVERWRITTEN,
+    CONFFILES_STEP_ID,
+    OVERWRITTEN_FILES_STEP_ID,
     Change,
     Deferred,
     FileChange,
@@ -25,7 +25,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    triggers,
+    triggers_of_changes,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
@@ -35,9 +35,9 @@ from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.status import DIVERSIONS
+from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.steps.packages import PROFILE
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.live_state import package_checksum
@@ -345,7 +345,7 @@ class TestWholeRollback:
     ) -> None:
         host.owned = dict.fromkeys(owners, (CUDA_LIST,))
         if diverted_by:
-            host.files[DIVERSIONS] = FileState(f"{CUDA_LIST}\n{CUDA_LIST}.moved\n{diverted_by}\n".encode())
+            host.files[DIVERSIONS_FILE] = FileState(f"{CUDA_LIST}\n{CUDA_LIST}.moved\n{diverted_by}\n".encode())
         host.files[STATUS] = FileState("".join(map(paragraph, (*AFTER, "nvidia-smi"))).encode())
         back = plan_rollback(store, host, newest(store), facts_now())
         assert (CUDA_LIST not in [one.subject for one in back.changes]) is stays
@@ -582,7 +582,7 @@ class TestWholeRollback:
         run.commit("done")
         facts = facts_now({toolkit: NEW})
         back = plan_rollback(store, host, run.id, facts) if verb == "rollback" else plan_removal(store, host, facts)
-        assert triggers(back.packages) == (RESTART,)
+        assert triggers_of_changes(back.packages) == (RESTART,)
 
     def test_downgrade_is_not_blocked_by_a_later_run(self, store: Store) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
@@ -692,7 +692,7 @@ class TestWholeRollback:
         path = "/etc/nvidia/ours.conf"
         run = store.begin("setup", version="test")
         run.record_done(run.record_intent("packages", "x", FileChange(path, FORMER, OURS)))
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, OURS, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, OURS, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
         )
@@ -768,7 +768,7 @@ class TestWholeRollback:
     def test_edit_after_the_package_was_reinstalled_is_kept(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.commit("done")
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
@@ -779,7 +779,7 @@ class TestWholeRollback:
 
     def test_foreign_file_in_place_of_a_purged_conffile_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(DAEMON_JSON, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
         )
@@ -796,7 +796,7 @@ class TestWholeRollback:
 
     def test_file_created_after_the_purge_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(DAEMON_JSON, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None))
         )
@@ -810,7 +810,7 @@ class TestWholeRollback:
     def test_plain_rollback_leaves_conffiles_of_purged_packages_alone(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
         )
@@ -823,7 +823,7 @@ class TestWholeRollback:
     def test_purged_conffile_is_restored_with_its_edits(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
         )
@@ -842,7 +842,7 @@ class TestWholeRollback:
     ) -> None:
         path, shipped = "/etc/nvidia/old.conf", FileState(b"as shipped\n")
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, edited, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
         )
@@ -862,7 +862,7 @@ class TestWholeRollback:
     def test_conffile_is_not_restored_without_its_package(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.record_done(*run.record_intents("packages", CONFFILES_STEP_ID, (FileChange(path, FORMER, None),)))
         run.record_done(
             run.record_intent("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None))
         )
@@ -879,7 +879,7 @@ class TestWholeRollback:
     ) -> None:
         path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", OVERWRITTEN, (FileChange(path, foreign, None),)))
+        run.record_done(*run.record_intents("packages", OVERWRITTEN_FILES_STEP_ID, (FileChange(path, foreign, None),)))
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
         host.files[path], host.owned = packaged, {"nvidia-smi": (path,)} if is_packaged else {}
@@ -901,7 +901,9 @@ class TestWholeRollback:
         applier = Applier(host, run, lambda _: None, lambda: None)
         applier.apply_packages("packages", (PackageChange(PackageId("libcuda1"), None, NEW),), lambda _: "driver")
         run.commit("done")
-        kept = [one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN]
+        kept = [
+            one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN_FILES_STEP_ID
+        ]
         assert [change.subject for change in kept] == [paths["nvidia-smi"]]
 
     def test_conffiles_are_backed_up_before_a_purge(self, host: Machine, store: Store) -> None:
@@ -1109,12 +1111,15 @@ class TestRemove:
         ("needed", "staying"),
         [
             ("nvidia-driver-cuda", {CUDA_LIST}),
-            ("cuda-toolkit-12-9", {CUDA_LIST, PROFILE}),
+            ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
         ],
     )
     def test_path_of_a_toolkit_stays_and_goes_with_it(self, store: Store, needed: str, staying: set[str]) -> None:
-        content = {CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()), PROFILE: FileState(b"export PATH\n")}
-        steps = {CUDA_LIST: "cuda-repository", PROFILE: "cuda-toolkit"}
+        content = {
+            CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()),
+            CUDA_PROFILE_SCRIPT: FileState(b"export PATH\n"),
+        }
+        steps = {CUDA_LIST: "cuda-repository", CUDA_PROFILE_SCRIPT: "cuda-toolkit"}
         packages = {"nvidia-driver-cuda": ("driver", NEW), "cuda-toolkit-12-9": ("cuda-toolkit", NEW)}
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.apt import UNATTENDED
+from gpunode.host.apt import UNATTENDED_APT_ENVIRONMENT
 from gpunode.host.locks import (
     LockHolder,
     find_holder,
     find_lock_pid,
     find_script_process,
     make_holder,
-    wait_until_ended,
+    wait_until_script_ended,
 )
 from gpunode.host.port import Progress
 
@@ -41,7 +41,7 @@ def test_apt_left_by_an_earlier_gpunode_is_recognized(tmp_path: Path) -> None:
         str(make_holder("lock", 5, proc=tmp_path)) == "process 5 (apt-get install, left behind by an earlier gpunode)"
     )
     assert str(make_holder("lock", 6, proc=tmp_path)) == "process 6 (apt-get install)"
-    assert "GPUNODE_STARTED" in UNATTENDED, "what gpunode starts carries the mark"
+    assert "GPUNODE_STARTED" in UNATTENDED_APT_ENVIRONMENT, "what gpunode starts carries the mark"
 
 
 @pytest.mark.usefixtures("allow_subprocess")
@@ -67,10 +67,10 @@ def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path) ->
     )
 
     waits: list[Progress] = []
-    wait_until_ended("update-initramfs", 60, waits.append, proc=tmp_path, sleep=lambda _seconds: script.unlink())
+    wait_until_script_ended("update-initramfs", 60, waits.append, proc=tmp_path, sleep=lambda _seconds: script.unlink())
     assert len(waits) == 1
     waited: list[float] = []
-    wait_until_ended("vi", 3, waits.append, proc=tmp_path, sleep=waited.append)
+    wait_until_script_ended("vi", 3, waits.append, proc=tmp_path, sleep=waited.append)
     assert sum(waited) == pytest.approx(3), "no longer than it is told to"
     assert max(waited) <= 0.2, "a signal is heeded between two looks"
     assert "up to 3 s: process 7" in waits[-1].detail

@@ -7,7 +7,7 @@ import pytest
 from gpunode.change import PackageState
 from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.answers import hint, versions_not_found
+from gpunode.packages.deb.answers import hint_on_refusal, versions_not_found
 from gpunode.packages.deb.output import refusal
 from gpunode.packages.deb.preferences import PIN_FILE
 from tests.unit.steps.machines import machine
@@ -33,7 +33,7 @@ def test_other_refusals_name_no_missing_version(said: str) -> None:
     ],
 )
 def test_refusal_has_a_fitting_hint(said: str, says: str) -> None:
-    assert says in hint(said, machine())
+    assert says in hint_on_refusal(said, machine())
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_upgraded_node_that_still_runs_the_former_kernel_is_to_be_rebooted(
     installed: tuple[str, ...], says: str
 ) -> None:
     facts = machine(kernels=Kernels("6.1.0-9-amd64", installed))
-    assert says in hint("E: Unable to locate package linux-headers-6.1.0-9-amd64", facts)
+    assert says in hint_on_refusal("E: Unable to locate package linux-headers-6.1.0-9-amd64", facts)
 
 
 def test_hold_of_a_package_that_is_not_there_is_named_with_its_command() -> None:
     name = "linux-headers-6.1.0-9-amd64"
     stdout = f"The following held packages will be changed:\n  {name} two\nThe following NEW packages:\n  {name}\n"
     problem = refusal(stdout, "E: Held packages were changed and -y was used without --allow-change-held-packages.\n")
-    assert f"sudo apt-mark unhold {name} two\n" in hint(problem, machine())
+    assert f"sudo apt-mark unhold {name} two\n" in hint_on_refusal(problem, machine())
 
 
 def test_preferences_about_refused_packages_are_named_by_line() -> None:
@@ -65,14 +65,14 @@ def test_preferences_about_refused_packages_are_named_by_line() -> None:
             PIN_FILE: b"Package: nvidia-*\nPin: version 2\nPin-Priority: 1\n",
         }
     )
-    assert f"{site}:5 decides" in hint("E: Package 'nvidia-smi' has no installation candidate", facts)
-    assert "apt-mark showhold" in hint("E: Package 'cuda-nvcc' has no installation candidate", facts)
+    assert f"{site}:5 decides" in hint_on_refusal("E: Package 'nvidia-smi' has no installation candidate", facts)
+    assert "apt-mark showhold" in hint_on_refusal("E: Package 'cuda-nvcc' has no installation candidate", facts)
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> None:
     facts = machine(packages={"libnvidia-container1": PackageState("1.18.0-1", held=held)})
-    said = hint("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
+    said = hint_on_refusal("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
     assert "nvidia-container-toolkit 1.18.0-1" in said
     assert ("sudo apt-mark unhold libnvidia-container1\n" in said) == held
     assert said.endswith("sudo gpunode setup --upgrade")
@@ -80,16 +80,16 @@ def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> Non
 
 def test_hold_of_another_version_is_not_blamed_for_a_lost_one() -> None:
     facts = machine(packages={"libnvidia-container1": PackageState("1.17.8-1", held=True)})
-    assert "unhold" not in hint("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
+    assert "unhold" not in hint_on_refusal("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
 
 
 def test_package_that_would_be_downgraded_is_named_with_its_version() -> None:
     facts = machine(packages={"libcuda1": "999-1"})
     stdout = "The following packages will be DOWNGRADED:\n  libcuda1\n0 upgraded\n"
     problem = refusal(stdout, "E: Packages were downgraded and -y was used without --allow-downgrades.\n")
-    said = hint(problem, facts)
+    said = hint_on_refusal(problem, facts)
     assert "libcuda1 999-1: newer" in said
     assert "sudo apt-get purge libcuda1\n" in said
-    assert "purge" not in hint(f"{stdout}E: Held packages were changed\n", facts), (
+    assert "purge" not in hint_on_refusal(f"{stdout}E: Held packages were changed\n", facts), (
         "a downgrade that is allowed is no fault"
     )

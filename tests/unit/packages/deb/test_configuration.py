@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.packages.deb.configuration import is_overridden, is_read, parse, relaxes_checks
+from gpunode.packages.deb.configuration import is_always_overridden, is_apt_conf_file, parse, relaxes_checks
 
 
 def test_apt_conf_scopes_comments_and_lines_are_parsed() -> None:
@@ -45,7 +45,7 @@ Dpkg::Options { "--force-confdef"; };
 )
 def test_relaxed_option_is_found_per_host_and_in_a_list(text: str, overridden: bool) -> None:
     (relaxed,) = [option for option in parse("x", text) if relaxes_checks(option.name, option.value)]
-    assert is_overridden(relaxed.name) is overridden
+    assert is_always_overridden(relaxed.name) is overridden
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_default_options_are_not_relaxed(text: str) -> None:
 
 
 def test_file_names_ignored_by_apt_are_not_read() -> None:
-    assert is_read("/etc/apt/apt.conf.d/99site")
-    assert is_read("/etc/apt/apt.conf")
-    assert not is_read("/etc/apt/apt.conf.d/99site.dpkg-old")
-    assert not is_read("/etc/apt/preferences")
+    assert is_apt_conf_file("/etc/apt/apt.conf.d/99site")
+    assert is_apt_conf_file("/etc/apt/apt.conf")
+    assert not is_apt_conf_file("/etc/apt/apt.conf.d/99site.dpkg-old")
+    assert not is_apt_conf_file("/etc/apt/preferences")
 
 
 @given(st.text(alphabet='Aa:{}";#/* \n\\'))

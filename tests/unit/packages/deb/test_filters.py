@@ -8,9 +8,9 @@ import pytest
 
 from gpunode.facts.model import Facts, Known
 from gpunode.outcome import Refusal
-from gpunode.packages.deb.filters import refuse_left_out
-from gpunode.steps.driver import DRIVER
-from gpunode.steps.kernel import HEADERS, MODULE_BUILD
+from gpunode.packages.deb.filters import refuse_excluded_files
+from gpunode.steps.driver import DRIVER_STEP
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, machine, planned, recipe, refusal, with_driver
 
 SOURCE = {"/usr/src/nvidia-*": "it is needed"}
@@ -22,7 +22,7 @@ def refuse(**texts: str) -> Refusal | None:
     """Return the refusal of files below /etc/dpkg with these contents, ``site`` and ``main``, or of another name."""
     paths = {"site": SITE, "main": MAIN}
     files = {paths.get(name, f"/etc/dpkg/dpkg.cfg.d/{name}"): text.encode() for name, text in texts.items()}
-    return refuse_left_out(machine(files=files), SOURCE)
+    return refuse_excluded_files(machine(files=files), SOURCE)
 
 
 def test_line_is_named_with_the_exception_that_mends_it() -> None:
@@ -58,20 +58,20 @@ def test_filters_are_read_as_dpkg_reads_them(texts: dict[str, str], is_refused: 
 
 def test_driver_and_headers_are_refused_before_anything_is_installed() -> None:
     node = machine(files={SITE: b"path-exclude=/usr/src/*\n"})
-    assert f"{SITE}:1" in refusal(DRIVER.plan(recipe(), node)).why
-    assert f"{SITE}:1" in refusal(HEADERS.plan(recipe(), node)).why
+    assert f"{SITE}:1" in refusal(DRIVER_STEP.plan(recipe(), node)).why
+    assert f"{SITE}:1" in refusal(HEADERS_STEP.plan(recipe(), node)).why
 
 
 def test_firmware_is_needed_by_open_modules_alone() -> None:
     files = {SITE: b"path-exclude=/lib/firmware/*\n"}
-    assert "firmware" in refusal(DRIVER.plan(recipe(), machine(files=files))).why
+    assert "firmware" in refusal(DRIVER_STEP.plan(recipe(), machine(files=files))).why
     old = machine(gpus=(gpu(GTX_1080),), files=files)
-    assert not isinstance(DRIVER.plan(recipe(), old), Refusal)
+    assert not isinstance(DRIVER_STEP.plan(recipe(), old), Refusal)
 
 
 def test_headers_that_somebody_deleted_are_refused_with_all_their_packages() -> None:
     names = (f"linux-headers-{KERNEL}", "linux-headers-6.1.0-37-common", "linux-headers-amd64")
-    no = refusal(HEADERS.plan(recipe(), machine(packages=dict.fromkeys(names, "6.1.140-1"), headers=frozenset())))
+    no = refusal(HEADERS_STEP.plan(recipe(), machine(packages=dict.fromkeys(names, "6.1.140-1"), headers=frozenset())))
     assert no.what == f"linux-headers-{KERNEL} is installed, but the headers are not there"
     reinstall = no.hint.splitlines()[0]
     assert reinstall == (f"sudo apt-get install --reinstall {names[0]}=6.1.140-1 {names[1]}=6.1.140-1")
@@ -85,9 +85,9 @@ def node_with_modules(*leftovers: str, built: bool = True) -> Facts:
 
 def test_source_of_the_modules_that_somebody_deleted() -> None:
     """A note while the built modules are there; where one is missing nothing can build it."""
-    assert planned(MODULE_BUILD.plan(recipe(), node_with_modules("/usr/src/nvidia-595.91.07"))).notes == ()
-    (note,) = planned(MODULE_BUILD.plan(recipe(), node_with_modules("/usr/src/nvidia-595.80"))).notes
+    assert planned(MODULE_BUILD_STEP.plan(recipe(), node_with_modules("/usr/src/nvidia-595.91.07"))).notes == ()
+    (note,) = planned(MODULE_BUILD_STEP.plan(recipe(), node_with_modules("/usr/src/nvidia-595.80"))).notes
     anew = "sudo apt-get install --reinstall nvidia-kernel-open-dkms=595.91.07-1"
     assert f"`{anew}`" in note
-    no = refusal(MODULE_BUILD.plan(recipe(), node_with_modules(built=False)))
+    no = refusal(MODULE_BUILD_STEP.plan(recipe(), node_with_modules(built=False)))
     assert no.hint.splitlines()[0] == anew

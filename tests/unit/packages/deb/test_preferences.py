@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState
 from gpunode.facts.model import Facts
 from gpunode.packages.deb.preferences import Record, files_in_order, parse
-from gpunode.steps.driver import DRIVER_PIN
+from gpunode.steps.driver import DRIVER_PIN_STEP
 from tests.unit.steps.machines import machine, planned, recipe
 
 TEXT = """\
@@ -72,7 +72,7 @@ def site(text: str, name: str = "00-site") -> Facts:
     ],
 )
 def test_overriding_preference_record_is_noted(facts: Facts) -> None:
-    (note,) = planned(DRIVER_PIN.plan(recipe(), facts)).notes
+    (note,) = planned(DRIVER_PIN_STEP.plan(recipe(), facts)).notes
     assert "/etc/apt/preferences" in note.partition(":")[0]
     assert "nvidia-driver-cuda" in note or "nvidia-kernel" in note
 
@@ -88,4 +88,4 @@ def test_overriding_preference_record_is_noted(facts: Facts) -> None:
     ids=["NVIDIA's own, for all packages", "read later", "another package", "not read by apt"],
 )
 def test_unrelated_preference_record_is_not_noted(facts: Facts) -> None:
-    assert planned(DRIVER_PIN.plan(recipe(), facts)).notes == ()
+    assert planned(DRIVER_PIN_STEP.plan(recipe(), facts)).notes == ()

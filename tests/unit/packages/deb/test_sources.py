@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.model import EMBEDDED, PackageSource
+from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, PackageSource
 from gpunode.packages.deb.sources import is_source_list, parse
 
 LIST = "/etc/apt/sources.list.d/x.list"
@@ -43,7 +43,7 @@ def test_deb822_paragraph_expands_to_every_combination() -> None:
 def test_embedded_key_is_marked() -> None:
     text = "Types: deb\nURIs: https://a\nSuites: ./\nEnabled: no\nSigned-By:\n -----BEGIN PGP PUBLIC KEY\n .\n x\n"
     (one,) = parse(DEB822, text)
-    assert (one.signed_by, one.enabled) == (EMBEDDED, False)
+    assert (one.signed_by, one.enabled) == (EMBEDDED_KEY_PLACEHOLDER, False)
 
 
 @pytest.mark.parametrize(

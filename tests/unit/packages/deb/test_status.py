@@ -134,47 +134,49 @@ RELATED = "\n".join(
 
 
 def test_unneeded_packages_may_be_removed() -> None:
-    assert dpkg.find_needed(RELATED, ["driver"]) == {}
-    assert dpkg.find_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
+    assert dpkg.find_packages_still_needed(RELATED, ["driver"]) == {}
+    assert dpkg.find_packages_still_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
 
 
 def test_needed_package_is_named_with_a_dependent() -> None:
-    assert dpkg.find_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
-    assert dpkg.find_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
+    assert dpkg.find_packages_still_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
+    assert dpkg.find_packages_still_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, (
+        "a provided name counts"
+    )
 
 
 def test_need_is_transitive_through_remaining_packages() -> None:
-    assert dpkg.find_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
+    assert dpkg.find_packages_still_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
     everything = ["driver", "module", "dkms", "libcuda1", "zfs-dkms", "app"]
-    assert dpkg.find_needed(RELATED, everything) == {}
+    assert dpkg.find_packages_still_needed(RELATED, everything) == {}
 
 
 def test_dependencies_of_a_changing_package_are_ignored() -> None:
-    assert dpkg.find_needed(RELATED, ["module"], changing=["driver"]) == {}
+    assert dpkg.find_packages_still_needed(RELATED, ["module"], changing=["driver"]) == {}
 
 
 def test_remaining_alternative_satisfies_a_dependency() -> None:
     other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
-    assert dpkg.find_needed(other, ["dkms", "zfs-dkms"]) == {}
+    assert dpkg.find_packages_still_needed(other, ["dkms", "zfs-dkms"]) == {}
 
 
 def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
-    assert dpkg.conffiles(RELATED, [PackageId("dkms"), PackageId("app")]) == {
+    assert dpkg.find_purged_conffiles(RELATED, [PackageId("dkms"), PackageId("app")]) == {
         "dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")
     }
     other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
-    assert dpkg.conffiles(other, [PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
-    assert dpkg.obsolete(other) == {}
+    assert dpkg.find_purged_conffiles(other, [PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
+    assert dpkg.find_obsolete_conffiles(other) == {}
 
 
 def test_conffiles_belong_to_their_architecture() -> None:
     foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
-    assert set(dpkg.conffiles(foreign, [PackageId.of("dkms:i386")])) == {"dkms"}
-    assert dpkg.conffiles(foreign, [PackageId.of("dkms:arm64")]) == {}
+    assert set(dpkg.find_purged_conffiles(foreign, [PackageId.of("dkms:i386")])) == {"dkms"}
+    assert dpkg.find_purged_conffiles(foreign, [PackageId.of("dkms:arm64")]) == {}
 
 
 def test_obsolete_conffiles_are_listed() -> None:
-    assert dpkg.obsolete(RELATED) == {"/etc/dkms/old.conf": "4567"}
+    assert dpkg.find_obsolete_conffiles(RELATED) == {"/etc/dkms/old.conf": "4567"}
 
 
 def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:
