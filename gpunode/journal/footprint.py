@@ -259,6 +259,7 @@ def _join_net_changes(
 
 def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
     found: dict[str, FileTrail] = {}
+    taken_out: dict[str, FileTrail] = {}
     for made, change in _changes_of_kind(changes, FileChange):
         if made.is_removal:
             found.pop(change.path, None)
@@ -269,7 +270,10 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
         elif not made.is_handler_removal or (spans and spans[-1].change.after == change.before):
             span = _begin_net_change(made, change)
+            taken_out |= {change.path: spans} if made.is_handler_removal else {}
             spans = spans if span is None else _append_net_change(spans, span)
+        elif (former := taken_out.get(change.path)) and former[-1].change.after == change.after:
+            spans = former  # the handler that gpunode had added is back
         _put_in_undo_order(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
     return found
 

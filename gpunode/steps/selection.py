@@ -352,17 +352,23 @@ def installed_driver_version(facts: Facts, driver: WantedDriver) -> str:
 
 
 def module_package_version(facts: Facts, driver: WantedDriver) -> str:
-    """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
+    """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there.
+
+    Of modules built for Ubuntu that on Debian give way to the other flavour it is that of Debian's, which come instead.
+    """
     packages = known(facts.packages, {})
     if driver.chosen.source == "distro":
         from gpunode.steps.own_driver import find_foreign_packages  # loaded on use
 
         if find_foreign_packages(packages, driver):
             return ""  # the packages of both packagers have the same names, so nothing tells whose these are
-    modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    return next(
-        (state.version for state in modules if state and is_at_version(state, driver_version_prefix(driver.chosen))), ""
-    )
+    own, rival = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
+    if own and is_at_version(own, driver_version_prefix(driver.chosen)):
+        return own.version
+    if rival is None or not is_at_version(rival, driver_version_prefix(driver.chosen)):
+        return ""
+    is_rebuilt = driver.family.id == "debian" and _UBUNTU_VERSION_MARK in rival.version
+    return f"{upstream(rival.version)}-1" if is_rebuilt else rival.version
 
 
 def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from gpunode.change import (
     CONFFILES_STEP_ID,
     Change,
@@ -184,6 +186,26 @@ def test_interrupted_or_undone_removal_ends_nothing() -> None:
     assert spans(first, removed, back, path="/b") == [("0", "1")]
     undone_again = run(4, wrote("1", "0"), verb="rollback", of=3)
     assert spans(first, removed, back, undone_again) == []
+
+
+class TestUndoneUnconfigure:
+    """An unconfigure takes gpunode's entry out; undone, it is gpunode's again, and nobody else's ever was."""
+
+    @pytest.mark.parametrize("result", ["done", None])
+    def test_entry_that_comes_back_is_owned_again(self, result: Result | None) -> None:
+        runs = run(1, wrote("0", "1")), run(2, wrote("1", "0"), verb="unconfigure")
+        assert spans(*runs) == []
+        back = run(3, wrote("0", "1"), verb="rollback", of=2, result=result)
+        assert spans(*runs, back) == [("0", "1")]
+        assert spans(*runs, back, run(4, wrote("1", "2"))) == [("0", "2")]
+        assert spans(*runs, back, run(4, wrote("1", "0"), verb="rollback", of=3)) == []
+
+    def test_entry_of_somebody_else_is_not_owned(self) -> None:
+        removed, back = (
+            run(1, wrote("theirs", "0"), verb="unconfigure"),
+            run(2, wrote("0", "theirs"), verb="rollback", of=1),
+        )
+        assert spans(removed, back) == []
 
 
 class TestForcedRollback:

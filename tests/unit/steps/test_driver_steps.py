@@ -248,6 +248,19 @@ def test_mixed_driver_versions_converge_in_one_run(packages: dict[str, str], upg
         assert planned(step.plan(replace(wanted, upgrade=False), after)).changes == (), step.id
 
 
+def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
+    """Another flavour's modules come from Debian's folder, so the rest does, too, and in the same run."""
+    names = ("nvidia-kernel-dkms", "nvidia-driver-cuda", "libcuda1", "libcuda1:i386")
+    node = machine(gpus=(gpu(B200),), packages=dict.fromkeys(names, "580.95.05-1ubuntu1"))
+    wanted = recipe(version="580")
+    first = plan_stage(wanted, node, "packages")
+    planned = {str(change.id): change.after for change in first.packages}
+    assert planned["nvidia-driver-cuda"] == PackageState("580.95.05-1")
+    assert planned["libcuda1"] is planned["libcuda1:i386"] is None
+    after = project_changes(node, first.ordered_changes)
+    assert plan_stage(wanted, after, "packages").packages == ()
+
+
 def test_driver_of_an_ended_branch_is_replaced() -> None:
     assert chosen_driver(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 

@@ -18,7 +18,8 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback
 from gpunode.workflow.events import ignore_event
-from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
+from gpunode.workflow.remove import plan_removal
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.editing import (
     DOCKER,
     DROP_IN,
@@ -73,6 +74,24 @@ def test_unconfigure_removes_all_files_that_configure_wrote(store: Store) -> Non
     assert set(store.footprint().files) == {CONTAINERD, DROP_IN}
     unconfigured(host, store)
     assert store.footprint().files == {}
+
+
+@pytest.mark.parametrize("desired", [IN_DROP_IN, replace(IN_PLACE, default=True)])
+@pytest.mark.parametrize("verb", ["remove", "unconfigure"])
+def test_configuration_that_a_rollback_brings_back_is_taken_out_again(
+    desired: DesiredConfig, verb: str, store: Store
+) -> None:
+    host = Machine({CONTAINERD: PLAIN})
+    configured(host, store, desired)
+    unconfigured(host, store, desired)
+    back = rollback.plan_rollback(store, host, store.ids()[-1])
+    rollback.rollback(back, host, store, on_event=ignore_event)
+    assert host.contents != {CONTAINERD: PLAIN}
+    if verb == "remove":
+        rollback.rollback(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
+    else:
+        unconfigured(host, store, desired)
+    assert host.contents == {CONTAINERD: PLAIN}
 
 
 @pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
