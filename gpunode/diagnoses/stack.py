@@ -121,12 +121,12 @@ def _look_at_libraries(snapshot: Snapshot) -> tuple[State, str]:
 
 
 def _look_at_toolkit(snapshot: Snapshot) -> tuple[State, str]:
-    for name in ("nvidia-container-toolkit", "nvidia-container-toolkit-base"):
-        package = snapshot.view(packages.listed_packages).get(name)
-        if package and package.is_installed:
+    names = ("nvidia-container-toolkit", "nvidia-container-toolkit-base")
+    for package in filter(None, map(snapshot.view(packages.listed_packages).get, names)):
+        if package.is_installed:
             return "no-fault", f"toolkit {package.version}"
-        if packages.is_installed(snapshot, name) is False:
-            return "absent", "no toolkit"
+    if all(packages.is_installed(snapshot, name) is False for name in names):
+        return "absent", "no toolkit"
     asked = snapshot.items_of("nvidia-container-cli", "nvidia-ctk")
     return ("no-fault", "") if any(item.outcome == "ok" for item in asked) else ("unknown", "")
 

@@ -37,3 +37,11 @@ def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
 def test_package_layer_names_the_package_manager() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
     assert layer_states((("dpkg -l", listed),))["packages"].summary == "apt: 2 listed"
+
+
+def test_base_package_alone_is_a_toolkit() -> None:
+    """It has the runtime and nvidia-ctk; the other package adds the hook of old."""
+    listed = "ii  nvidia-container-toolkit-base  1.17.8-1  amd64  base\nii  vim  2:9.0  amd64  editor\n"
+    asked = "dpkg-query: no packages found matching nvidia-container-toolkit\n"
+    layers = layer_states((("dpkg -l | grep -e nvidia -e vim", listed), ("dpkg -l nvidia-container-toolkit", asked)))
+    assert (layers["toolkit"].state, layers["toolkit"].summary) == ("no-fault", "toolkit 1.17.8-1")
