@@ -44,8 +44,8 @@ def _rebuild_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_PEERMEM_UNKNOWN_SYMBOL) and not snapshot.view(_PEERMEM_SYMBOL_MISMATCH):
         yield manual_step("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "install the driver's modules again, so that they are built against the installed RDMA stack"
-    anew = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
-    yield run_step("install", text, *anew)
+    rebuild = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
+    yield run_step("install", text, *rebuild)
     yield _USE_DMA_BUF
 
 
@@ -123,10 +123,10 @@ _PEERMEM_NOT_LOADED: Final = any_of(
 
 
 def _load_peermem(snapshot: Snapshot) -> Iterable[Fix]:
-    again, look = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
+    unload, list_peers = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
     if snapshot.view(_PEERMEM_LOADED):
         text = "load nvidia_peermem after the RDMA stack, and check that it is registered"
-        yield run_step("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
+        yield run_step("configure", text, unload, Shell("sudo modprobe -a ib_core nvidia_peermem"), list_peers)
         yield manual_step("configure", "use NCCL 2.23 or newer, which supports nvidia_peermem", "NCCL is older")
     else:
         at_boot = Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")

@@ -151,7 +151,7 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
-_POWER_LIMITS_QUERIED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
+_REPORTER_QUERIED_POWER: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
 _MIN_SHARE_OF_DEFAULT_POWER_LIMIT: Final = 0.95
 
@@ -164,7 +164,7 @@ def _find_lowered_power_limits(snapshot: Snapshot) -> Iterator[Proof]:
         if now is None or usual is None or now >= usual * _MIN_SHARE_OF_DEFAULT_POWER_LIMIT:
             continue
         summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
-        severity: Severity = "warning" if capped or snapshot.view(_POWER_LIMITS_QUERIED) else "info"
+        severity: Severity = "warning" if capped or snapshot.view(_REPORTER_QUERIED_POWER) else "info"
         lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
         limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
         remedy = (run_step("configure", "restore the default limit", limit), _FIND_LIMIT_SETTER)

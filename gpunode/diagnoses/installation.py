@@ -75,7 +75,7 @@ def _has_libraries(snapshot: Snapshot) -> bool:
     )
 
 
-def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
+def _lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield what was searched without success: the loader's cache, the module, packages."""
     for item in snapshot.items:
         if item.where != "host" or not item.was_answered:
@@ -111,7 +111,7 @@ def _has_operator_driver(snapshot: Snapshot) -> bool:
 def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return at least two places that were searched for a driver without success."""
     tables = {item.key for item in snapshot.items_of("lsmod")}  # what is not loaded may be installed
-    found = tuple(one for one in _failed_searches(snapshot) if one.key not in tables)
+    found = tuple(one for one in _lists_without_driver(snapshot) if one.key not in tables)
     return found if len({one.source for one in found}) > 1 else ()
 
 
@@ -211,7 +211,7 @@ def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
 _DRIVER_MISSING: Final = any_of(
     custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {COMMAND_NOT_FOUND_WORDS}", on_host=True)
 )
-_DRIVER_NOT_FOUND: Final = custom_sign(_failed_searches)
+_DRIVER_NOT_FOUND: Final = custom_sign(_lists_without_driver)
 _KERNEL_SIDE_PRESENT: Final = custom_sign(_kernel_side_lines)
 _LIBRARIES_PRESENT: Final = predicate(_has_libraries, "the driver's libraries are on the node")
 _SMI_WITHOUT_NVML: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")

@@ -158,7 +158,7 @@ def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:
 
 # ---- faults by message
 
-_UNCORRECTABLE_NVLINK_ERROR: Final = message_line(
+_CUDA_UNCORRECTABLE_NVLINK_ERROR: Final = message_line(
     r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
 _HAS_NVLINK5: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
@@ -338,7 +338,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
-        typical=unless(_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5, symptoms.ANY_XID),
+        typical=unless(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5, symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
     ),
@@ -349,7 +349,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -i xid"),),
         check=_find_nvlink5_errors,
         share=0.6,
-        typical=unless(all_of(_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
+        typical=unless(all_of(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
     ),

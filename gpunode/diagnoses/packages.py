@@ -19,7 +19,7 @@ from gpunode.diagnoses.remedies import (
     reinstall,
     run_step,
     setup_step,
-    uninstall,
+    uninstall_driver_packages,
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
@@ -301,9 +301,9 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
         yield run_step("install", "finish the installation with the newer package's file", force)
         if is_driver_package(owner):
-            yield uninstall(snapshot, "then remove the other branch", owner)
+            yield uninstall_driver_packages(snapshot, "then remove the other branch", owner)
     elif is_driver_package(owner):
-        yield uninstall(snapshot, "remove the package that has the file", owner)
+        yield uninstall_driver_packages(snapshot, "remove the package that has the file", owner)
     else:
         text = "install both packages from one repository: disable the other one, or exclude the driver there"
         yield manual_step("configure", text)

@@ -148,7 +148,7 @@ def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
 _LEAVE_TO_GUEST: Final = manual_step(
     "wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot"
 )
-_REMOVE_VFIO_IDS_EXPRESSION: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_REMOVE_NVIDIA_VFIO_IDS_EXPRESSION: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _VFIO_CONFIG_PATHS: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
@@ -159,7 +159,7 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step(
         "configure",
         text,
-        edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_VFIO_IDS_EXPRESSION, *_VFIO_CONFIG_PATHS),
+        edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_NVIDIA_VFIO_IDS_EXPRESSION, *_VFIO_CONFIG_PATHS),
     )
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
     yield run_step("rebuild", "regenerate the boot loader's configuration", entries)

@@ -141,12 +141,12 @@ def _error_bits(report: _BusError) -> list[str]:
 # One error is told in up to four lines; a log of weeks holds some.
 _MIN_STORM_ERRORS: Final = 4
 _MIN_STORM_ERRORS_LONG_LOG: Final = 20
-_LONG_LOG_LINES: Final = 400
+_MIN_LINES_OF_LONG_LOG: Final = 400
 
 
 def _find_corrected_error_storm(snapshot: Snapshot) -> Iterator[Proof]:
     found = _errors_matching(snapshot, _CORRECTED_AER_ERROR)
-    is_long = any(len(item.lines) > _LONG_LOG_LINES for item in snapshot.items_of("kernel-log", "journal"))
+    is_long = any(len(item.lines) > _MIN_LINES_OF_LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
     often = sum(
         len(_CORRECTED_AER_ERROR.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found

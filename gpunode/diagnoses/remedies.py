@@ -139,7 +139,7 @@ def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     return _package_step(snapshot, "install", "install", text, names, when)
 
 
-def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+def uninstall_driver_packages(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Return the step that removes packages of a driver, or literals; others a person must judge."""
     if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_driver_package(name)):
         return manual_step(
@@ -308,7 +308,7 @@ def change_driver(
 
 def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
-    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_DRIVER_BANNER)
+    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_NEEDS_NEWER_DRIVER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = parse_int(asked.partition(".")[0]) or 0
     yield from change_driver(

@@ -25,7 +25,7 @@ from gpunode.diagnoses.remedies import (
     manual_step,
     reboot,
     run_step,
-    uninstall,
+    uninstall_driver_packages,
 )
 from gpunode.diagnoses.signs import (
     all_of,
@@ -239,7 +239,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
         names = [one.name for one in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
         instead = _install_step(snapshot, keep=keep)
         if names and instead.commands:
-            yield uninstall(snapshot, f"remove the packages {old}", *names)
+            yield uninstall_driver_packages(snapshot, f"remove the packages {old}", *names)
             yield instead
         else:
             yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")

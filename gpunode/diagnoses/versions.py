@@ -13,7 +13,14 @@ from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
-from gpunode.diagnoses.remedies import drain, is_setup_supported, manual_step, reboot, run_step, uninstall
+from gpunode.diagnoses.remedies import (
+    drain,
+    is_setup_supported,
+    manual_step,
+    reboot,
+    run_step,
+    uninstall_driver_packages,
+)
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, packages, virtualization
@@ -465,7 +472,7 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             for one in packaged
             if (match := _PACKAGE_BRANCH.match(one.name)) and match["branch"] != numbers[-1]
         ]
-        yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
+        yield uninstall_driver_packages(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
         yield remedies.unhold(snapshot, "release the held packages", *locked)
     else:

@@ -19,7 +19,7 @@ from gpunode.diagnoses.remedies import (
     manual_step,
     restart,
     run_step,
-    uninstall,
+    uninstall_driver_packages,
 )
 from gpunode.diagnoses.signs import (
     all_of,
@@ -193,7 +193,9 @@ _LINUX_DRIVER_IN_WSL: Final = all_of(
 
 def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if names := tuple(one.name for one in _linux_driver_packages(snapshot)):
-        yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
+        yield uninstall_driver_packages(
+            snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names
+        )
     else:
         look = (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib"))
         yield Fix("remove", "find NVIDIA libraries that do not come from Windows, and remove their packages", look)

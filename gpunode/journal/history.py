@@ -279,7 +279,7 @@ class RunRecord:
 
 
 def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return the rollbacks and removals of ``runs``, oldest first, that were done and not undone; newest first."""
+    """Return the rollbacks and removals that were done and not undone, newest first; ``runs`` come oldest first."""
     undone: set[str] = set()
     standing: list[RunRecord] = []
     for run in reversed(runs):

@@ -116,7 +116,7 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
             yield from _problems_from_events(pod, events, node)
         yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
     for container in containers:
-        yield from _container_problems(container, name, namespace)
+        yield from _explain_container_status(container, name, namespace)
     yield from _problems_from_events(pod, events, node)
 
 
@@ -190,7 +190,7 @@ def _allocatable_column(resource: str) -> str:
     return f".status.allocatable.{escaped}"
 
 
-def _container_problems(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
+def _explain_container_status(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
     waiting, failure = status.get("state", {}).get("waiting") or {}, _last_failure(status)
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
     if reason in _IMAGE_PULL_FAILURE_REASONS:

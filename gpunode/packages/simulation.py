@@ -78,7 +78,7 @@ def differences_from_plan(changes: Sequence[PackageChange], simulation: Simulati
         *(
             f"{manager} {difference}"
             for action in simulation.actions
-            for difference in _unplanned_action(action, planned.get(action.id))
+            for difference in _contradiction_of_plan(action, planned.get(action.id))
         ),
         *(
             f"the plan {difference}"
@@ -88,7 +88,7 @@ def differences_from_plan(changes: Sequence[PackageChange], simulation: Simulati
     )
 
 
-def _unplanned_action(action: Action, change: PackageChange | None) -> Iterator[str]:
+def _contradiction_of_plan(action: Action, change: PackageChange | None) -> Iterator[str]:
     if action.verb in ("remove", "purge"):
         if change is None:
             yield f"would {action.verb} {action.id} {action.former}".rstrip() + ", which the plan keeps"

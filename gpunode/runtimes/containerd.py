@@ -20,7 +20,7 @@ from gpunode.runtimes.containerd_files import (
     FIRST_VERSION_BY_SCHEMA,
     ConfigFile,
     effective_cri_table,
-    find_nameless_default,
+    find_overriding_default_runtime,
     load_config_files,
     parse_config_file,
     refuse_misshapen_cri_table,
@@ -101,7 +101,7 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
     return ObservedConfig(
         handlers,
         NAMELESS_DEFAULT_NAME
-        if find_nameless_default(plugin, desired)
+        if find_overriding_default_runtime(plugin, desired)
         else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),

@@ -15,7 +15,7 @@ from gpunode.runtimes.containerd_files import (
     edit_document,
     effective_cri_table,
     files_in_effect,
-    find_nameless_default,
+    find_overriding_default_runtime,
     imports_matching,
     load_config_files,
     merge_tables,
@@ -350,11 +350,11 @@ def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: D
 
 def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Note what becomes of the nameless default runtime if another default is requested."""
-    former = find_nameless_default(effective_cri_table(loaded, desired), desired)
+    former = find_overriding_default_runtime(effective_cri_table(loaded, desired), desired)
     if not former or not desired.default:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_nameless_default(effective_cri_table(load_config_files(after, desired), desired), desired):
+    if find_overriding_default_runtime(effective_cri_table(load_config_files(after, desired), desired), desired):
         yield (
             f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
             "default_runtime"

@@ -280,7 +280,7 @@ def files_in_effect(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
     return tuple(file for file in loaded if file.has_cri_table and file.cri == loaded[0].cri)
 
 
-def find_nameless_default(plugin: Document, desired: DesiredConfig) -> Document:
+def find_overriding_default_runtime(plugin: Document, desired: DesiredConfig) -> Document:
     """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.

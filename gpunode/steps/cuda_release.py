@@ -32,7 +32,7 @@ from gpunode.steps.selection import WantedDriver, installed_driver_version, refu
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
 # No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
-_PROFILE_SCRIPT_TEMPLATE: Final = """\
+_PATH_SCRIPT_TEMPLATE: Final = """\
 # Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
 case ":$PATH:" in
 *:{folder}/bin:*) ;;
@@ -285,7 +285,7 @@ def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[V
 
 def _plan_profile_script(version: Version, facts: Facts) -> Iterator[FileChange]:
     present = need(facts.file(CUDA_PROFILE_SCRIPT), f"what {CUDA_PROFILE_SCRIPT} holds")
-    wanted = FileState(_PROFILE_SCRIPT_TEMPLATE.format(folder=f"/usr/local/cuda-{format_release(version)}").encode())
+    wanted = FileState(_PATH_SCRIPT_TEMPLATE.format(folder=f"/usr/local/cuda-{format_release(version)}").encode())
     if present != wanted:
         yield FileChange(CUDA_PROFILE_SCRIPT, present, wanted)
 

@@ -222,7 +222,7 @@ def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | 
         return None, notes
     from gpunode.steps import leftovers  # loaded on use
 
-    refused = leftovers.refuse_runfile_leftovers(facts) or leftovers.refuse_stray_modules(driver, facts)
+    refused = leftovers.refuse_runfile_leftovers(facts) or leftovers.refuse_hand_placed_modules(driver, facts)
     return refused, (*leftovers.local_library_notes(facts), *notes, *leftovers.note_stray_modules(driver, facts))
 
 

@@ -334,7 +334,7 @@ def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
     )
 
 
-def refuse_stray_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
+def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
     """Return the refusal of modules that a kernel could load in place of those that the driver brings.
 
     Nothing else would tell before the end: DKMS builds its own beside them.
@@ -391,7 +391,7 @@ def _find_shadowing_modules(driver: WantedDriver, facts: Facts) -> tuple[ModuleF
 
 
 def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
-    """Yield a note for stray modules; see ``refuse_stray_modules`` for those that the next boot would load."""
+    """Yield a note for stray modules; see ``refuse_hand_placed_modules`` for those that the next boot would load."""
     shadowing = _find_shadowing_modules(driver, facts)
     for is_first, does in (
         (True, "the kernel may load such a module in place of the driver's own"),

@@ -449,7 +449,7 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
     trigger = _trigger_of_edit(target, apply_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
     changes = file_changes(edited, target.present, triggers, is_roots=target.is_default_config)
-    return Planned(changes, reason, notes, edited.notes, expectation, _describe_disruption(target, trigger))
+    return Planned(changes, reason, notes, edited.notes, expectation, _name_stopped_containers(target, trigger))
 
 
 def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Planned:
@@ -458,7 +458,7 @@ def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Pla
     owed = frozenset({trigger}) if trigger else frozenset[Trigger]()
     states = ((path, target.present.get(path)) for path in paths)
     changes = tuple(FileChange(path, state, state, owed) for path, state in states)
-    return Planned(changes, reason, disrupts=_describe_disruption(target, trigger))
+    return Planned(changes, reason, disrupts=_name_stopped_containers(target, trigger))
 
 
 def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
@@ -552,7 +552,7 @@ def _trigger_of_edit(target: RuntimeTarget, after: Files) -> Trigger | None:
     return Trigger("reload" if reloads else "restart", row.unit)
 
 
-def _describe_disruption(target: RuntimeTarget, trigger: Trigger | None) -> str:
+def _name_stopped_containers(target: RuntimeTarget, trigger: Trigger | None) -> str:
     """Describe what a restart stops: docker's containers, unless live-restore is on; containerd's continue."""
     row = target.row
     if not row.stopped or trigger is None or trigger.kind != "restart":

@@ -125,7 +125,7 @@ _DEFAULT_OBJECTS: Final = frozenset(
 )
 # The group of ClusterPolicy and NVIDIADriver.
 _NVIDIA_API_GROUP_PREFIX: Final = "nvidia.com/"
-_MAX_TITLES_SHOWN: Final = 3
+_MAX_NAMESPACE_OBJECTS_SHOWN: Final = 3
 
 
 def describe_namespace_contents(
@@ -150,9 +150,9 @@ def describe_namespace_contents(
     ]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in remaining))
-    yield from titles[:_MAX_TITLES_SHOWN]
-    if len(titles) > _MAX_TITLES_SHOWN:
-        yield f"{len(titles) - _MAX_TITLES_SHOWN} more"
+    yield from titles[:_MAX_NAMESPACE_OBJECTS_SHOWN]
+    if len(titles) > _MAX_NAMESPACE_OBJECTS_SHOWN:
+        yield f"{len(titles) - _MAX_NAMESPACE_OBJECTS_SHOWN} more"
 
 
 def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:

@@ -40,7 +40,7 @@ _DISPLAY_PROGRAMS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_w
 _DISPLAY_UNITS: Final = frozenset(
     {"display-manager.service", "gdm.service", "gdm3.service", "lightdm.service", "sddm.service"}
 )
-_MAX_CLIENTS_NAMED: Final = 20
+_MAX_NAMES_SHOWN: Final = 20
 
 
 def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> None:
@@ -65,7 +65,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
-            why=f"the kubelet gave GPUs to {join_names(pods, _MAX_CLIENTS_NAMED)}",
+            why=f"the kubelet gave GPUs to {join_names(pods, _MAX_NAMES_SHOWN)}",
             hint=f"{_DRAIN_HINT}, or {_OVERRIDE_HINT}",
         )
 
@@ -142,7 +142,7 @@ def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable
     """Return the error for ``what`` is running, with all of them counted and some named."""
     return DrainRequired(
         f"continuing would {doing} {count(len(named), what)}",
-        why=f"running: {join_names(map(str, named), _MAX_CLIENTS_NAMED)}",
+        why=f"running: {join_names(map(str, named), _MAX_NAMES_SHOWN)}",
         hint="\n".join((*advice, f"or {_OVERRIDE_HINT}")),
     )
 

@@ -188,7 +188,7 @@ def _common_version(changes: Sequence[PackageChange]) -> str:
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
-def purge_count_qualifier(packages: Sequence[PackageChange]) -> str:
+def up_to_if_index_unread(packages: Sequence[PackageChange]) -> str:
     """Return ``up to`` while the index is unread, since packages of the new driver are replaced, not purged."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
@@ -202,7 +202,7 @@ def transaction_summary(packages: Sequence[PackageChange], dependencies: Sequenc
     gone = sum(change.after is None for change in packages)
     parts = [count(installed, "package")] if installed else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    number = f"{purge_count_qualifier(packages)}{gone if installed else count(gone, 'package')}"
+    number = f"{up_to_if_index_unread(packages)}{gone if installed else count(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
     parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

@@ -11,8 +11,8 @@ from gpunode.cli.screen.changes import (
     action_of,
     change_lines,
     package_lines,
-    purge_count_qualifier,
     transaction_summary,
+    up_to_if_index_unread,
 )
 from gpunode.cli.screen.checks import matches_recipe_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
@@ -148,7 +148,7 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
     """Yield the package transaction of a stage in numbers."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
-        purged = bool(purge_count_qualifier(stage.packages)) and any(change.after is None for change in stage.packages)
+        purged = bool(up_to_if_index_unread(stage.packages)) and any(change.after is None for change in stage.packages)
         exact = "exact versions and purges" if purged else "exact versions"
         when = f"; {exact} after the index is read" if deferred else ""
         yield span(f"  one transaction: {transaction_summary(stage.packages, stage.dependencies)}{when}", "dim")
@@ -220,7 +220,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
 
 
 def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
-    return f"purges {purge_count_qualifier(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
+    return f"purges {up_to_if_index_unread(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
 
 
 def _service_verb(change: ServiceChange) -> str:

@@ -48,7 +48,7 @@ def cdi_specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
     """Return the specifications that were read, listed or made, each once; the fullest knowledge of each."""
     found: dict[str, Specification] = {}
     for item in snapshot.items_of("file", "listing", "nvidia-ctk"):
-        for one in _parse_specifications(item) if item.where == "host" and item.outcome == "ok" else ():
+        for one in _find_specifications(item) if item.where == "host" and item.outcome == "ok" else ():
             if "management" not in one.path and (one.version or one.drivers or one.path not in found):
                 found[one.path] = one
     return tuple(found.values())
@@ -58,7 +58,7 @@ def _canonical_path(path: str) -> str:
     return path.replace("/run/cdi", "/var/run/cdi", 1) if path.startswith("/run/cdi") else path
 
 
-def _parse_specifications(item: EvidenceItem) -> Iterator[Specification]:
+def _find_specifications(item: EvidenceItem) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
     # head and grep show a file, too.
     path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec_path(word) and "*" not in word), "")

@@ -20,7 +20,7 @@ from gpunode.facts.sources import SourcePlace
 # What a program says of the driver that it found.
 DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
 # What NVIDIA's images say when they start.
-IMAGE_DRIVER_BANNER: Final = Pattern(
+IMAGE_NEEDS_NEWER_DRIVER: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but[\s\n]+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
@@ -60,7 +60,7 @@ def supported_cuda(snapshot: Snapshot) -> Version | None:
 
 def reported_driver(snapshot: Snapshot) -> str:
     """Return the node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
-    if banner := snapshot.match(IMAGE_DRIVER_BANNER):
+    if banner := snapshot.match(IMAGE_NEEDS_NEWER_DRIVER):
         return banner["has"]
     found = snapshot.match(DRIVER_TOO_OLD)
     number = int(found["found"]) if found else 0

@@ -68,14 +68,15 @@ def version_mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that fabric manager and driver differ in version."""
     if found := snapshot.matching_lines(_MISMATCH):
         return found
-    program, loaded = manager_version(snapshot), driver.loaded_version(snapshot) or driver.smi_version(snapshot)
-    of_driver = [
-        (one.upstream, one.citation) for one in driver.metapackages(snapshot) if _is_versioned_like_driver(one)
-    ][:1]
-    of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
-    if program is None or not of_driver or of_driver[0][0] == program[0]:
+    manager, loaded = manager_version(snapshot), driver.loaded_version(snapshot) or driver.smi_version(snapshot)
+    if loaded is not None:
+        expected: tuple[str, Citation] | None = (loaded.version, loaded.citation)
+    else:
+        packaged = (one for one in driver.metapackages(snapshot) if _is_versioned_like_driver(one))
+        expected = next(((one.upstream, one.citation) for one in packaged), None)
+    if manager is None or expected is None or expected[0] == manager[0]:
         return ()
-    return program[1], of_driver[0][1]
+    return manager[1], expected[1]
 
 
 _MANAGER_VERSION: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
@@ -201,6 +202,7 @@ def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
     best: dict[int, GpuNvlinks] = {}
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
         for one in _parse_nvlinks(item):
+            # An answer that names no GPU is about one of its own.
             key = -len(best) - 1 if one.index is None else one.index
             if key not in best or len(one.rates) > len(best[key].rates):
                 best[key] = one
@@ -209,21 +211,22 @@ def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
 
 def _parse_nvlinks(item: EvidenceItem) -> Iterator[GpuNvlinks]:
     index: int | None = None
-    rates, place, is_none = dict[int, str](), 0, False
+    rates, cited_number, are_all_inactive = dict[int, str](), 0, False
     found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _NVLINK_LINE.match(line)))
-    for number, match in (*found, (0, None)):
+    for number, match in (*found, (0, None)):  # the end of the text ends the last GPU's links
         if match is None or match["gpu"] or match["id"] or match["other"]:
-            if rates or is_none:
-                yield GpuNvlinks(index, rates, cite(item, place))
+            if rates or are_all_inactive:
+                yield GpuNvlinks(index, rates, cite(item, cited_number))
             named = (match["gpu"] or match["id"]) if match else None
-            index, rates, place, is_none = int(named) if named else None, {}, 0, False
+            index, rates, cited_number, are_all_inactive = int(named) if named else None, {}, 0, False
             continue
         if match["none"]:
-            is_none = True
+            are_all_inactive = True
         elif match["row"]:
             states = enumerate(match["row"].split())
             rates = {link: "up" if state == "U" else "" for link, state in states if state in "UD"}
         else:
             rates[int(match["link"])] = match["rate"] or ""
-        if not place or (match["link"] and not match["rate"] and all(list(rates.values())[:-1])):
-            place = number
+        is_first_down = match["link"] and not match["rate"] and all(list(rates.values())[:-1])
+        if not cited_number or is_first_down:
+            cited_number = number

@@ -191,7 +191,7 @@ def find_incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
 
 def _incidents_of_boot(faults: Iterable[Fault]) -> Iterator[Incident]:
     found = tuple(_gpu_incidents(tuple(faults)))
-    return (one for one in found if not any(by is not one and _is_consequence(one, by) for by in found))
+    return (one for one in found if not any(by is not one and _is_caused_by_other_device(one, by) for by in found))
 
 
 def incidents_with(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
@@ -282,7 +282,7 @@ def _root_fault(episode: list[Fault]) -> Fault:
     return plain[0] if plain and candidates[0].code in _VAGUE_CODES else candidates[0]
 
 
-def _is_consequence(one: Incident, by: Incident) -> bool:
+def _is_caused_by_other_device(one: Incident, by: Incident) -> bool:
     """Return whether ``by``, of another GPU or a switch, caused ``one`` on links or programs."""
     first, second = by.root, one.root
     if first.weight < 2 or _are_apart(first, second) or not is_earlier(first, second):

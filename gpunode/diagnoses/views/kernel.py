@@ -130,12 +130,12 @@ def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
 def _read_log(item: EvidenceItem) -> _KernelLog | None:
     if item.kind == "kernel-log":
         return _KernelLog(item, range(1, len(item.lines) + 1))
-    if item.kind in _OTHER_LOG_KINDS and not item.is_package_record and (numbers := [*_kernel_lines(item)]):
+    if item.kind in _OTHER_LOG_KINDS and not item.is_package_record and (numbers := [*_kernel_line_numbers(item)]):
         return _KernelLog(item, numbers)
     return None
 
 
-def _kernel_lines(item: EvidenceItem) -> Iterator[int]:
+def _kernel_line_numbers(item: EvidenceItem) -> Iterator[int]:
     """Yield the numbers of the lines of another log that are the kernel's."""
     for start in item.view(LineIndex).line_starts_of(_KERNEL_WORDS):
         number = item.line_number_at(start)
@@ -165,7 +165,7 @@ class _KernelLog:
     def __init__(self, item: EvidenceItem, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
         self._lines: dict[int, _Line] = {}
-        self._line_offsets: dict[int, int] = {}
+        self._block_starts: dict[int, int] = {}
         self._blocks: dict[int, tuple[Message, ...]] = {}
 
     @property
@@ -218,12 +218,12 @@ class _KernelLog:
     def _start_of_block(self, place: int) -> int:
         """Return the place of the last line up to this one that continues no message."""
         walked: list[int] = []
-        while place > 0 and place not in self._line_offsets and self._line(place).may_continue:
+        while place > 0 and place not in self._block_starts and self._line(place).may_continue:
             walked.append(place)
             place -= 1
-        start = self._line_offsets.get(place, place)
+        start = self._block_starts.get(place, place)
         # A block may be a whole log: ten thousand lines of one Xid. No place is walked over twice.
-        self._line_offsets.update(dict.fromkeys(walked, start))
+        self._block_starts.update(dict.fromkeys(walked, start))
         return start
 
     def _end_of_block(self, place: int) -> int:

@@ -22,7 +22,7 @@ _FUNCTION_LINE: Final = Pattern(
 _VENDOR_AND_DEVICE_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
 _UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
-_SWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
+_NVSWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
 _GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
 
 
@@ -54,7 +54,7 @@ class PciFunction:
     @property
     def is_switch(self) -> bool:
         """True if it is an NVSwitch."""
-        return bool(_SWITCH.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
+        return bool(_NVSWITCH.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
 
     @property
     def model(self) -> GpuModel | None:

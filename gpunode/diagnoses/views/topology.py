@@ -116,7 +116,7 @@ def _make_device(
         return None
     index = answered[at][0] if at in answered else None
     numa = _numa_node(snapshot, at, "\n".join(function.detail))
-    return Device(at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at))
+    return Device(at, sort, _model_name(function), index, numa, _pcie_link(snapshot, at))
 
 
 def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:
@@ -132,7 +132,7 @@ def _device_sort(function: pci.PciFunction) -> DeviceSort | None:
     return next((sort for word, sort in _SORTS_BY_CLASS if word in kind), None)
 
 
-def _device_name(function: pci.PciFunction) -> str:
+def _model_name(function: pci.PciFunction) -> str:
     if function.model and function.model.listed:
         return function.model.name.removeprefix("NVIDIA ")
     plain = _LSPCI_IDS_AND_REVISION.sub("", function.name).strip()
