@@ -80,7 +80,7 @@ __all__ = [
     "short_unit_name",
     "sort_changes",
     "sort_triggers",
-    "triggers_of_changes",
+    "triggers_of",
 ]
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
@@ -94,7 +94,7 @@ def sort_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: (not change.is_temporary_stop, change.rank)))
 
 
-def triggers_of_changes(changes: Iterable[Change]) -> tuple[Trigger, ...]:
+def triggers_of(changes: Iterable[Change]) -> tuple[Trigger, ...]:
     """Return the triggers of ``changes``, once each, in the order in which they are settled.
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.

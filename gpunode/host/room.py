@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpunode.change import Change, triggers_of_changes
+from gpunode.change import Change, triggers_of
 from gpunode.errors import Refused
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.packages import SYSTEMS
@@ -42,7 +42,7 @@ def refuse_unusable_boot(
     Raises:
         Refused: if it would not fit.
     """
-    if not any(trigger.kind == "initramfs" for trigger in triggers_of_changes(changes)):
+    if not any(trigger.kind == "initramfs" for trigger in triggers_of(changes)):
         return
     boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image("*").lstrip("/")
     with suppress(OSError):  # whoever rebuilds it finds out what is wrong there

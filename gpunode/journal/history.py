@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of_changes
+from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -130,7 +130,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
         match entry:
             case Intent():
                 key = (run, entry.seq)
-                for trigger in triggers_of_changes((entry.change,)):
+                for trigger in triggers_of((entry.change,)):
                     if trigger not in pending:
                         seen.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
                     required_by = pending[trigger].required_by

@@ -19,7 +19,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.facts.model import Facts, Known, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT_FILE
@@ -194,11 +194,7 @@ def find_worst_gpu_loss(changes: Collection[Change], pending_triggers: Collectio
     if MigChange.among(changes):
         return "layout"
     stops = any(one.unit == MPS_SERVICE and not one.after.active for one in ServiceChange.among(changes))
-    return (
-        "mps"
-        if stops or Trigger("restart", MPS_SERVICE) in {*triggers_of_changes(changes), *pending_triggers}
-        else None
-    )
+    return "mps" if stops or Trigger("restart", MPS_SERVICE) in {*triggers_of(changes), *pending_triggers} else None
 
 
 def _removes_or_replaces_driver(change: PackageChange) -> bool:

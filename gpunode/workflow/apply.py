@@ -20,7 +20,7 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     Trigger,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
 from gpunode.host.port import Host, HostView, TriggerResult
@@ -219,7 +219,7 @@ class Applier:
                     is_left = True
                     failure.why += f"\n{written.path} could not be restored: {second.what}"
         if not is_left:
-            self.cancel_triggers(triggers_of_changes(files), "restored before any daemon read it")
+            self.cancel_triggers(triggers_of(files), "restored before any daemon read it")
 
     def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
         """Record that this run does not need ``pending_triggers``; what an earlier run left pending stays so."""
@@ -234,7 +234,7 @@ class Applier:
             return ""
         changes = FileChange.among(step.changes)
         self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
-        self._expectations.update(dict.fromkeys(triggers_of_changes(changes), expectation))
+        self._expectations.update(dict.fromkeys(triggers_of(changes), expectation))
         return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
@@ -457,7 +457,5 @@ def _batch_key(trigger: Trigger) -> Trigger | str:
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
     """Return the triggers that are settled after the last stage."""
     return tuple(
-        t
-        for t in triggers_of_changes(change for plan in plans for change in plan.ordered_changes)
-        if not t.runs_at_stage_end
+        t for t in triggers_of(change for plan in plans for change in plan.ordered_changes) if not t.runs_at_stage_end
     )

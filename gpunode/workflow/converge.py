@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of_changes
+from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -80,7 +80,7 @@ class StagePlan:
     @property
     def triggers(self) -> tuple[Trigger, ...]:
         """The triggers of the changes."""
-        return triggers_of_changes(self.ordered_changes)
+        return triggers_of(self.ordered_changes)
 
     @property
     def refusal(self) -> Refusal | None:

@@ -16,7 +16,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Trigger,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.command import command
 from gpunode.errors import DrainRequired, Undetermined
@@ -130,7 +130,7 @@ def refuse_disruptive_undo(
     """
     packages = PackageChange.among(changes)
     stopped = {change.unit for change in ServiceChange.among(changes) if not change.after.active}
-    restarts = _DOCKER_RESTART_TRIGGER in (*triggers_of_changes(changes), *pending_triggers)
+    restarts = _DOCKER_RESTART_TRIGGER in (*triggers_of(changes), *pending_triggers)
     if restarts or any_removed_or_replaced(packages, _DOCKER_PACKAGES) or DOCKER_SERVICE in stopped:
         refuse_running_containers(docker, host)
     refuse_gpu_clients(host, changes, pending_triggers)

@@ -17,7 +17,7 @@ from gpunode.change import (
     ServiceChange,
     Trigger,
     restrict_writes_to_root,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.errors import Refused
 from gpunode.facts import machine
@@ -92,7 +92,7 @@ class CtkPlan:
         """The trigger that has the daemon read its files again; None if no daemon needs one."""
         if self.target is None:
             return None
-        return next(iter(triggers_of_changes(self.files)), self.target.trigger)
+        return next(iter(triggers_of(self.files)), self.target.trigger)
 
     def with_notes(self, *notes: str) -> CtkPlan:
         """Return the plan with more notes."""

@@ -21,7 +21,7 @@ from gpunode.change import (
     RuntimeExpectation,
     Trigger,
     sort_triggers,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.command import command
 from gpunode.errors import Refused
@@ -178,11 +178,9 @@ class UndoExecutor:
             for step in batch:
                 self.applier.check_interrupt()
                 self._apply_step(step)
-            pending_triggers = [
-                one for one in triggers_of_changes(step.change for step in batch) if one.runs_at_stage_end
-            ]
+            pending_triggers = [one for one in triggers_of(step.change for step in batch) if one.runs_at_stage_end]
             self.trigger_results += self.applier.run_triggers(pending_triggers)
-        late = [one for one in triggers_of_changes(step.change for step in steps) if not one.runs_at_stage_end]
+        late = [one for one in triggers_of(step.change for step in steps) if not one.runs_at_stage_end]
         done = {one.trigger for one in self.trigger_results}
         self.trigger_results += self.applier.run_triggers(
             sort_triggers({*late, *(one for one in self.pending_triggers if one not in done)})

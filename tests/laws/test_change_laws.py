@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import Change, FileChange, Trigger, sort_changes, sort_triggers
-from gpunode.change import triggers_of_changes as owed_by
+from gpunode.change import triggers_of as owed_by
 from tests.laws.strategies import changes, settled_changes, settled_files, triggers
 
 

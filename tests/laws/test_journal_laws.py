@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import Deferred, FileChange, FileState, MigChange, ModuleChange, SigningKey, Trigger, digest
-from gpunode.change import triggers_of_changes as owed_by
+from gpunode.change import triggers_of as owed_by
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import intents_to_undo, inverse_intents, is_configuration_change, pending_triggers
 from gpunode.journal.record import (

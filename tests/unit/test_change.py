@@ -19,7 +19,7 @@ from gpunode.change import (
     SigningKey,
     Trigger,
     sort_changes,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.package_id import PackageId
 from tests.needs import lacking
@@ -84,7 +84,7 @@ def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
     restart, read = Trigger("restart", "docker.service"), Trigger("daemon-reload")
     config = FileChange("/etc/docker/daemon.json", None, FileState(b"{}"), frozenset({restart}))
     unit = FileChange("/etc/systemd/system/docker.service.d/x.conf", None, FileState(b""), frozenset({restart, read}))
-    assert triggers_of_changes([config, unit]) == (read, restart)
+    assert triggers_of([config, unit]) == (read, restart)
     assert [trigger.runs_at_stage_end for trigger in (read, restart)] == [True, False]
     assert [str(trigger) for trigger in (read, restart)] == ["daemon-reload", "restart docker.service"]
 

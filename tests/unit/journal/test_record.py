@@ -20,7 +20,7 @@ from gpunode.change import (
     ServiceState,
     Trigger,
     digest,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import (
@@ -420,4 +420,4 @@ def test_every_kind_of_change_and_its_undo_may_have_a_trigger(change: Change) ->
     assert decode(b"".join(encode_lines(journal)), str.encode) == journal
     assert pending_triggers(journal) == (RESTART,)
     (back,) = inverse_intents(journal)
-    assert triggers_of_changes([back.change]) == (RESTART,)
+    assert triggers_of([back.change]) == (RESTART,)

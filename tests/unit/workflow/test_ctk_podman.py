@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Trigger, triggers_of_changes
+from gpunode.change import Trigger, triggers_of
 from gpunode.facts.model import Facts
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
@@ -32,7 +32,7 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
 def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts], tmp_path: Path) -> None:
     host = Node(facts[0])
     plan = edits.plan_cdi_specification(host, PODMAN, image=False)
-    assert (plan.target_name, plan.main_file, triggers_of_changes(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
+    assert (plan.target_name, plan.main_file, triggers_of(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
     assert (plan.trigger, ctk.explain_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
     done = ctk.apply_edit(plan, host, store, "configure", ignore_event)

@@ -25,7 +25,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    triggers_of_changes,
+    triggers_of,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
@@ -582,7 +582,7 @@ class TestWholeRollback:
         run.commit("done")
         facts = facts_now({toolkit: NEW})
         back = plan_rollback(store, host, run.id, facts) if verb == "rollback" else plan_removal(store, host, facts)
-        assert triggers_of_changes(back.packages) == (RESTART,)
+        assert triggers_of(back.packages) == (RESTART,)
 
     def test_downgrade_is_not_blocked_by_a_later_run(self, store: Store) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
