@@ -249,7 +249,7 @@ NodeOption = Annotated[
     typer.Option(
         "--node",
         metavar="CAPTURE",
-        help="a capture of another node, or the shipped sample debian12-gtx1080",
+        help="a capture of another node, or a shipped sample such as debian12-gtx1080",
         autocompletion=sample_nodes,
     ),
 ]

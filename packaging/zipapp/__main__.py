@@ -21,7 +21,7 @@ def start():
     if sys.argv[1:] in (["--version"], ["-V"]):
         import installed
 
-        return installed.tell(VERSION)
+        return installed.print_version(VERSION)
     sys.path[0] = unpacked()
     from gpunode.__main__ import main
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from gpunode.cli import app
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.inputs import (
     RecipeOptions,
     explain_default_recipe,
@@ -52,8 +55,30 @@ def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
     assert "NVSwitch" in caught.value.why
 
 
+# What each sample is shipped for, as plan says it.
+_SHOWN: Final = {
+    "debian12-gtx1080": r"packages of driver 470\.256\.02, .* conflict with branch",
+    "debian12-hgx-h100": r"one transaction.* nvidia-driver-cuda,[^\n]* (\d+\.\*)\n.* nvidia-fabricmanager,[^\n]* \1\n",
+    "debian12-run-driver": r"\.run installer has installed a driver.* first with --remove-runfile-driver;",
+    "debian12-secure-boot": r"\A(?!.* nvidia-driver-cuda).* run mokutil --import ",
+}
+
+
+@pytest.mark.parametrize("name", sample_capture_names())
+def test_sample_shows_what_it_is_shipped_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    exit_code = 3 if name == "debian12-run-driver" else 0
+    for command in ("plan", "rehearse"):
+        assert run_cli([command, "--node", name]) == exit_code
+        said = capsys.readouterr()
+        assert re.search(_SHOWN[name], said.out + said.err, re.DOTALL)
+    assert run_cli(["status", "--node", name]) == 0
+
+
 def test_shipped_samples_are_completed_and_listed() -> None:
-    assert sample_capture_names() == ("debian12-gtx1080",)
+    assert sample_capture_names() == tuple(_SHOWN)
     assert app.sample_nodes() == list(sample_capture_names())
     assert view_node("debian12-gtx1080", "/", "").evidence
     for wrong in ("debian12", "README.md-of-samples"):
