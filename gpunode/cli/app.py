@@ -384,6 +384,7 @@ def rehearse(
     driver: DriverOption = "",
     driver_source: SourceOption = "",
     cuda_toolkit: CudaOption = "",
+    remove_runfile_driver: RemoveRunfileOption = False,
     node: NodeOption = "",
     gpu: GpuOption = "",
     json: JsonOption = False,

@@ -77,6 +77,11 @@ def test_sample_shows_what_it_is_shipped_for(
     assert run_cli(["status", "--node", name]) == 0
 
 
+def test_rehearsal_takes_the_option_that_its_refusal_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["rehearse", "--node", "debian12-run-driver", "--remove-runfile-driver"]) == 0
+    assert "nvidia-installer --uninstall" in capsys.readouterr().out
+
+
 def test_shipped_samples_are_completed_and_listed() -> None:
     assert sample_capture_names() == tuple(_SHOWN)
     assert app.sample_nodes() == list(sample_capture_names())
