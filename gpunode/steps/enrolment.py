@@ -63,7 +63,7 @@ def plan_enrolment(facts: Facts) -> Outcome:
         for one in map(PackageId, _REQUIRED_TOOL_PACKAGES)
         if not is_at_version(packages.get(one), "")
     )
-    again = "its enrolment was not confirmed during the last boot, so it is queued again"
+    again = "nobody has confirmed its enrolment at the console, so it is queued again"
     reason = again if request is not None else "the kernel loads the driver only once the firmware has this key"
     return Planned(
         (*tools, *_plan_enrolment_request(key, request)),

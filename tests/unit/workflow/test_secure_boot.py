@@ -107,12 +107,23 @@ def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
     one = Machine(Firmware(), tmp_path)
     one.setup()
     one.boot(confirms=False)
-    assert "not confirmed during the last boot" in planned(SECURE_BOOT_STEP.plan(recipe(), one.facts)).reason
+    assert "nobody has confirmed its enrolment" in planned(SECURE_BOOT_STEP.plan(recipe(), one.facts)).reason
     missed = one.setup()
     assert [wait.waits_for for wait in missed.waits] == ["console"]
     assert one.firmware.queued == [make_certificate()]
     assert BLACKLIST_FILE not in one.made()
     assert not any("make the key" in name for name in one.made()), "the key stays the same"
+
+
+def test_request_that_no_boot_has_met_is_not_said_to_be_missed(tmp_path: Path) -> None:
+    # As after `mokutil --revoke-import`, or a run that was killed before it came to queue the key.
+    one = Machine(Firmware(), tmp_path)
+    one.setup()
+    one.firmware.queued.clear()
+    one.facts = replace(one.facts, module_key=key_of(one.firmware))
+    said = planned(SECURE_BOOT_STEP.plan(recipe(), one.facts)).reason
+    assert "so it is queued again" in said
+    assert "boot," not in said
 
 
 def test_enrolled_key_is_used_and_never_replaced(tmp_path: Path) -> None:
