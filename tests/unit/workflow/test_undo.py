@@ -51,6 +51,7 @@ from tests.unit.workflow.nodes import Node
 STATUS, INFO = "/var/lib/dpkg/status", "/var/lib/dpkg/info"
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 UNIT = "nvidia-persistenced.service"
+TOOLKIT_LIST = "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
 RESTART, REFRESH, INITRAMFS = (
     Trigger("restart", "containerd.service"),
     Trigger("index-refresh", CUDA_LIST),
@@ -1124,29 +1125,48 @@ class TestRemove:
         [
             ("nvidia-driver-cuda", {CUDA_LIST}),
             ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
+            ("nvidia-container-toolkit", {TOOLKIT_LIST}),
+            ("docker-ce", {"docker.service"}),
         ],
     )
-    def test_path_of_a_toolkit_stays_and_goes_with_it(self, store: Store, needed: str, staying: set[str]) -> None:
+    def test_files_and_units_stay_with_the_package_that_needs_them(
+        self, store: Store, needed: str, staying: set[str]
+    ) -> None:
         content = {
             CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()),
+            TOOLKIT_LIST: FileState(b"deb https://toolkit.example /\n"),
             CUDA_PROFILE_SCRIPT: FileState(b"export PATH\n"),
         }
-        steps = {CUDA_LIST: "cuda-repository", CUDA_PROFILE_SCRIPT: "cuda-toolkit"}
-        packages = {"nvidia-driver-cuda": ("driver", NEW), "cuda-toolkit-12-9": ("cuda-toolkit", NEW)}
+        steps = {
+            CUDA_LIST: "cuda-repository",
+            TOOLKIT_LIST: "toolkit-repository",
+            CUDA_PROFILE_SCRIPT: "cuda-toolkit",
+        }
+        packages = {
+            "nvidia-driver-cuda": ("driver", NEW),
+            "cuda-toolkit-12-9": ("cuda-toolkit", NEW),
+            "nvidia-container-toolkit": ("toolkit", NEW),
+            "docker-ce": ("runtime-install", NEW),
+        }
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")
         for path, state in content.items():
             run.record_done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
         for name, (step, version) in packages.items():
             run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, version)))
+        run.record_done(run.record_intent("runtime", "runtime-config", ServiceChange("docker.service", OFF, ON)))
         run.commit("done")
-        facts = machine(packages={name: version for name, (_, version) in packages.items()}, files=content)
+        facts = machine(
+            packages={name: version for name, (_, version) in packages.items()},
+            files=content,
+            units={"docker.service": unit(active=True, enabled=True)},
+        )
         database = (*map(paragraph, packages), paragraph("cuda-app", needed))
         host.files[STATUS] = FileState("".join(database).encode())
         for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
-            gone = {one.subject for one in back.changes} & content.keys()
-            assert gone == content.keys() - staying
-            assert f"{CUDA_LIST} stays with {needed}" in back.remarks
+            subjects = content.keys() | {"docker.service"}
+            assert {one.subject for one in back.changes} & subjects == subjects - staying
+            assert staying <= {one.subject for one in back.kept if one.reason == f"stays with {needed}"}
 
     def test_replaced_source_list_is_not_restored_beside_our_own(self, store: Store) -> None:
         """apt would read no list at all: two entries of one archive with two keys."""
