@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import CommandChange, FileChange, FileState, Trigger, sort_triggers
+from gpunode.change import FileChange, FileState, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
-from gpunode.facts.model import Facts, known
-from gpunode.facts.probes import RESUME_SERVICE_FILE
+from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
@@ -17,7 +17,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
-from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk_stages
+from gpunode.workflow.converge import RESUME_STEP_ID, Advance, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
@@ -208,7 +208,7 @@ class _SetupRun:
         left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
-            arrange_resume(self.applier, self.options.resume, known(self.facts.file(RESUME_UNIT_FILE), None))
+            arrange_resume(self.applier, self.options.resume, self.facts)
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
@@ -292,10 +292,6 @@ class _SetupRun:
                 )
 
 
-RESUME_UNIT_FILE = RESUME_SERVICE_FILE
-_RESUME_UNIT_NAME = RESUME_UNIT_FILE.rpartition("/")[2]
-
-
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The way in which setup continues after a reboot.
@@ -328,8 +324,8 @@ After=network-online.target multi-user.target
 Type=oneshot
 WorkingDirectory=/
 ExecStart={" ".join(map(_quote_word, argv))}
-ExecStopPost=/bin/systemctl disable {_RESUME_UNIT_NAME}
-ExecStopPost=/bin/rm -f {RESUME_UNIT_FILE}
+ExecStopPost=/bin/systemctl disable {RESUME_SERVICE}
+ExecStopPost=/bin/rm -f {RESUME_SERVICE_FILE}
 TimeoutStartSec=infinity
 
 [Install]
@@ -356,13 +352,8 @@ def _refuse_control_characters(word: str) -> str:
     return word
 
 
-def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) -> None:
+def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:
     """Have the next boot continue the run; journaled as every change is.
-
-    Args:
-        applier: of the run.
-        resume: how it continues.
-        present: the unit of an earlier run, when it is still there.
 
     Raises:
         ChangeFailed: the unit could not be written or enabled.
@@ -370,8 +361,11 @@ def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) 
     why = "setup continues after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
     applier.run.save_request(resume.request)
-    unit = resume_unit(resume.command(applier.run.id))
-    applier.apply_change("kernel", "reboot", FileChange(RESUME_UNIT_FILE, present, FileState(unit), reload), why)
+    unit = FileState(resume_unit(resume.command(applier.run.id)))
+    former = known(facts.file(RESUME_SERVICE_FILE), None)
+    applier.apply_change("kernel", RESUME_STEP_ID, FileChange(RESUME_SERVICE_FILE, former, unit, reload), why)
     applier.run_triggers([Trigger("daemon-reload")])
-    enable = CommandChange(("systemctl", "enable", _RESUME_UNIT_NAME), why, ("systemctl", "disable", _RESUME_UNIT_NAME))
-    applier.apply_change("kernel", "reboot", enable, why)
+    fact = facts.unit(RESUME_SERVICE)
+    state = fact.value.state if isinstance(fact, Known) else ServiceState(enabled=False, active=False)
+    enable = ServiceChange(RESUME_SERVICE, state, replace(state, enabled=True))
+    applier.apply_change("kernel", RESUME_STEP_ID, enable, why)

@@ -40,7 +40,7 @@ from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
 from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
@@ -418,6 +418,7 @@ def keep_what_packages_need(
         CUDA_TOOLKIT_STEP.id: toolkits,
         CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits],
         TOOLKIT_REPOSITORY_STEP.id: sorted(staying.intersection(TOOLKIT_PACKAGES)),
+        RESUME_STEP_ID: [],
         RUNTIME_CONFIG_STEP.id: sorted(one for one in staying if one.name in _RUNTIME_PACKAGES),
     }
     left: list[UndoStep] = []

@@ -10,7 +10,6 @@ import pytest
 
 from gpunode.change import (
     Change,
-    CommandChange,
     FileChange,
     FileState,
     ModuleChange,
@@ -31,6 +30,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -40,6 +40,7 @@ from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Notice
 from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog, find_backlog
+from gpunode.workflow.remove import plan_removal
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import check_configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
@@ -624,15 +625,41 @@ def test_required_reboot_is_returned_without_a_change(store: Store) -> None:
 def test_resume_after_reboot_is_set_up_only_if_requested_and_needed(store: Store) -> None:
     host = Node(node_needing_reboot())
     run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
-    unit_file = host.files["/etc/systemd/system/gpunode-resume.service"]
+    unit_file = host.files[RESUME_SERVICE_FILE]
     assert isinstance(unit_file, FileState)
     (kept,) = store.ids()
     assert f'"--resume" "{kept}"' in unit_file.content.decode()
     assert store.request(kept) == RESUME.request
-    assert any(isinstance(change, CommandChange) and "enable" in change.argv for change in host.made)
+    assert [one.after.enabled for one in ServiceChange.among(host.made) if one.unit == RESUME_SERVICE] == [True]
     assert journal(store) == ["waiting"]
     calm = Node(with_driver("580.95.05"))
     assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=RESUME)).changed
+
+
+@pytest.mark.parametrize("stays", ["", "nvidia-driver-cuda"])
+def test_undo_before_the_reboot_disables_and_removes_the_resume_unit(store: Store, stays: str) -> None:
+    host = Node(node_needing_reboot())
+    run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
+    if stays:  # a package of the driver that others need now
+        installed = store.begin("setup", version="test")
+        driver = PackageChange(PackageId(stays), None, PackageState("580.95.05-1"))
+        installed.record_done(installed.record_intent("packages", "driver", driver))
+        installed.commit("done")
+        app = "Package: app\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+        host.files["/var/lib/dpkg/status"] = FileState(
+            f"{app}Depends: {stays}\n\n{app.replace('app', stays)}\n".encode()
+        )
+    facts = replace(
+        machine(packages={stays: "580.95.05-1"} if stays else {}, units={RESUME_SERVICE: unit(active=False)}),
+    )
+    back = [
+        one.change
+        for one in plan_removal(store, host, facts).steps
+        if one.change.subject in {RESUME_SERVICE, RESUME_SERVICE_FILE}
+    ]
+    assert [type(one) for one in back] == [ServiceChange, FileChange]
+    assert not any(one.is_there_after for one in FileChange.among(back))
+    assert not any(one.after.enabled for one in ServiceChange.among(back))
 
 
 def test_later_steps_run_while_one_waits_for_a_reboot(store: Store) -> None:
