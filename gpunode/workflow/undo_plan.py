@@ -199,7 +199,16 @@ def _plan_file_restores(
     """
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
+    states: dict[str, FileState | None] = {}
+    for path in reversed(tuple(trails)):
+        try:
+            now = live_state.read_file_state(host, path)
+        except live_state.NotAFileError as error:
+            if request.undone_run:
+                raise
+            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
+            continue
+        states[path] = now
     going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():

@@ -39,7 +39,7 @@ from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.events import ignore_event
+from gpunode.workflow.events import Event, Notice, ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
@@ -951,6 +951,31 @@ class TestWholeRollback:
         undo(host, store, plan_rollback(store, host, done.run, facts_now({"driver": OLD})))
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
+
+    def test_folder_in_the_place_of_a_leaving_packages_file_stops_no_removal(self, host: Machine, store: Store) -> None:
+        """Meet what dpkg warns of and leaves alone: of a package that goes, and of one that was edited by a setup."""
+        path, said = "/etc/dkms/framework.conf", list[Event]()
+        host.globs = {one: Capture(one, "failed", error="it is a folder") for one in (path, CONTAINERD)}
+        host.files[STATUS] = FileState(
+            "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
+        )
+        back = plan_removal(store, host, facts_now())
+        rollback(back, host, store, on_event=said.append)
+        assert (
+            f"{CONTAINERD} stays as it is: it is a folder, in the place of the file that gpunode wrote" in back.remarks
+        )
+        notices = [one.text for one in said if isinstance(one, Notice)]
+        assert notices == [f"{path} stays: it is a folder, in the place of a package's configuration file"]
+        assert {one.subject for one in PackageChange.among(back.changes)} == {"nvidia-driver-cuda", "dkms"}
+        left = find_remainder(store, host, machine(), back)
+        assert (left.failure, [one.subject for one in left.kept]) == (None, [CONTAINERD])
+
+    def test_unreadable_file_of_a_leaving_package_stops_the_removal(self, host: Machine, store: Store) -> None:
+        path = "/etc/dkms/framework.conf"
+        host.globs = {path: Capture(path, "failed", error="Input/output error")}
+        host.files[STATUS] = FileState(paragraph("dkms", conffile=path).encode())
+        with pytest.raises(Undetermined, match=r"framework\.conf cannot be read"):
+            undo(host, store, plan_removal(store, host, facts_now()))
 
 
 def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) -> None:
