@@ -23,13 +23,12 @@ from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun,
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.origins import describe_problem_archives, with_origins
 from gpunode.workflow.plan import (
+    Losses,
     describe_differences,
-    find_unrestorable_purges,
+    find_losses,
     plan,
-    refuse_unrestorable_purges,
     resolve_stage,
     unplanned_removals,
-    unrestorable_purges_note,
 )
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_package_marks
 
@@ -108,13 +107,13 @@ def setup(
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
     preview = _preview(recipe, facts, host, options)
-    lost = find_unrestorable_purges(preview, facts, host.list_offered_versions)
-    if not options.allow_loss:
-        refuse_unrestorable_purges(lost)
+    losses = find_losses(preview, facts, host.list_offered_versions)
+    if losses and not options.allow_loss:
+        losses.refuse_purges()
     left = find_backlog(store, facts)
     on_event(PlanCompleted(preview))
-    if lost:
-        on_event(Notice(unrestorable_purges_note(lost)))
+    if losses and losses.note:
+        on_event(Notice(losses.note))
     nothing_to_do = not left and not any(stage.ordered_changes for stage in preview)
     if left.cut is not None:
         on_event(
@@ -144,7 +143,7 @@ def setup(
         recipe_sha256=options.recipe_sha256,
     )
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
-    made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
+    made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, losses)
     with recording_failure(applier):
         made.execute()
     run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
@@ -175,7 +174,7 @@ class _SetupRun:
     """A walk that applies the stages, and its results so far.
 
     Attributes:
-        knows_losses: whether the plan has been compared with what archives have.
+        losses: what the plan was known to lose; None where there was no package index then.
     """
 
     recipe: Recipe
@@ -186,7 +185,7 @@ class _SetupRun:
     confirmed_plan: tuple[StagePlan, ...]
     left: Backlog
     facts: Facts
-    knows_losses: bool
+    losses: Losses | None
     applied: list[StagePlan] = field(default_factory=list)
     trigger_results: list[TriggerResult] = field(default_factory=list)
     waits: tuple[Blocked, ...] = ()
@@ -243,10 +242,19 @@ class _SetupRun:
                 hint=system(facts).hint(exact.unresolved, facts),
             )
         self._refuse_unconfirmed_removals(exact, system(facts).manager)
-        if not self.knows_losses and not self.options.allow_loss:
-            # There was no package index when the plan was made.
-            refuse_unrestorable_purges(find_unrestorable_purges([exact], facts, self.host.list_offered_versions))
+        self._check_losses(find_losses([exact], facts, self.host.list_offered_versions) or Losses())
         return with_origins(exact, self.host, facts)
+
+    def _check_losses(self, losses: Losses) -> None:
+        """Tell what is lost, and refuse purges, where the plan was made without the package index that is read now.
+
+        Raises:
+            Refused: what no archive has would be purged.
+        """
+        if self.losses is None and not self.options.allow_loss:
+            losses.refuse_purges()
+        if losses.note and (self.losses is None or losses.note != self.losses.note):
+            self.applier.on_event(Notice(losses.note))
 
     def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
         """Refuse removals that the plan did not name; tell what turned out to be upgraded instead.

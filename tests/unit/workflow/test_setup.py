@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -560,6 +560,49 @@ def test_index_without_the_packages_is_refreshed_once(store: Store) -> None:
     assert done.changed
 
 
+@pytest.mark.parametrize("has_index", [True, False])
+def test_lost_version_is_told_once_before_the_transaction(store: Store, has_index: bool) -> None:
+    """Before the question where the index is known, else once it is read."""
+    node = with_driver("595.91.07")
+    newest, said = "595.99.01-1", list[str]()
+
+    class WithArchives(Node):
+        def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+            return dict.fromkeys(packages, frozenset({newest})) if is_read() else {}
+
+    def is_read() -> bool:  # --upgrade refreshes it before the plan
+        return has_index or host.triggered.count(Trigger("index-refresh")) > 1
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        if not is_read():
+            return Simulation((), "E: Unable to locate package libcuda1")
+        return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Notice) and "no archive" in event.text:
+            assert not PackageChange.among(host.made)
+            said.append(event.text)
+
+    host = WithArchives(node, solver=solver)
+    confirmed: list[int] = []
+    options = replace(ASKED, only=("driver",), confirm=lambda _: confirmed.append(len(said)))
+    setup(replace(recipe(), upgrade=True), host, store, node, advance=_settle(host), options=options, on_event=tell)
+    assert confirmed == [int(has_index)]
+    (note,) = said
+    assert "libcuda1 595.91.07-1" in note
+    assert note.endswith(", so `rollback --packages` could not bring them back")
+
+
+def _settle(host: Node) -> Callable[[Facts, StagePlan], Facts]:
+    """Return how the node advances; afterwards the solver finds nothing to do."""
+
+    def advance(facts: Facts, stage: StagePlan) -> Facts:
+        host.solver = lambda _changes: Simulation(())
+        return project_stage(facts, stage)
+
+    return advance
+
+
 def test_driver_version_gone_from_the_archive_is_reported_with_fixes(store: Store) -> None:
     node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"})
     problem = "E: Version '580.95.05-*' for 'libcuda1' was not found"
@@ -591,12 +634,8 @@ def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Stor
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
 
-    def advance(facts: Facts, stage: StagePlan) -> Facts:
-        after = project_stage(facts, stage)
-        host.solver = lambda _changes: Simulation(())
-        return after
-
     host = Node(node, solver=solver)
+    advance = _settle(host)
     done = setup(upgrade, host, store, node, advance=advance, options=only, on_event=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
     assert {change.after for change in PackageChange.among(host.made)} == {PackageState(newest)}
