@@ -37,6 +37,7 @@ from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
+from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
@@ -112,6 +113,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
             )
             needed = (*needed, *serving)
         packages = with_dependency_installs(host, packages)
+    if refused := refuse_modules_without_source(packages, facts):
+        raise Refused(refused.what, why=refused.why, hint=refused.hint)
     leaving = {change.id.name for change in packages if not change.is_there_after}
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}

@@ -1121,6 +1121,25 @@ class TestRemove:
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
 
+    @pytest.mark.parametrize("is_built", [True, False])
+    def test_modules_that_dkms_cannot_remove_are_refused_before(
+        self, host: Machine, store: Store, is_built: bool
+    ) -> None:
+        name = "nvidia-kernel-open-dkms"
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId(name), None, NEW)))
+        run.commit("done")
+        tree = frozenset({"/var/lib/dkms/nvidia/580.178.04"}) if is_built else frozenset[str]()
+        there = {**AFTER, name: NEW, "dkms": PackageState("3.2.2-1~deb13u1")}
+        facts = replace(facts_now(there), leftovers=Known(tree, "dkms-tree"))
+        for make in (plan_removal, lambda *node: plan_rollback(node[0], node[1], run.id, node[2])):
+            if is_built:
+                with pytest.raises(Refused, match=f"{name} cannot be removed: the source") as refused:
+                    make(store, host, facts)
+                assert f"--reinstall {name}={NEW.version}" in refused.value.hint
+            else:
+                assert name in {one.subject for one in make(store, host, facts).changes}
+
     def test_deleted_file_stays_deleted(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
