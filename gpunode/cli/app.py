@@ -237,11 +237,11 @@ ImageRootOption = Annotated[
     ),
 ]
 GpuOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--gpu",
         metavar="PCI_IDS",
-        help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; with setup only together with --root",
+        help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; may be repeated; with setup only together with --root",
     ),
 ]
 NodeOption = Annotated[
@@ -318,7 +318,7 @@ def setup(
         bool, typer.Option("--download-only", help="download the packages for a later setup; change nothing else")
     ] = False,
     root: ImageRootOption = "/",
-    gpu: GpuOption = "",
+    gpu: GpuOption = [],  # noqa: B006
     mok_password_file: MokPasswordFileOption = "",
     resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
@@ -355,7 +355,7 @@ def plan(
     allow_loss: AllowLossOption = False,
     remove_runfile_driver: RemoveRunfileOption = False,
     root: RootOption = "/",
-    gpu: GpuOption = "",
+    gpu: GpuOption = [],  # noqa: B006
     node: NodeOption = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -370,7 +370,7 @@ def plan(
         tuple(only),
         node,
         root,
-        gpu,
+        ",".join(gpu),
         check=check,
         allow_loss=allow_loss,
     )
@@ -386,7 +386,7 @@ def rehearse(
     cuda_toolkit: CudaOption = "",
     remove_runfile_driver: RemoveRunfileOption = False,
     node: NodeOption = "",
-    gpu: GpuOption = "",
+    gpu: GpuOption = [],  # noqa: B006
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -397,7 +397,7 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(build_options(ctx, RecipeOptions), output_options(json, verbose), node, gpu)
+    cli.rehearse(build_options(ctx, RecipeOptions), output_options(json, verbose), node, ",".join(gpu))
 
 
 @app.command()
@@ -433,8 +433,13 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: DetailOptio
 @app.command()
 def gpus(
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="GPU", help="ask about this GPU instead: a PCI id (10de:1b80) or a name[,…]")
-    ] = "",
+        list[str],
+        typer.Option(
+            "--gpu",
+            metavar="GPU",
+            help="ask about this GPU instead: a PCI id (10de:1b80) or a name[,…]; may be repeated",
+        ),
+    ] = [],  # noqa: B006
     node: NodeOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -444,7 +449,7 @@ def gpus(
     """
     from gpunode.cli import gpus as cli
 
-    cli.gpus(output_options(json), node, gpu)
+    cli.gpus(output_options(json), node, ",".join(gpu))
 
 
 @app.command()

@@ -25,11 +25,10 @@ from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
 from gpunode.workflow.plan import (
-    find_unrestorable_purges,
+    Losses,
+    find_losses,
     has_pending_work,
     make_version_lookup,
-    refuse_unrestorable_purges,
-    unrestorable_purges_note,
 )
 from gpunode.workflow.plan import plan as make_plan
 
@@ -58,21 +57,20 @@ def plan(
     view = view_node(node, root, gpu_ids, recipe)
     plans = make_plan(recipe, view.facts, view.host, only)
     raise_refusal(plans)
-    lost = find_unrestorable_purges(plans, view.facts, make_version_lookup(view.host, view.facts))
+    losses = find_losses(plans, view.facts, make_version_lookup(view.host, view.facts)) or Losses()
     if not allow_loss:
-        refuse_unrestorable_purges(lost)
+        losses.refuse_purges()
     screen = output.open_screen()
     backlog = load_backlog(node, root, view.facts)
     if text := explain_default_recipe(recipe_options):
         screen.show_event(Notice(text))
     argv = None if write_lock else screen.argv  # a written lock names its own
     screen.put(*plan_lines(recipe, view.facts, plans, backlog, argv, verbose=output.verbose))
-    loss = filter(None, [unrestorable_purges_note(lost)])
-    for text in (*backlog.notes, *loss, *(() if node else _symlink_notices(view.host, plans))):
+    for text in (*backlog.notes, *filter(None, [losses.note]), *(() if node else _symlink_notices(view.host, plans))):
         screen.show_event(Notice(text))
     lock = write_lock(recipe, view.facts, plans, screen) if write_lock else {}
     failure = _pending_error(plans, backlog) if check and has_pending_work(plans, backlog) else None
-    output.emit(_plan_envelope(plans, backlog, view.facts, lock, unrestorable_purges_note(lost)).with_failure(failure))
+    output.emit(_plan_envelope(plans, backlog, view.facts, lock, losses.note).with_failure(failure))
 
 
 def _pending_error(plans: Sequence[StagePlan], backlog: Backlog) -> GpunodeError:

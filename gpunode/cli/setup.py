@@ -82,7 +82,7 @@ class SetupFlags:
     only: tuple[str, ...] = ()
     download_only: bool = False
     root: str = "/"
-    gpu: str = ""
+    gpu: tuple[str, ...] = ()
     resume: str = ""
     mok_password_file: str = ""
 
@@ -99,7 +99,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     require_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image = validate_root(flags.root), is_image(flags.root)
     recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
-    named = parse_setup_gpus(flags.gpu, image=image)
+    named = parse_setup_gpus(",".join(flags.gpu), image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
         node.clean_up_after_interruption()
         node.host.mok_password_file = flags.mok_password_file

@@ -23,6 +23,10 @@ everything except what looks like a secret.
 """
 
 
+# How the error of a file's capture begins where something else is in its place: ``it is a folder``.
+OTHER_KIND_ERROR: Final = "it is "
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A file, a glob or a command to read, whichever of the three is given.

@@ -13,6 +13,8 @@ from gpunode.packages import SYSTEMS
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
 DEVICE_PLUGIN_SERVICE: Final = "nvidia-device-plugin.service"
+RESUME_SERVICE_FILE: Final = "/etc/systemd/system/gpunode-resume.service"
+RESUME_SERVICE: Final = RESUME_SERVICE_FILE.rpartition("/")[2]
 UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
     *GPU_SERVICES,
@@ -21,12 +23,12 @@ UNITS: Final = (
     "nvidia-cdi-refresh.path",
     DEVICE_PLUGIN_SERVICE,
     "nvidia-mig-manager.service",
+    RESUME_SERVICE,
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 MIG_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_BOOT_DROP_IN_FILE: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mps.service"
-RESUME_SERVICE_FILE: Final = "/etc/systemd/system/gpunode-resume.service"
 KERNEL_ARGUMENTS_FILE: Final = "/proc/cmdline"
 GRUB_DEFAULTS_FILE: Final = "/etc/default/grub"
 BOOT_LOADER_FOLDER: Final = "/etc/default/grub.d"

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
-from gpunode.facts.evidence import Capture, Ownership
+from gpunode.facts.evidence import OTHER_KIND_ERROR, Capture, Ownership
 from gpunode.host.places import (
     ABSENT_ERRNOS,
     ForeignLinkError,
@@ -76,7 +76,7 @@ def _read_opened_path(place: OpenedPath, limit: int, source: str) -> Capture:
     # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
     status = os.lstat(place.name, dir_fd=place.folder)
     if not stat.S_ISREG(status.st_mode):
-        return Capture(source, "failed", error=f"it is {_describe_kind(status)}")
+        return Capture(source, "failed", error=f"{OTHER_KIND_ERROR}{_describe_kind(status)}")
     fd = os.open(place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     try:
         owner = make_ownership(os.fstat(fd), place.exposed)

@@ -57,13 +57,20 @@ def refuse_untrusted_folder(folder: Path, root: Path) -> None:
             hint="replace the link with a folder",
         )
     if why := explain_untrusted_folder(folder):
+        look = f"look at it (`{command('ls', '-la', str(leads))}`)"
+        # chmod would follow the link, to a folder that others need, such as /tmp.
+        hint = f"{folder} is a link to {leads}; {look}, then remove the link:\n  {command('rm', str(folder))}\n"
+        if not folder.is_symlink():
+            hint = (
+                f"{look}; if all of it is yours:\n"
+                f"  {command('chown', '-Rh', 'root:root', str(folder))}\n"
+                f"  {command('chmod', '-R', 'go-rwx', str(folder))}\n"
+                "else move it away; "
+            )
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
             why=f"{why}; root would later restore what is recorded there",
-            hint=f"look at it (`{command('ls', '-la', str(folder))}`); if all of it is yours:\n"
-            f"  {command('chown', '-Rh', 'root:root', str(folder))}\n"
-            f"  {command('chmod', '-R', 'go-rwx', str(folder))}\n"
-            "else move it away; then run the command again",
+            hint=f"{hint}then run the command again",
         )
 
 

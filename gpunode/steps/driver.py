@@ -179,12 +179,24 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
             hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
-    purges = (PackageChange(package, state, None) for package, state in {**old, **along}.items())
+    purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
+    if any(_lacks_module_source(one, facts) for one in purges):
+        from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
+
+        if refused := refuse_modules_without_source(purges, facts):
+            return refused
     said = _explain_conflicts(chosen, old, moves, departure)
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
     return Planned((*purges, *moves, *(departure.marks if departure else ())), said + may_go, notes)
+
+
+def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
+    """Return whether a package builds a driver's modules, and no folder is there that may be their source."""
+    ending = f"-{upstream(purge.states[0])}"
+    there = known(facts.leftovers, frozenset({ending}))
+    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in there)
 
 
 def _find_dependent_removal(

@@ -6,12 +6,12 @@ are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
 from gpunode.catalog.conflicts import upstream
-from gpunode.change import CommandChange, Trigger
+from gpunode.change import CommandChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.facts.depmod import read_depmod_order
 from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, known, need
@@ -320,6 +320,32 @@ def refuse_lost_source(driver: WantedDriver, kernels: Sequence[str], facts: Fact
         why=_LOST_SOURCE_PHRASE,
         hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
     )
+
+
+# Source: dkms 3.2.2, whose `remove` ends with 4 there; that of dkms 3.0.10 ends with 0.
+_FIRST_DKMS_THAT_NEEDS_THE_SOURCE: Final = "3.2"
+
+
+def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts) -> Refusal | None:
+    """Return the refusal to remove a driver's modules whose source is gone: their package's own script would fail."""
+    dkms, there = known(facts.packages, {}).get(PackageId("dkms")), known(facts.leftovers, frozenset())
+    if dkms is None or system(facts).is_older(dkms.version, _FIRST_DKMS_THAT_NEEDS_THE_SOURCE):
+        return None
+    for change in changes:
+        is_going = change.is_there_before and not change.is_there_after
+        if change.before is None or not is_going or not system(facts).builds_driver(change.id):
+            continue
+        version = upstream(change.before.version)
+        trees = [one for one in there if one.startswith("/var/lib/dkms/") and one.endswith(f"/{version}")]
+        if trees and not any(one.startswith("/usr/src/") and one.endswith(f"-{version}") for one in there):
+            return Refusal(
+                what=f"{change.id} cannot be removed: the source of its modules is gone from /usr/src",
+                why=f"it has DKMS take its modules out, and dkms {dkms.version} fails for modules without their source",
+                hint=f"sudo {system(facts).reinstall({change.id: change.before})}\nthen run the same command again; if "
+                "no archive has that version, have DKMS forget it; its modules stay in /lib/modules then:\n"
+                f"{command('sudo', 'rm', '-r', *sorted(trees))}",
+            )
+    return None
 
 
 def _reinstall_modules_hint(driver: WantedDriver, facts: Facts) -> str:

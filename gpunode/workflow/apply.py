@@ -34,7 +34,15 @@ from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, StagePlan, StepPlan
-from gpunode.workflow.events import PACKAGE_TRANSACTION_STEP_ID, Applied, Applying, Observer, Triggered, Triggering
+from gpunode.workflow.events import (
+    PACKAGE_TRANSACTION_STEP_ID,
+    Applied,
+    Applying,
+    Notice,
+    Observer,
+    Triggered,
+    Triggering,
+)
 
 InterruptCheck = Callable[[], None]
 _UNIT_TRIGGER_KINDS = frozenset({"reload", "restart"})
@@ -291,7 +299,7 @@ class Applier:
         paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
         theirs: list[FileChange] = []
         for path in paths:
-            with suppress(Undetermined):  # a folder, which packages leave alone; the transaction itself went well
+            with suppress(Undetermined):  # a folder, as below; the transaction itself went well
                 state = live_state.read_file_state(self.host, path)
                 if state is not None and live_state.package_checksum(state.content) != shipped[path]:
                     theirs.append(FileChange(path, state, None))
@@ -306,7 +314,12 @@ class Applier:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
         found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
-            if (state := live_state.read_file_state(self.host, path)) is not None:
+            try:
+                state = live_state.read_file_state(self.host, path)
+            except live_state.NotAFileError as error:
+                self.on_event(Notice(f"{path} stays: {error.why}, in the place of a package's configuration file"))
+                continue
+            if state is not None:
                 yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_unowned_driver_files(self, batch: Sequence[PackageChange]) -> Iterator[Change]:

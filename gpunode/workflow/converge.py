@@ -38,6 +38,7 @@ _MAX_PARALLEL_PROBES = 64
 _MAX_MANAGER_QUOTE_LENGTH = 120
 # The step id of packages that the package manager adds as dependencies.
 DEPENDENCIES_STEP_ID = "dependencies"
+RESUME_STEP_ID = "reboot"  # what setup --reboot leaves for the next boot
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from gpunode.change import Change, FileChange, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.evidence import Probe, decode_matches
+from gpunode.facts.evidence import OTHER_KIND_ERROR, Probe, decode_matches
 from gpunode.facts.model import MigGpu
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -20,23 +21,35 @@ from gpunode.packages import SYSTEMS, Database
 _MAX_FILE_BYTES = 64 << 20
 
 
+class NotAFileError(Undetermined):
+    """Something else, such as a folder, is in the place of a file. Package managers leave it alone."""
+
+
 def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTES) -> FileState | None:
     """Return the file as it is; None if there is none.
 
     Raises:
-        Undetermined: it cannot be read.
+        Undetermined: it cannot be read; NotAFileError if something else is in its place.
     """
     capture = host.run_probe(Probe(path, path=path, limit_bytes=limit_bytes))
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
-        raise Undetermined(
+        kind = NotAFileError if capture.error.startswith(OTHER_KIND_ERROR) else Undetermined
+        raise kind(
             f"{path} cannot be read, so gpunode cannot tell whether it was edited",
             why=capture.error or capture.outcome,
             hint=f"look at it with `{command('ls', '-l', path)}`, then run the command again",
         )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+
+
+def read_file_if_one(host: HostView, path: str) -> FileState | None:
+    """Return the file as it is; None if there is none, or something else in its place. Raises Undetermined."""
+    with suppress(NotAFileError):
+        return read_file_state(host, path)
+    return None
 
 
 def has_empty_folder(host: HostView, folders: Collection[str], going: Collection[str] = ()) -> bool:

@@ -428,6 +428,7 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
 _INDEX_SAMPLE_SIZE = 30
+_MOST_NAMED_LOSSES = 5
 
 
 def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
@@ -443,38 +444,53 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
     return list_offered_versions
 
 
-def find_unrestorable_purges(
-    plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup
-) -> tuple[PackageChange, ...] | None:
-    """Return the purges of packages that no archive has, in whatever version; None where there is no package index.
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The packages that a plan purges or replaces, and that no archive has in their version.
 
-    Such as a package that somebody built, or got as a file: a rollback could not bring it back.
+    Attributes:
+        purged: those that leave and that no archive has in whatever version: somebody built them, or got them as files.
+        replaced: the others; a rollback could bring back another version alone.
     """
-    purges = [c for plan in plans for c in plan.packages if not c.is_there_after and c.is_there_before]
-    if not purges:
-        return ()
+
+    purged: tuple[PackageChange, ...] = ()
+    replaced: tuple[PackageChange, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """The one sentence that tells them; empty where nothing is lost."""
+        names = [f"{one.id} {one.states[0]}" for one in (*self.purged, *self.replaced)]
+        them = "them" if names[1:] else "it"
+        listed = join_names(names, _MOST_NAMED_LOSSES)
+        return f"no archive has {listed}, so `rollback --packages` could not bring {them} back" if names else ""
+
+    def refuse_purges(self) -> None:
+        """Refuse to purge packages that no archive has.
+
+        Raises:
+            Refused: there are such packages.
+        """
+        if self.purged:
+            names = ", ".join(f"{one.id} {one.states[0]}" for one in self.purged)
+            raise Refused(
+                f"no archive has {names}, so a rollback could not restore what this plan purges",
+                why="the new driver conflicts with them, and they were installed from a file or from a source that is "
+                "gone",
+                hint="keep a copy of the package file, or add the source that has it; to continue anyway:\n"
+                "add --allow-loss to the same command",
+            )
+
+
+def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup) -> Losses | None:
+    """Return what a rollback could not bring back; None where there is no package index."""
+    changes = [c for plan in plans for c in plan.packages if c.removes_or_replaces and c.is_final_state_known]
+    if not changes:
+        return Losses()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
     beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
-    found = list_offered_versions(dict.fromkeys((*(change.id for change in purges), *beside)))
-    return tuple(change for change in purges if not found.get(change.id)) if found else None
-
-
-def unrestorable_purges_note(lost: Sequence[PackageChange] | None) -> str:
-    """Return what a rollback could not restore, as one sentence; empty where nothing is lost, or nobody knows."""
-    names = ", ".join(f"{one.id} {one.before.version}" for one in lost or () if one.before)
-    return f"no archive has {names}, so a rollback could not restore what this plan purges" if names else ""
-
-
-def refuse_unrestorable_purges(lost: Sequence[PackageChange] | None) -> None:
-    """Refuse to purge packages that no archive has.
-
-    Raises:
-        Refused: there are such packages.
-    """
-    if note := unrestorable_purges_note(lost):
-        raise Refused(
-            note,
-            why="the new driver conflicts with them, and they were installed from a file or from a source that is gone",
-            hint="keep a copy of the package file, or add the source that has it; to continue anyway:\n"
-            "add --allow-loss to the same command",
-        )
+    found = list_offered_versions(dict.fromkeys((*(change.id for change in changes), *beside)))
+    if not found:
+        return None
+    lost = [change for change in changes if change.states[0] not in found.get(change.id, ())]
+    purged = tuple(change for change in lost if not change.is_there_after and not found.get(change.id))
+    return Losses(purged, tuple(change for change in lost if change not in purged))

@@ -146,7 +146,7 @@ def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
     match change:
         case FileChange(path=path, before=FileState() as before):
             # A package's own file is put back first, and then goes with its package.
-            return live_state.read_file_state(host, path) != before
+            return live_state.read_file_if_one(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
         case ServiceChange(unit=unit, after=after) if not change.is_temporary_stop:
@@ -158,14 +158,14 @@ def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
 
 def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
     for path, origins in recorded.written.items():
-        state = live_state.read_file_state(host, path)
+        state = live_state.read_file_if_one(host, path)
         name = digest(state.content) if state is not None else ""
         if name in origins:
             former = origins[name] or recorded.sha256_before[path]
             what_next = _describe_backup(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):
-        if live_state.read_file_state(host, path) is not None:
+        if live_state.read_file_if_one(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
             until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
             yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")

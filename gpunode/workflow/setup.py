@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import CommandChange, FileChange, FileState, Trigger, sort_triggers
+from gpunode.change import FileChange, FileState, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
-from gpunode.facts.model import Facts, known
-from gpunode.facts.probes import RESUME_SERVICE_FILE
+from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
@@ -17,19 +17,18 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
-from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk_stages
+from gpunode.workflow.converge import RESUME_STEP_ID, Advance, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.origins import describe_problem_archives, with_origins
 from gpunode.workflow.plan import (
+    Losses,
     describe_differences,
-    find_unrestorable_purges,
+    find_losses,
     plan,
-    refuse_unrestorable_purges,
     resolve_stage,
     unplanned_removals,
-    unrestorable_purges_note,
 )
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_package_marks
 
@@ -108,13 +107,13 @@ def setup(
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
     preview = _preview(recipe, facts, host, options)
-    lost = find_unrestorable_purges(preview, facts, host.list_offered_versions)
-    if not options.allow_loss:
-        refuse_unrestorable_purges(lost)
+    losses = find_losses(preview, facts, host.list_offered_versions)
+    if losses and not options.allow_loss:
+        losses.refuse_purges()
     left = find_backlog(store, facts)
     on_event(PlanCompleted(preview))
-    if lost:
-        on_event(Notice(unrestorable_purges_note(lost)))
+    if losses and losses.note:
+        on_event(Notice(losses.note))
     nothing_to_do = not left and not any(stage.ordered_changes for stage in preview)
     if left.cut is not None:
         on_event(
@@ -144,7 +143,7 @@ def setup(
         recipe_sha256=options.recipe_sha256,
     )
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
-    made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
+    made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, losses)
     with recording_failure(applier):
         made.execute()
     run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
@@ -175,7 +174,7 @@ class _SetupRun:
     """A walk that applies the stages, and its results so far.
 
     Attributes:
-        knows_losses: whether the plan has been compared with what archives have.
+        losses: what the plan was known to lose; None where there was no package index then.
     """
 
     recipe: Recipe
@@ -186,7 +185,7 @@ class _SetupRun:
     confirmed_plan: tuple[StagePlan, ...]
     left: Backlog
     facts: Facts
-    knows_losses: bool
+    losses: Losses | None
     applied: list[StagePlan] = field(default_factory=list)
     trigger_results: list[TriggerResult] = field(default_factory=list)
     waits: tuple[Blocked, ...] = ()
@@ -208,7 +207,7 @@ class _SetupRun:
         left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
-            arrange_resume(self.applier, self.options.resume, known(self.facts.file(RESUME_UNIT_FILE), None))
+            arrange_resume(self.applier, self.options.resume, self.facts)
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
@@ -243,10 +242,19 @@ class _SetupRun:
                 hint=system(facts).hint(exact.unresolved, facts),
             )
         self._refuse_unconfirmed_removals(exact, system(facts).manager)
-        if not self.knows_losses and not self.options.allow_loss:
-            # There was no package index when the plan was made.
-            refuse_unrestorable_purges(find_unrestorable_purges([exact], facts, self.host.list_offered_versions))
+        self._check_losses(find_losses([exact], facts, self.host.list_offered_versions) or Losses())
         return with_origins(exact, self.host, facts)
+
+    def _check_losses(self, losses: Losses) -> None:
+        """Tell what is lost, and refuse purges, where the plan was made without the package index that is read now.
+
+        Raises:
+            Refused: what no archive has would be purged.
+        """
+        if self.losses is None and not self.options.allow_loss:
+            losses.refuse_purges()
+        if losses.note and (self.losses is None or losses.note != self.losses.note):
+            self.applier.on_event(Notice(losses.note))
 
     def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
         """Refuse removals that the plan did not name; tell what turned out to be upgraded instead.
@@ -292,10 +300,6 @@ class _SetupRun:
                 )
 
 
-RESUME_UNIT_FILE = RESUME_SERVICE_FILE
-_RESUME_UNIT_NAME = RESUME_UNIT_FILE.rpartition("/")[2]
-
-
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The way in which setup continues after a reboot.
@@ -328,8 +332,8 @@ After=network-online.target multi-user.target
 Type=oneshot
 WorkingDirectory=/
 ExecStart={" ".join(map(_quote_word, argv))}
-ExecStopPost=/bin/systemctl disable {_RESUME_UNIT_NAME}
-ExecStopPost=/bin/rm -f {RESUME_UNIT_FILE}
+ExecStopPost=/bin/systemctl disable {RESUME_SERVICE}
+ExecStopPost=/bin/rm -f {RESUME_SERVICE_FILE}
 TimeoutStartSec=infinity
 
 [Install]
@@ -356,13 +360,8 @@ def _refuse_control_characters(word: str) -> str:
     return word
 
 
-def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) -> None:
+def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:
     """Have the next boot continue the run; journaled as every change is.
-
-    Args:
-        applier: of the run.
-        resume: how it continues.
-        present: the unit of an earlier run, when it is still there.
 
     Raises:
         ChangeFailed: the unit could not be written or enabled.
@@ -370,8 +369,11 @@ def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) 
     why = "setup continues after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
     applier.run.save_request(resume.request)
-    unit = resume_unit(resume.command(applier.run.id))
-    applier.apply_change("kernel", "reboot", FileChange(RESUME_UNIT_FILE, present, FileState(unit), reload), why)
+    unit = FileState(resume_unit(resume.command(applier.run.id)))
+    former = known(facts.file(RESUME_SERVICE_FILE), None)
+    applier.apply_change("kernel", RESUME_STEP_ID, FileChange(RESUME_SERVICE_FILE, former, unit, reload), why)
     applier.run_triggers([Trigger("daemon-reload")])
-    enable = CommandChange(("systemctl", "enable", _RESUME_UNIT_NAME), why, ("systemctl", "disable", _RESUME_UNIT_NAME))
-    applier.apply_change("kernel", "reboot", enable, why)
+    fact = facts.unit(RESUME_SERVICE)
+    state = fact.value.state if isinstance(fact, Known) else ServiceState(enabled=False, active=False)
+    enable = ServiceChange(RESUME_SERVICE, state, replace(state, enabled=True))
+    applier.apply_change("kernel", RESUME_STEP_ID, enable, why)

@@ -200,7 +200,7 @@ class UndoExecutor:
         now = live_state.read_package_database(self.host).obsolete()
         # Configuration files that only the removed version shipped go; those that somebody edited stay.
         for path in sorted(now.keys() - former.keys()):
-            state = live_state.read_file_state(self.host, path)
+            state = live_state.read_file_if_one(self.host, path)
             if state is not None and live_state.package_checksum(state.content) == now[path]:
                 change = FileChange(path, state, None)
                 self.applier.apply_change(

@@ -25,6 +25,7 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
@@ -36,9 +37,11 @@ from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
-from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP
+from gpunode.steps.leftovers import refuse_modules_without_source
+from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
 from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
@@ -58,6 +61,8 @@ _RUN_DRIVER_NOT_RESTORED_NOTE = (
     "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
     "run its installer again if you want it back"
 )
+
+_RUNTIME_PACKAGES = frozenset(name for row in RUNTIMES for name in row.packages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
             )
             needed = (*needed, *serving)
         packages = with_dependency_installs(host, packages)
+    if refused := refuse_modules_without_source(packages, facts):
+        raise Refused(refused.what, why=refused.why, hint=refused.hint)
     leaving = {change.id.name for change in packages if not change.is_there_after}
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
@@ -195,7 +202,16 @@ def _plan_file_restores(
     """
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    states = {path: live_state.read_file_state(host, path) for path in reversed(tuple(trails))}
+    states: dict[str, FileState | None] = {}
+    for path in reversed(tuple(trails)):
+        try:
+            now = live_state.read_file_state(host, path)
+        except live_state.NotAFileError as error:
+            if request.undone_run:
+                raise
+            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
+            continue
+        states[path] = now
     going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
     for path, now in states.items():
@@ -399,9 +415,10 @@ def keep_what_packages_need(
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without what a remaining driver or CUDA toolkit needs; and why.
+    """Return ``steps`` without what a remaining package needs; and why.
 
-    Of a driver these are blacklist, archive, key, pin and units; of a toolkit archive, key, pin and PATH.
+    Of a driver these are blacklist, archive, key, pin and units; of a CUDA toolkit archive, key, pin and PATH; of the
+    container toolkit archive and key; of a runtime its unit.
     """
     from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
 
@@ -409,7 +426,13 @@ def keep_what_packages_need(
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     drivers = sorted(driver_packages(staying))
     toolkits = sorted(one for one in staying if release_of_toolkit_package(one.name))
-    users_by_step = {CUDA_TOOLKIT_STEP.id: toolkits, CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits]}
+    users_by_step = {
+        CUDA_TOOLKIT_STEP.id: toolkits,
+        CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits],
+        TOOLKIT_REPOSITORY_STEP.id: sorted(staying.intersection(TOOLKIT_PACKAGES)),
+        RESUME_STEP_ID: [],
+        RUNTIME_CONFIG_STEP.id: sorted(one for one in staying if one.name in _RUNTIME_PACKAGES),
+    }
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:

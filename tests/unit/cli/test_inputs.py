@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -43,6 +44,26 @@ def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
     said = [note for note in notes if "no GPU" in note]
     assert [note.split()[2].rstrip(",") for note in said] == ["10de:10f0", "10de:1ad6"]
     assert "GP104 High Definition Audio Controller" in said[0]
+
+
+@pytest.mark.parametrize("command", [("plan", "--node", "debian12-gtx1080"), ("gpus",)])
+def test_repeated_gpu_option_names_every_gpu(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*gpus: str) -> object:
+        assert run_cli([*command, *gpus, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["result"]
+
+    both = answer("--gpu", "10de:1b80", "--gpu", "10de:2330")
+    assert both == answer("--gpu", "10de:1b80,10de:2330") != answer("--gpu", "10de:2330")
+
+
+def test_setup_of_an_image_takes_every_gpu_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "etc").mkdir()
+    argv = ["setup", "--root", str(tmp_path), "--gpu", "10de:xyz", "--gpu", "10de:1b80"]
+    assert run_cli(argv) == 2
+    assert "'10de:xyz' is not the PCI id" in capsys.readouterr().err
 
 
 def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:

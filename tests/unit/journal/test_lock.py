@@ -188,3 +188,27 @@ def test_lock_is_held_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "pwrite", full)
     with Store(tmp_path).lock(), pytest.raises(Busy), Store(tmp_path).lock():
         pass
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize("owner", [0, 1234])
+def test_next_commands_for_a_linked_folder_touch_nothing_behind_the_link(tmp_path: Path, owner: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: to give a link to another user")
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o1777)
+    (others := shared / "others").touch(0o666)
+    others.chmod(0o666)
+    os.chown(others, 1234, 1234)
+    (place := tmp_path / "run/gpunode").parent.mkdir()
+    place.symlink_to(shared)
+    os.lchown(place, owner, owner)
+    with pytest.raises(Refused, match="is not used") as stopped, Store(tmp_path).lock():
+        pass
+    for line in stopped.value.hint.splitlines():
+        if line.startswith("  "):
+            subprocess.run(line, shell=True, check=True)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert (stat.S_IMODE(others.stat().st_mode), others.stat().st_uid) == (0o666, 1234)
+    with Store(tmp_path).lock():
+        assert not place.is_symlink()

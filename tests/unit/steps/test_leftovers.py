@@ -11,6 +11,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.project import project_changes
+from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS_STEP
 from gpunode.steps.leftovers import find_leftovers
@@ -34,6 +35,28 @@ def test_clean_nodes_have_no_leftovers() -> None:
     trees = frozenset({source, "/var/lib/dkms/nvidia/580.95.05", "/var/lib/dkms/nvidia/kernel-6.1.0-37-amd64-x86_64"})
     assert not [*find_leftovers(machine())]
     assert not [*find_leftovers(with_driver(leftovers=trees))]
+
+
+@pytest.mark.parametrize(
+    ("dkms", "there", "is_refused"),
+    [
+        ("3.2.2-1~deb13u1", {"/var/lib/dkms/nvidia-tesla-470/470.256.02"}, True),
+        (
+            "3.2.2-1~deb13u1",
+            {"/var/lib/dkms/nvidia-tesla-470/470.256.02", "/usr/src/nvidia-tesla-470-470.256.02"},
+            False,
+        ),
+        ("3.2.2-1~deb13u1", set(), False),
+        ("3.0.10-8+deb12u1", {"/var/lib/dkms/nvidia-tesla-470/470.256.02"}, False),
+    ],
+)
+def test_purge_that_dkms_would_fail_in_is_refused_before(dkms: str, there: set[str], is_refused: bool) -> None:
+    packages = {"nvidia-tesla-470-kernel-dkms": "470.256.02-1", "dkms": dkms}
+    found = CONFLICTS_STEP.plan(recipe(), machine(packages=packages, leftovers=frozenset(there)))
+    assert isinstance(found, Refusal) == is_refused
+    if isinstance(found, Refusal):
+        assert "sudo apt-get install --reinstall nvidia-tesla-470-kernel-dkms=470.256.02-1" in found.hint
+        assert "sudo rm -r /var/lib/dkms/nvidia-tesla-470/470.256.02" in found.hint
 
 
 def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:

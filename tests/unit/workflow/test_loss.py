@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 
-from gpunode.change import PackageChange, PackageState
+from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host.rehearsal import RehearsalHost
@@ -13,7 +14,7 @@ from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS_STEP
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.origins import describe_problem_archives
-from gpunode.workflow.plan import find_unrestorable_purges, make_version_lookup, refuse_unrestorable_purges
+from gpunode.workflow.plan import Losses, find_losses, make_version_lookup
 from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
@@ -45,23 +46,46 @@ PLAN = purging(purge("nvidia-dkms-470"), purge("libcuda1"), purge("residue", res
 
 
 def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
-    lost = find_unrestorable_purges(PLAN, NODE, make_version_lookup(WithIndex(INDEX), NODE))
-    assert lost is not None
-    assert [str(one.id) for one in lost] == ["nvidia-dkms-470"]
-    with pytest.raises(Refused, match=r"nvidia-dkms-470 470\.256\.02-1") as caught:
-        refuse_unrestorable_purges(lost)
+    losses = find_losses(PLAN, NODE, make_version_lookup(WithIndex(INDEX), NODE))
+    assert losses is not None
+    with pytest.raises(Refused, match=r"no archive has nvidia-dkms-470 470\.256\.02-1, so") as caught:
+        losses.refuse_purges()
     assert caught.value.exit_code == 3
     assert "--allow-loss" in caught.value.hint
 
 
+def test_versions_in_no_archive_are_told_in_one_note_and_stop_nothing() -> None:
+    newer, same = KnownAfter("580.", "driver"), PackageState("470.256.02-1")
+    plans = purging(
+        purge("libcuda1"),
+        *(PackageChange(PackageId(name), same, PackageState("580.1-1")) for name in ("nvidia-settings", "libnvidia")),
+        PackageChange(PackageId("in-the-archive"), same, PackageState("580.1-1")),
+        PackageChange(PackageId("marked"), same, replace(same, auto=True)),
+        PackageChange(PackageId("perhaps"), same, newer),
+        PackageChange(PackageId("new"), None, PackageState("580.1-1")),
+    )
+    archive = "http://archive.example/debian bookworm/main amd64 Packages\n"
+    offered = (("nvidia-settings", "580.1-1"), ("in-the-archive", "580.1-1"), ("in-the-archive", "470.256.02-1"))
+    index = INDEX + "".join(f" {name} | {version} | {archive}" for name, version in offered)
+    losses = find_losses(plans, NODE, make_version_lookup(WithIndex(index), NODE))
+    assert losses is not None
+    losses.refuse_purges()
+    assert losses.note == (
+        "no archive has libcuda1 470.256.02-1, nvidia-settings 470.256.02-1, libnvidia 470.256.02-1, so "
+        "`rollback --packages` could not bring them back"
+    )
+    many = Losses(replaced=tuple(purge(f"package{number}") for number in range(40)))
+    assert "package4 470.256.02-1 and 35 more, so" in many.note
+
+
 def test_loss_is_unknown_without_an_index_and_not_asked_without_a_purge() -> None:
-    assert find_unrestorable_purges(PLAN, NODE, make_version_lookup(WithIndex(""), NODE)) is None
+    assert find_losses(PLAN, NODE, make_version_lookup(WithIndex(""), NODE)) is None
 
     def asked(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         raise AssertionError(packages)
 
-    assert find_unrestorable_purges(purging(), NODE, asked) == ()
-    refuse_unrestorable_purges(())
+    assert find_losses(purging(), NODE, asked) == Losses()
+    Losses().refuse_purges()
 
 
 def test_refused_packages_are_named_with_their_archives_and_lists() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import pytest
 
 from gpunode.change import (
     Change,
-    CommandChange,
     FileChange,
     FileState,
     ModuleChange,
@@ -31,6 +30,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -40,6 +40,7 @@ from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Notice
 from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog, find_backlog
+from gpunode.workflow.remove import plan_removal
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import check_configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
@@ -559,6 +560,49 @@ def test_index_without_the_packages_is_refreshed_once(store: Store) -> None:
     assert done.changed
 
 
+@pytest.mark.parametrize("has_index", [True, False])
+def test_lost_version_is_told_once_before_the_transaction(store: Store, has_index: bool) -> None:
+    """Before the question where the index is known, else once it is read."""
+    node = with_driver("595.91.07")
+    newest, said = "595.99.01-1", list[str]()
+
+    class WithArchives(Node):
+        def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+            return dict.fromkeys(packages, frozenset({newest})) if is_read() else {}
+
+    def is_read() -> bool:  # --upgrade refreshes it before the plan
+        return has_index or host.triggered.count(Trigger("index-refresh")) > 1
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        if not is_read():
+            return Simulation((), "E: Unable to locate package libcuda1")
+        return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Notice) and "no archive" in event.text:
+            assert not PackageChange.among(host.made)
+            said.append(event.text)
+
+    host = WithArchives(node, solver=solver)
+    confirmed: list[int] = []
+    options = replace(ASKED, only=("driver",), confirm=lambda _: confirmed.append(len(said)))
+    setup(replace(recipe(), upgrade=True), host, store, node, advance=_settle(host), options=options, on_event=tell)
+    assert confirmed == [int(has_index)]
+    (note,) = said
+    assert "libcuda1 595.91.07-1" in note
+    assert note.endswith(", so `rollback --packages` could not bring them back")
+
+
+def _settle(host: Node) -> Callable[[Facts, StagePlan], Facts]:
+    """Return how the node advances; afterwards the solver finds nothing to do."""
+
+    def advance(facts: Facts, stage: StagePlan) -> Facts:
+        host.solver = lambda _changes: Simulation(())
+        return project_stage(facts, stage)
+
+    return advance
+
+
 def test_driver_version_gone_from_the_archive_is_reported_with_fixes(store: Store) -> None:
     node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"})
     problem = "E: Version '580.95.05-*' for 'libcuda1' was not found"
@@ -590,12 +634,8 @@ def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Stor
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
 
-    def advance(facts: Facts, stage: StagePlan) -> Facts:
-        after = project_stage(facts, stage)
-        host.solver = lambda _changes: Simulation(())
-        return after
-
     host = Node(node, solver=solver)
+    advance = _settle(host)
     done = setup(upgrade, host, store, node, advance=advance, options=only, on_event=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
     assert {change.after for change in PackageChange.among(host.made)} == {PackageState(newest)}
@@ -624,15 +664,41 @@ def test_required_reboot_is_returned_without_a_change(store: Store) -> None:
 def test_resume_after_reboot_is_set_up_only_if_requested_and_needed(store: Store) -> None:
     host = Node(node_needing_reboot())
     run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
-    unit_file = host.files["/etc/systemd/system/gpunode-resume.service"]
+    unit_file = host.files[RESUME_SERVICE_FILE]
     assert isinstance(unit_file, FileState)
     (kept,) = store.ids()
     assert f'"--resume" "{kept}"' in unit_file.content.decode()
     assert store.request(kept) == RESUME.request
-    assert any(isinstance(change, CommandChange) and "enable" in change.argv for change in host.made)
+    assert [one.after.enabled for one in ServiceChange.among(host.made) if one.unit == RESUME_SERVICE] == [True]
     assert journal(store) == ["waiting"]
     calm = Node(with_driver("580.95.05"))
     assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=RESUME)).changed
+
+
+@pytest.mark.parametrize("stays", ["", "nvidia-driver-cuda"])
+def test_undo_before_the_reboot_disables_and_removes_the_resume_unit(store: Store, stays: str) -> None:
+    host = Node(node_needing_reboot())
+    run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
+    if stays:  # a package of the driver that others need now
+        installed = store.begin("setup", version="test")
+        driver = PackageChange(PackageId(stays), None, PackageState("580.95.05-1"))
+        installed.record_done(installed.record_intent("packages", "driver", driver))
+        installed.commit("done")
+        app = "Package: app\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+        host.files["/var/lib/dpkg/status"] = FileState(
+            f"{app}Depends: {stays}\n\n{app.replace('app', stays)}\n".encode()
+        )
+    facts = replace(
+        machine(packages={stays: "580.95.05-1"} if stays else {}, units={RESUME_SERVICE: unit(active=False)}),
+    )
+    back = [
+        one.change
+        for one in plan_removal(store, host, facts).steps
+        if one.change.subject in {RESUME_SERVICE, RESUME_SERVICE_FILE}
+    ]
+    assert [type(one) for one in back] == [ServiceChange, FileChange]
+    assert not any(one.is_there_after for one in FileChange.among(back))
+    assert not any(one.after.enabled for one in ServiceChange.among(back))
 
 
 def test_later_steps_run_while_one_waits_for_a_reboot(store: Store) -> None:

@@ -39,7 +39,7 @@ from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.events import ignore_event
+from gpunode.workflow.events import Event, Notice, ignore_event
 from gpunode.workflow.live_state import package_checksum
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
@@ -51,6 +51,7 @@ from tests.unit.workflow.nodes import Node
 STATUS, INFO = "/var/lib/dpkg/status", "/var/lib/dpkg/info"
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 UNIT = "nvidia-persistenced.service"
+TOOLKIT_LIST = "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
 RESTART, REFRESH, INITRAMFS = (
     Trigger("restart", "containerd.service"),
     Trigger("index-refresh", CUDA_LIST),
@@ -951,6 +952,31 @@ class TestWholeRollback:
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
 
+    def test_folder_in_the_place_of_a_leaving_packages_file_stops_no_removal(self, host: Machine, store: Store) -> None:
+        """Meet what dpkg warns of and leaves alone: of a package that goes, and of one that was edited by a setup."""
+        path, said = "/etc/dkms/framework.conf", list[Event]()
+        host.globs = {one: Capture(one, "failed", error="it is a folder") for one in (path, CONTAINERD)}
+        host.files[STATUS] = FileState(
+            "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
+        )
+        back = plan_removal(store, host, facts_now())
+        rollback(back, host, store, on_event=said.append)
+        assert (
+            f"{CONTAINERD} stays as it is: it is a folder, in the place of the file that gpunode wrote" in back.remarks
+        )
+        notices = [one.text for one in said if isinstance(one, Notice)]
+        assert notices == [f"{path} stays: it is a folder, in the place of a package's configuration file"]
+        assert {one.subject for one in PackageChange.among(back.changes)} == {"nvidia-driver-cuda", "dkms"}
+        left = find_remainder(store, host, machine(), back)
+        assert (left.failure, [one.subject for one in left.kept]) == (None, [CONTAINERD])
+
+    def test_unreadable_file_of_a_leaving_package_stops_the_removal(self, host: Machine, store: Store) -> None:
+        path = "/etc/dkms/framework.conf"
+        host.globs = {path: Capture(path, "failed", error="Input/output error")}
+        host.files[STATUS] = FileState(paragraph("dkms", conffile=path).encode())
+        with pytest.raises(Undetermined, match=r"framework\.conf cannot be read"):
+            undo(host, store, plan_removal(store, host, facts_now()))
+
 
 def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) -> None:
     """Packages that it never reached may have been installed by somebody since."""
@@ -1095,6 +1121,25 @@ class TestRemove:
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
 
+    @pytest.mark.parametrize("is_built", [True, False])
+    def test_modules_that_dkms_cannot_remove_are_refused_before(
+        self, host: Machine, store: Store, is_built: bool
+    ) -> None:
+        name = "nvidia-kernel-open-dkms"
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId(name), None, NEW)))
+        run.commit("done")
+        tree = frozenset({"/var/lib/dkms/nvidia/580.178.04"}) if is_built else frozenset[str]()
+        there = {**AFTER, name: NEW, "dkms": PackageState("3.2.2-1~deb13u1")}
+        facts = replace(facts_now(there), leftovers=Known(tree, "dkms-tree"))
+        for make in (plan_removal, lambda *node: plan_rollback(node[0], node[1], run.id, node[2])):
+            if is_built:
+                with pytest.raises(Refused, match=f"{name} cannot be removed: the source") as refused:
+                    make(store, host, facts)
+                assert f"--reinstall {name}={NEW.version}" in refused.value.hint
+            else:
+                assert name in {one.subject for one in make(store, host, facts).changes}
+
     def test_deleted_file_stays_deleted(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
@@ -1124,29 +1169,48 @@ class TestRemove:
         [
             ("nvidia-driver-cuda", {CUDA_LIST}),
             ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
+            ("nvidia-container-toolkit", {TOOLKIT_LIST}),
+            ("docker-ce", {"docker.service"}),
         ],
     )
-    def test_path_of_a_toolkit_stays_and_goes_with_it(self, store: Store, needed: str, staying: set[str]) -> None:
+    def test_files_and_units_stay_with_the_package_that_needs_them(
+        self, store: Store, needed: str, staying: set[str]
+    ) -> None:
         content = {
             CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()),
+            TOOLKIT_LIST: FileState(b"deb https://toolkit.example /\n"),
             CUDA_PROFILE_SCRIPT: FileState(b"export PATH\n"),
         }
-        steps = {CUDA_LIST: "cuda-repository", CUDA_PROFILE_SCRIPT: "cuda-toolkit"}
-        packages = {"nvidia-driver-cuda": ("driver", NEW), "cuda-toolkit-12-9": ("cuda-toolkit", NEW)}
+        steps = {
+            CUDA_LIST: "cuda-repository",
+            TOOLKIT_LIST: "toolkit-repository",
+            CUDA_PROFILE_SCRIPT: "cuda-toolkit",
+        }
+        packages = {
+            "nvidia-driver-cuda": ("driver", NEW),
+            "cuda-toolkit-12-9": ("cuda-toolkit", NEW),
+            "nvidia-container-toolkit": ("toolkit", NEW),
+            "docker-ce": ("runtime-install", NEW),
+        }
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")
         for path, state in content.items():
             run.record_done(run.record_intent("packages", steps[path], FileChange(path, None, state)))
         for name, (step, version) in packages.items():
             run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, version)))
+        run.record_done(run.record_intent("runtime", "runtime-config", ServiceChange("docker.service", OFF, ON)))
         run.commit("done")
-        facts = machine(packages={name: version for name, (_, version) in packages.items()}, files=content)
+        facts = machine(
+            packages={name: version for name, (_, version) in packages.items()},
+            files=content,
+            units={"docker.service": unit(active=True, enabled=True)},
+        )
         database = (*map(paragraph, packages), paragraph("cuda-app", needed))
         host.files[STATUS] = FileState("".join(database).encode())
         for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
-            gone = {one.subject for one in back.changes} & content.keys()
-            assert gone == content.keys() - staying
-            assert f"{CUDA_LIST} stays with {needed}" in back.remarks
+            subjects = content.keys() | {"docker.service"}
+            assert {one.subject for one in back.changes} & subjects == subjects - staying
+            assert staying <= {one.subject for one in back.kept if one.reason == f"stays with {needed}"}
 
     def test_replaced_source_list_is_not_restored_beside_our_own(self, store: Store) -> None:
         """apt would read no list at all: two entries of one archive with two keys."""
