@@ -148,10 +148,13 @@ def with_extended_headers(path: Path, body: bytes, number: int = 1) -> Path:
 
 @pytest.mark.parametrize(("size", "number"), [(80_000, 1), (2_000, 400)])
 def test_long_extended_headers_are_refused_unread(tmp_path: Path, size: int, number: int) -> None:
-    """Pythons without the mend of CVE-2024-6232 take a time that grows with the square of such a header's length."""
+    """Pythons without the mend of CVE-2024-6232 take a time that grows with the square of such a header's length.
+
+    Those with it, as Debian's, find such a header invalid by themselves.
+    """
     with pytest.raises(Refused) as caught:
         load_capture(with_extended_headers(tmp_path / "x.tgz", b"1" * size, number))
-    assert "extended header" in caught.value.why
+    assert caught.value.why.endswith((": has too long an extended header", "invalid header"))
 
 
 def test_capture_packed_with_extended_headers_is_read(tmp_path: Path) -> None:
