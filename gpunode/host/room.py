@@ -52,13 +52,13 @@ def refuse_unusable_boot(
                 "/boot has a file system of its own, which is not mounted",
                 why="/etc/fstab has it, and a new initramfs would be written below it, where no boot finds it; "
                 "nothing was changed",
-                hint="mount /boot\nthen run the same command again",
+                hint="sudo mount /boot\nthen run the same command again",
             )
         if os.statvfs(boot).f_flag & os.ST_RDONLY:
             raise Refused(
                 "/boot is mounted read-only",
                 why="a new initramfs is written there; nothing was changed",
-                hint="mount -o remount,rw /boot\nthen run the same command again",
+                hint="sudo mount -o remount,rw /boot\nthen run the same command again",
             )
         needed = max((image.stat().st_size for image in Path(root).glob(images)), default=0)
         free = free_bytes(boot)

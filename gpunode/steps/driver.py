@@ -75,7 +75,7 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
             why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
-            hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
+            hint=f"sudo {package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from gpunode.catalog.gpudirect import missing_source_hint
-from gpunode.command import command, sudo_gpunode
+from gpunode.command import command
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Kernels, PackageSource, known
 from gpunode.facts.patterns import Pattern
@@ -141,8 +141,8 @@ def _hint_on_lost_version(problem: str, facts: Facts) -> str:
     unhold = f"{command('sudo', 'apt-mark', 'unhold', *held)}\n" if held else ""
     there = f", the version of {', '.join(held)}, which somebody holds" if held else ""
     return (
-        f"no source has {package} {version} any more{there}; the newest version of all that belongs together comes "
-        f"by:\n{unhold}{sudo_gpunode('setup', '--upgrade')}"
+        f"no source has {package} {version} any more{there}; --upgrade brings the newest version of all that belongs "
+        f"together:\n{unhold}add --upgrade to the same command"
     )
 
 

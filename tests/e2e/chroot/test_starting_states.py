@@ -29,6 +29,13 @@ from tests.e2e.lab.tree import Base
 _QUICK_INITRAMFS: Final = "#!/bin/sh\nexit 0\n"
 # What is behind the labels of Ubuntu.
 _DEBIAN: Final = "bookworm"
+# Done, changes pending, a reboot, a drain.
+_ENDS: Final = frozenset({0, 4, 10, 11})
+_MAX_ROUNDS: Final = 3
+# What asks a person at the terminal, and how they answer.
+_ANSWERED: Final = {"nvidia-installer --uninstall": "--silent", "apt-get purge": "--yes"}
+# The lab's /boot is a folder.
+_BEYOND_THE_LAB: Final = ("mount",)
 _OF_TOOL: Final = "/etc/alternatives/"
 
 
@@ -98,6 +105,7 @@ def test_setup_ends_as_planned_and_is_taken_back(state: State, nodes: Nodes) -> 
         after = observe(node)
         if state.end in {"refused", "stopped"}:
             assert_stopped(state, done, before, after)
+            assert_hints_lead_out(node, state, done)
         else:
             expected = {"waits": {10}, "applied": {7}}.get(state.end, {0, 10})
             assert done.exit_code in expected, f"{done.envelope['errors']}\n{done.stderr}"
@@ -146,6 +154,24 @@ def assert_stopped(state: State, done: Answer, before: Snapshot, after: Snapshot
     assert state.says in done.error, done.error
     changed = before.differences(after).splitlines()
     assert [line for line in changed if state.end == "refused" or line.startswith("package ")] == []
+
+
+def assert_hints_lead_out(node: Chroot, state: State, done: Answer) -> None:
+    """Assert that who types what setup proposes comes to an end, or to a step of their own, and types nothing twice."""
+    typed: list[str] = []
+    for _ in range(_MAX_ROUNDS):
+        proposed = [one for error in done.envelope["errors"] for one in error["commands"]]
+        words = [one.removeprefix("sudo ").replace(" sudo ", " ") for one in proposed]
+        if done.exit_code in _ENDS or not proposed or any(one.startswith(_BEYOND_THE_LAB) for one in words):
+            return
+        assert not set(proposed) & set(typed), (typed, done.error)
+        for command in words:
+            answer = next((answer for asks, answer in _ANSWERED.items() if command.startswith(asks)), "")
+            # What shows something may fail, and so does what another command did already.
+            node.finish("sh", "-c", f"{command} {answer}", env=NONINTERACTIVE)
+        typed += proposed
+        done = setup(node, *state.options)
+    assert done.exit_code in _ENDS or all(error["manual"] for error in done.envelope["errors"]), (typed, done.error)
 
 
 def assert_as_planned(

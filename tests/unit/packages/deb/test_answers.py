@@ -75,7 +75,7 @@ def test_lost_version_is_named_with_the_hold_that_asks_for_it(held: bool) -> Non
     said = hint_on_refusal("E: Version '1.18.0-1' for 'nvidia-container-toolkit' was not found", facts)
     assert "nvidia-container-toolkit 1.18.0-1" in said
     assert ("sudo apt-mark unhold libnvidia-container1\n" in said) == held
-    assert said.endswith("sudo gpunode setup --upgrade")
+    assert said.endswith("add --upgrade to the same command")
 
 
 def test_hold_of_another_version_is_not_blamed_for_a_lost_one() -> None:
