@@ -217,7 +217,7 @@ BUILD_FAILED: Final = message_line(
 )
 PACKAGES_BROKEN: Final = message_line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
-    r"|not (?:fully )?configured|Depends: "
+    r"|(?<!devmapper )not (?:fully )?configured|Depends: "
     r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
     r"|nothing provides|Problem: "
     # In Chinese, German, French and Spanish.
@@ -286,7 +286,9 @@ CONTAINER_FAILED: Final = message_line(
 RUNTIME_DAEMON_DOWN: Final = message_line(
     r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
     r"|Main process exited|Start request)"
-    r"|failed to (?:start|load) (?:daemon|containerd|plugin)|containerd\.service: Failed|crio\.service: Failed"
+    # A snapshotter that the host has no use for is no failure.
+    r"|failed to (?:start|load) (?:daemon|containerd|plugin(?! io\.containerd\.snapshotter))"
+    r"|containerd\.service: Failed|crio\.service: Failed"
     r"|Failed to start (?:Docker|containerd|docker)"
     r"|Job for docker\.service failed"
 )

@@ -102,3 +102,19 @@ def test_nouveau_is_certain_where_no_blacklist_may_have_missed_it(
     bound = ("lsmod | grep nouveau", "nouveau              2306048  4"), ("nvidia-smi", "No devices were found")
     (root,) = of(*bound, *looked).roots
     assert (root.cause, root.confidence) == ("nouveau-bound", confidence)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'msg="failed to load plugin io.containerd.snapshotter.v1.devmapper" error="devmapper not configured"',
+        'msg="skip loading plugin io.containerd.snapshotter.v1.btrfs" error="must be a btrfs filesystem"',
+    ],
+)
+def test_snapshotter_that_a_host_has_no_use_for_is_no_symptom(said: str) -> None:
+    """Every containerd of Debian says so at its start."""
+    found = of(
+        ("journalctl -u containerd", f'Nov 29 10:00:00 node containerd[700]: time="2026-11-29T10:00:00Z" {said}')
+    )
+    assert [line for one in found.suspects for line in one.citations] == []
+    assert found.findings == ()
