@@ -22,7 +22,8 @@ _TOKEN: Final = re.compile(
 _REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
-_REGEX_TOKEN_MATCHING_NEWLINE: Final = re.compile(r"\\[sDW]|\[\^(?![^\]]*\\n)")
+# Compiled on use: doctor alone asks.
+_REGEX_MATCHING_NEWLINE: Final = r"\\[sDW]|\[\^(?![^\]]*\\n)"
 _NEGATED_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter words are everywhere and save nothing.
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
@@ -128,7 +129,7 @@ class Pattern:
         r"""True if it has anything that a line's end matches, ``\s`` included."""
         if self._may_span_lines is None:
             self._may_span_lines = (
-                not self.is_line_based or _REGEX_TOKEN_MATCHING_NEWLINE.search(self.pattern) is not None
+                not self.is_line_based or re.search(_REGEX_MATCHING_NEWLINE, self.pattern) is not None
             )
         return self._may_span_lines
 
