@@ -45,7 +45,7 @@ def all_branches() -> tuple[Branch, ...]:
     return tuple(_branch_from_row(row) for row in tables.rows("branches.csv"))
 
 
-def is_newer_than_table(number: int) -> bool:
+def is_unlisted(number: int) -> bool:
     """Return whether the branch is newer than the table, which then says nothing of its kind or its end."""
     return number > all_branches()[-1].number
 
@@ -53,7 +53,7 @@ def is_newer_than_table(number: int) -> bool:
 def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
     latest = all_branches()[-1]
-    if is_newer_than_table(number):
+    if is_unlisted(number):
         return replace(latest, number=number, kind="new-feature", active=True, eol="", newest_seen="")
     return next((branch for branch in all_branches() if branch.number == number), None)
 

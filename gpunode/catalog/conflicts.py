@@ -13,7 +13,7 @@ from gpunode.package_id import PackageId
 
 # The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
 # OpenMPI) and Chromium. Its purge would take those along.
-STANDALONE_LIBRARY_PREFIX = "libxnvctrl"
+STANDALONE_PREFIX = "libxnvctrl"
 # Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
 STANDALONE_TOOLS = frozenset(
@@ -101,7 +101,7 @@ def version_locked_packages(
         if not state.config_files_only
         and (version := upstream(state.version))
         and package.name in names
-        and not package.name.startswith(STANDALONE_LIBRARY_PREFIX)
+        and not package.name.startswith(STANDALONE_PREFIX)
         and (version.startswith(f"{branch}.") or package.name in _LIBRARIES_OF_EVERY_BRANCH)
     }
 

@@ -15,7 +15,7 @@ from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
 from gpunode.recipe import Driver
 
-_USE_NVIDIA_PACKAGES_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
+_NVIDIA_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,14 @@ def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Dist
     limit = choose(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
-        return Impossible(f"no driver of {_short_distro_name(distro)}'s own is known", why, _USE_NVIDIA_PACKAGES_HINT)
+        return Impossible(f"no driver of {_short_distro_name(distro)}'s own is known", why, _NVIDIA_HINT)
     if isinstance(limit, Impossible):
         return limit
     wanted = [one for one in here if _branch_satisfies(one.branch, request.version)]
     if not wanted:
         listed = " and ".join(str(one.branch) for one in here)
         why = f"its own archive has branch {listed}"
-        return Impossible(
-            f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _USE_NVIDIA_PACKAGES_HINT
-        )
+        return Impossible(f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _NVIDIA_HINT)
     found = [_try_distro_driver(models, request, one, distro) for one in wanted]
     return next((one for one in found if isinstance(one, Choice)), found[0])
 
@@ -94,12 +92,10 @@ def _try_distro_driver(
     if isinstance(found, Choice) and found.flavour not in own.flavours and request.kernel_module_type == "auto":
         found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
     if isinstance(found, Impossible):
-        return replace(found, hint=_USE_NVIDIA_PACKAGES_HINT)
+        return replace(found, hint=_NVIDIA_HINT)
     if found.flavour not in own.flavours:
         why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
         return Impossible(
-            f"{_short_distro_name(distro)} has no {found.flavour} kernel modules of its own",
-            why,
-            _USE_NVIDIA_PACKAGES_HINT,
+            f"{_short_distro_name(distro)} has no {found.flavour} kernel modules of its own", why, _NVIDIA_HINT
         )
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
-from gpunode.catalog.gpus import LIST_GPUS_COMMAND, GpuModel
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
 
@@ -113,9 +113,7 @@ def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Impossible | None:
     return None
 
 
-_NO_GPU_HINT = (
-    f"run `{LIST_GPUS_COMMAND}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
-)
+_NO_GPU_HINT = f"run `{LIST_GPUS}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
 _OLD_GPU_HINT = (
     "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
     "or remove the GPU"
@@ -241,11 +239,7 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
         if closed:
             return "open modules need Turing or newer"
         early = branch.number < _OPEN_BY_DEFAULT_FROM
-        return (
-            f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}"
-            if early
-            else _PROPRIETARY_AS_REQUESTED
-        )
+        return f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}" if early else _AS_REQUESTED
     needed = [gpu for gpu in gpus if gpu.needs_open_modules]
     if needed:
         return f"open modules, the only ones for {_join_gpu_labels(needed) if len(needed) < len(gpus) else 'it'}"
@@ -254,7 +248,7 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
     return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
 
 
-_PROPRIETARY_AS_REQUESTED = "proprietary modules, as requested"
+_AS_REQUESTED = "proprietary modules, as requested"
 
 
 def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:

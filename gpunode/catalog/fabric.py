@@ -28,7 +28,7 @@ UNSUPPORTED_NOTE: Final = (
 BRIDGE_MODULE: Final = "ib_umad"
 # NVIDIA dropped the branch from these names at 580, on all distributions.
 _FIRST_BRANCH_WITHOUT_SUFFIX: Final = 580
-_VERSION_LOCKED_PACKAGES: Final[dict[FabricKind, tuple[str, ...]]] = {
+_VERSION_LOCKED: Final[dict[FabricKind, tuple[str, ...]]] = {
     "nvswitch": ("nvidia-fabricmanager", "libnvidia-nscq"),
     "nvlink5": ("nvidia-fabricmanager", "libnvsdm"),
     "rack": ("nvidia-imex",),
@@ -63,7 +63,7 @@ def find_packages(kind: FabricKind, branch: int, architecture: str, source: Driv
     suffix = "" if branch >= _FIRST_BRANCH_WITHOUT_SUFFIX and source == "nvidia" else f"-{branch}"
     locked = (
         f"{name}{suffix}"
-        for name in _VERSION_LOCKED_PACKAGES[kind]
+        for name in _VERSION_LOCKED[kind]
         if architecture == "amd64" or name not in _AMD64_ONLY_PACKAGES
     )
     return FabricPackages(tuple(locked), _UNLOCKED_PACKAGES[kind])
@@ -77,11 +77,9 @@ def package_stem(name: str) -> str:
 
 def is_fabric_package(name: str) -> bool:
     """Return whether it is one of ``find_packages``, for any fabric and branch."""
-    return package_stem(name) in {*chain(*_VERSION_LOCKED_PACKAGES.values(), *_UNLOCKED_PACKAGES.values())}
+    return package_stem(name) in {*chain(*_VERSION_LOCKED.values(), *_UNLOCKED_PACKAGES.values())}
 
 
 def is_version_locked(name: str) -> bool:
     """Return whether a package works at the driver's exact version alone."""
-    return any(
-        name == one or name.startswith(f"{one}-") for names in _VERSION_LOCKED_PACKAGES.values() for one in names
-    )
+    return any(name == one or name.startswith(f"{one}-") for names in _VERSION_LOCKED.values() for one in names)

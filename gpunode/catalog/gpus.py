@@ -18,7 +18,7 @@ OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
 
 # lspci before 3.8 takes no `03xx`: VGA compatible controllers, then 3D controllers.
-LIST_GPUS_COMMAND = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
+LIST_GPUS = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
 """The command that lists NVIDIA's GPUs with their ids, and neither their audio functions nor NVSwitches."""
 
 # LR10 (A100 boards), LS10 (H100 and H200 boards), and DGX-2's, which today's drivers no longer bind.

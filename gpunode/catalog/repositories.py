@@ -107,7 +107,7 @@ def toolkit_repository(
     )
 
 
-NVIDIA_TOOLKIT_REPOSITORY = toolkit_repository()
+TOOLKIT_REPOSITORY = toolkit_repository()
 
 
 def describe_other_cuda_folder(url: str, address: str) -> str:

@@ -46,11 +46,11 @@ CONFIGURATION_STAGE = "runtime"
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
 # overwrite, or that go with it since it ships a configuration file of that name.
 CONFFILES_STEP_ID = "conffiles"
-OBSOLETE_FILES_STEP_ID = "obsolete"
-OVERWRITTEN_FILES_STEP_ID = "overwritten"
+OBSOLETE_STEP_ID = "obsolete"
+OVERWRITTEN_STEP_ID = "overwritten"
 # The step of what the package manager put beside configuration files that somebody had edited.
-SET_ASIDE_FILES_STEP_ID = "set-aside"
-PACKAGE_FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_FILES_STEP_ID, OVERWRITTEN_FILES_STEP_ID})
+SET_ASIDE_STEP_ID = "set-aside"
+PACKAGE_FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_STEP_ID, OVERWRITTEN_STEP_ID})
 
 
 @dataclass(frozen=True, slots=True)

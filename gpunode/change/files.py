@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 from gpunode.change.base import (
     CONFIGURATION_STAGE,
     PACKAGE_FILE_STEP_IDS,
-    SET_ASIDE_FILES_STEP_ID,
+    SET_ASIDE_STEP_ID,
     Action,
     BaseChange,
     Trigger,
@@ -200,7 +200,7 @@ class FileChange(BaseChange):
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
         if step in PACKAGE_FILE_STEP_IDS:
             return 3 if is_redo else 4
-        if step == SET_ASIDE_FILES_STEP_ID:
+        if step == SET_ASIDE_STEP_ID:
             return 1  # before packages change once more, which may put another one there
         return (
             {"sources": 0, CONFIGURATION_STAGE: 5}.get(stage, 1)
@@ -214,7 +214,7 @@ class FileChange(BaseChange):
         return (
             self.after is None
             and stage != CONFIGURATION_STAGE
-            and step not in {*PACKAGE_FILE_STEP_IDS, SET_ASIDE_FILES_STEP_ID}
+            and step not in {*PACKAGE_FILE_STEP_IDS, SET_ASIDE_STEP_ID}
         )
 
     def restrict_writes_to_root(self) -> FileChange:
@@ -241,11 +241,7 @@ class FileChange(BaseChange):
             yield from _diff_ownership(self.before, after)
             return
         marked = difflib.unified_diff(
-            old,
-            new,
-            self.path if self.before else "/dev/null",
-            self.path if after else "/dev/null",
-            lineterm="",
+            old, new, self.path if self.before else "/dev/null", self.path if after else "/dev/null", lineterm=""
         )
         yield from (part for line in marked for part in line.split("\n"))
         yield from _diff_ownership(self.before, after)

@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import Line, line, next_command_line, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted
@@ -93,7 +93,7 @@ def capture_preview_lines(
 
 def capture_result_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
     """Yield the capture's file and size, and the unreadable probes by reason."""
-    yield line(MARK_BY_STATE["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
+    yield line(STATE_MARK["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
     for why in dict.fromkeys(missing.values()):
         yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
     if "permission denied" in missing.values():

@@ -24,7 +24,7 @@ from gpunode.cli.screen.commands import (
 )
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
@@ -137,7 +137,7 @@ def apply(
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
                 wait.wait_for_rest(found.items, found.releases)
             if any(item.trouble for item in found.items):
-                screen.put(line(MARK_BY_STATE["done"], "its pods are ready now", hang=2))
+                screen.put(line(STATE_MARK["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(desired.own_pods))
             output.emit(_cluster_envelope("k8s apply", found, own_pods=desired.own_pods))
             return
@@ -410,10 +410,10 @@ def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
 def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
     """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
     if verb == "k8s apply":
-        yield line(MARK_BY_STATE["done"], span(f"applied (run {run})"), hang=2)
+        yield line(STATE_MARK["done"], span(f"applied (run {run})"), hang=2)
         following = cluster_verify_command(argv)
     else:
-        yield line(MARK_BY_STATE["done"], span(f"done (run {run})"), hang=2)
+        yield line(STATE_MARK["done"], span(f"done (run {run})"), hang=2)
         yield from (warning_line(f"{one.title} {one.note}") for one in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
@@ -468,7 +468,7 @@ def _summary_line(plan: ClusterPlan) -> Line:
     if troubled and not states:
         return warning_line(f"nothing to change, but {', '.join(troubled)} does not run")
     if not states:
-        return line(MARK_BY_STATE["done"], "nothing to change", hang=2)
+        return line(STATE_MARK["done"], "nothing to change", hang=2)
     parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
     return line(
         span("plan: ", "bold"), "; ".join(filter(None, (", ".join(parts), _describe_running_pods(plan)))), hang=6

@@ -9,21 +9,14 @@ from difflib import get_close_matches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
-from gpunode.catalog.gpus import (
-    LIST_GPUS_COMMAND,
-    GpuModel,
-    find_all_by_name,
-    lookup,
-    non_gpu_kind_and_name,
-    search_models,
-)
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, lookup, non_gpu_kind_and_name, search_models
 from gpunode.catalog.tables import rows
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, short_model_name
 from gpunode.cli.screen.text import Line, line, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need
@@ -95,14 +88,12 @@ def _parse_models(named: str) -> Iterator[GpuModel]:
         if match is None:
             yield from _find_by_name(part)
         elif match[1].lower() != NVIDIA_VENDOR_ID:
-            raise UsageError(
-                f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS_COMMAND}"
-            )
+            raise UsageError(f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS}")
         elif other := non_gpu_kind_and_name(match[2]):
             raise UsageError(
                 f"--gpu {part} names no GPU",
                 why=f"it is the {other[1]}",
-                hint=f"this lists the GPUs alone:\n{LIST_GPUS_COMMAND}",
+                hint=f"this lists the GPUs alone:\n{LIST_GPUS}",
             )
         else:
             yield lookup(match[2].lower())
@@ -120,7 +111,7 @@ def _find_by_name(name: str) -> tuple[GpuModel, ...]:
         raise UsageError(
             f"--gpu {name}: no GPU of that name is known",
             why=f"similar: {', '.join(near)}" if near else "",
-            hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS_COMMAND}",
+            hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS}",
         )
     if len(names) > _MOST_MATCHES:
         listed = ", ".join(names[:_MOST_MATCHES])
@@ -191,13 +182,13 @@ def _title_line(report: GpuReport) -> Line:
 def _support_lines(support: GpuSupport) -> Iterator[Line]:
     model = support.model
     if support.assumption:
-        yield from label_rows("assumed", (line(MARK_BY_STATE["waits"], span(support.assumption, "warn"), hang=2),))
+        yield from label_rows("assumed", (line(STATE_MARK["waits"], span(support.assumption, "warn"), hang=2),))
     if isinstance(support.choice, Choice):
         yield from label_rows("driver", (line(support.reason, hang=2),))
     else:
         ended = f", and its fixes ended in {support.end_of_life}" if support.end_of_life else ""
         why = f"none in NVIDIA's current repositories: {model.last_branch} is the last branch that supports it{ended}"
-        yield from label_rows("driver", (line(MARK_BY_STATE["refused"], why, hang=2),))
+        yield from label_rows("driver", (line(STATE_MARK["refused"], why, hang=2),))
     yield from label_rows("branches", _branch_lines(support))
     only = " only" if len(support.flavours) == 1 else ""
     yield from label_rows("modules", (line(f"{join_with_and(support.flavours)} kernel modules{only}"),))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
-from gpunode.catalog.gpus import LIST_GPUS_COMMAND, non_gpu_kind_and_name
+from gpunode.catalog.gpus import LIST_GPUS, non_gpu_kind_and_name
 from gpunode.cli.samples import SAMPLES_FOLDER, sample_capture_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
@@ -165,7 +165,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         if match is None or match[1].lower() != "10de":
             raise UsageError(
                 f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",
-                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS_COMMAND}",
+                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS}",
             )
         device = match[2].lower()
         other = non_gpu_kind_and_name(device)
@@ -175,7 +175,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         raise UsageError(
             f"--gpu {text} names no GPU",
             why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
-            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS_COMMAND}",
+            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
         )
     return tuple(found)
 

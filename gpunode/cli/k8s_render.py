@@ -17,8 +17,8 @@ from gpunode.cli.screen.text import BLANK_LINE, Line, Span, line, span, warning_
 from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
-from gpunode.host.capture import CAPTURE_INDEX_FILE_NAME
-from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_have_made_obsolete_objects
+from gpunode.host.capture import CAPTURE_INDEX
+from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, NodeEdit, OwnPod, RenderedCluster
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
@@ -88,19 +88,17 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
 def _list_captures(place: str) -> Iterator[str]:
     """Yield ``place`` if it is a capture, else the captures in that folder."""
     folder = Path(place)
-    if not folder.is_dir() or (folder / CAPTURE_INDEX_FILE_NAME).exists():
+    if not folder.is_dir() or (folder / CAPTURE_INDEX).exists():
         yield place
         return
     found = sorted(
-        str(one)
-        for one in folder.iterdir()
-        if one.name.endswith(_CAPTURE_SUFFIXES) or (one / CAPTURE_INDEX_FILE_NAME).exists()
+        str(one) for one in folder.iterdir() if one.name.endswith(_CAPTURE_SUFFIXES) or (one / CAPTURE_INDEX).exists()
     )
     if not found:
         raise UsageError(
             f"--node {place}: there is no capture in this folder",
             why=f"a capture is a file that ends in {', '.join(_CAPTURE_SUFFIXES)}, or a folder that holds "
-            f"{CAPTURE_INDEX_FILE_NAME}",
+            f"{CAPTURE_INDEX}",
             hint="name a capture that `sudo gpunode capture node.tar.gz` made on a GPU node",
         )
     yield from found
@@ -202,11 +200,7 @@ def rendered_lines(
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
     for path in removed:
-        left = (
-            "; if it was applied, its objects are still in the cluster"
-            if may_have_made_obsolete_objects(path, rendered)
-            else ""
-        )
+        left = "; if it was applied, its objects are still in the cluster" if may_leave_objects(path, rendered) else ""
         yield line(span("  - ", "remove"), span(f"{path}  from an earlier render{left}"), hang=6)
     yield BLANK_LINE
     for note in rendered.notes:

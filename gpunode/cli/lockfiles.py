@@ -11,7 +11,7 @@ from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.text import BLANK_LINE, Line, line, next_command_line
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
@@ -97,13 +97,11 @@ def lock_lines(
     """Yield the lock's file, and the version changes in a renewed one."""
     yield BLANK_LINE
     if renewed and not changed:
-        yield line(MARK_BY_STATE["nothing"], f"{lock.file} holds these versions already", hang=2)
+        yield line(STATE_MARK["nothing"], f"{lock.file} holds these versions already", hang=2)
         return
     size = count(len(lock.packages), "package")
     where = f"{lock.distribution} {lock.release}, {lock.architecture}"
-    yield line(
-        MARK_BY_STATE["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2
-    )
+    yield line(STATE_MARK["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
     for one in changed if renewed else ():
         yield line(f"    {one.name} {one.before or 'new'} → {one.after or 'gone'}", hang=6)
     yield next_command_line(setup_command(argv), "  (on every node of this kind)")

@@ -15,7 +15,7 @@ from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import MARK_BY_STATE, format_seconds
+from gpunode.cli.screen.words import STATE_MARK, format_seconds
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -241,8 +241,8 @@ def _verb_text(run: RunRecord) -> str:
 
 def _run_mark(run: RunRecord) -> Span:
     if run.ending == "done":
-        return MARK_BY_STATE["skipped" if run.undone_by else "done"]
-    return MARK_BY_STATE["waits" if run.ending in {"waiting", "running"} else "failed"]
+        return STATE_MARK["skipped" if run.undone_by else "done"]
+    return STATE_MARK["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
 def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
@@ -322,7 +322,7 @@ def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
             span(change.subject, "bold"),
             f"  {_change_text(record)}",
         )
-        yield line(MARK_BY_STATE[_MARK_BY_OUTCOME[record.outcome]], *title, span(step, "dim"), hang=hang)
+        yield line(STATE_MARK[_MARK_BY_OUTCOME[record.outcome]], *title, span(step, "dim"), hang=hang)
         notes = list(record.intent.change.recorded_details)
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
         if record.intent.reason and record.intent.reason != reason:
@@ -347,7 +347,7 @@ def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
     alone = "  for the packages" if required.trigger == Trigger("index-refresh") else "  of an earlier run"
     by = f"  for change {numbers}" if numbers else alone
     if settled is None:
-        return line(MARK_BY_STATE["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
+        return line(STATE_MARK["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {settled.note}", MARK_BY_STATE["skipped"]) if settled.note else ("", MARK_BY_STATE["done"])
+    note, mark = (f": {settled.note}", STATE_MARK["skipped"]) if settled.note else ("", STATE_MARK["done"])
     return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)

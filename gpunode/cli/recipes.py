@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import BLANK_LINE, Line, escape_controls, line, next_command_line, pad_right, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
 from gpunode.recipe.toml import render
@@ -61,7 +61,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
     """Return the lines that ``file`` is valid, with the next command."""
-    return line(MARK_BY_STATE["done"], what, hang=2), next_command_line(gpunode("plan", file))
+    return line(STATE_MARK["done"], what, hang=2), next_command_line(gpunode("plan", file))
 
 
 def _write_new_file(path: Path, text: str) -> None:

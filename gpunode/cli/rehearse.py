@@ -16,7 +16,7 @@ from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.events import RESTORED_PHRASE, trigger_line
 from gpunode.cli.screen.plans import stage_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
 from gpunode.workflow.rehearse import rehearse as make
@@ -85,9 +85,9 @@ def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) 
 
 def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:
     if not restored:
-        yield line(MARK_BY_STATE["nothing"], span("no configuration file to restore", "dim"))
+        yield line(STATE_MARK["nothing"], span("no configuration file to restore", "dim"))
     for path, same in restored.items():
-        mark = MARK_BY_STATE["passed" if same else "failed"]
+        mark = STATE_MARK["passed" if same else "failed"]
         yield line(
             mark, f"{path} ", span(RESTORED_PHRASE if same else "DIFFERS from what was captured", "" if same else "bad")
         )

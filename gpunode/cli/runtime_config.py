@@ -18,7 +18,7 @@ from gpunode.cli.screen.events import downtime_text, labelled_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
@@ -210,7 +210,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
     """Yield the planned edit as a diff of each file, with its reason; one line if nothing is to be written."""
     if not plan.files:
         yield line(
-            MARK_BY_STATE["waits" if plan.missing_program else "nothing"],
+            STATE_MARK["waits" if plan.missing_program else "nothing"],
             f"nothing to do: {_describe_unchanged(verb, plan)}",
             hang=2,
         )
@@ -256,7 +256,7 @@ def edit_result_lines(
         if is_unread
         else _describe_outcome(verb, plan)
     )
-    yield line(MARK_BY_STATE["waits" if plan.missing_program else "done"], outcome, hang=2)
+    yield line(STATE_MARK["waits" if plan.missing_program else "done"], outcome, hang=2)
     if down := downtime_text(done.trigger_results):
         yield labelled_line("took", down)
     if next_step:
@@ -305,26 +305,22 @@ def verdict_lines(
         return
     if plan.missing_program:
         yield line(
-            MARK_BY_STATE["failed"],
+            STATE_MARK["failed"],
             f"{_present_files(plan)} names {plan.missing_program.program}, which is not installed",
             hang=2,
         )
         yield next_command_line(plan.missing_program.install)
         return
     is_told = not takes_only_cdi(plan.target_name) or not verdict.unverified
-    yield line(MARK_BY_STATE["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
+    yield line(STATE_MARK["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
     if verdict.difference:
-        yield line(
-            MARK_BY_STATE["failed"], f"{_config_reader_name(plan)} does not have it: {verdict.difference}", hang=2
-        )
+        yield line(STATE_MARK["failed"], f"{_config_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
             yield next_command_line(next_step)
     elif verdict.unverified:
-        yield line(
-            MARK_BY_STATE["skipped"], f"{_config_reader_name(plan)} was not checked: {verdict.unverified}", hang=2
-        )
+        yield line(STATE_MARK["skipped"], f"{_config_reader_name(plan)} was not checked: {verdict.unverified}", hang=2)
     else:
-        yield line(MARK_BY_STATE["passed"], f"{_config_reader_name(plan)} reads it as configured", hang=2)
+        yield line(STATE_MARK["passed"], f"{_config_reader_name(plan)} reads it as configured", hang=2)
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 

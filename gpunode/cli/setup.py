@@ -33,7 +33,7 @@ from gpunode.cli.screen.checks import check_lines, inventory_text, matches_recip
 from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
 from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, span
-from gpunode.cli.screen.words import MARK_BY_STATE, format_seconds
+from gpunode.cli.screen.words import STATE_MARK, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
@@ -237,7 +237,7 @@ def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> L
     seen = f"; {', '.join(parts)}" if parts else ""
     found = matches_recipe_text(recipe, selected_step_ids(recipe, done.preview), _node_or_image(done))
     return line(
-        MARK_BY_STATE["nothing"],
+        STATE_MARK["nothing"],
         f"nothing to do: {found}{seen}",
         span(f" ({format_seconds(done.seconds)})", "dim"),
         hang=2,
@@ -317,9 +317,9 @@ def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
     """Yield the number of downloaded packages."""
     if not packages:
-        yield line(MARK_BY_STATE["done"], "nothing to download: the packages are installed as they should be", hang=2)
+        yield line(STATE_MARK["done"], "nothing to download: the packages are installed as they should be", hang=2)
         return
-    yield line(MARK_BY_STATE["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line(STATE_MARK["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
     yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
 
 

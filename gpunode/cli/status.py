@@ -13,7 +13,7 @@ from gpunode.cli.inputs import list_unknown_facts, load_backlog, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
-from gpunode.cli.screen.words import DOT, MARK_BY_STATE
+from gpunode.cli.screen.words import DOT, STATE_MARK
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Facts, Kernels
 from gpunode.wording import join_names
@@ -54,7 +54,7 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     yield from label_rows(
-        "pending", (line(MARK_BY_STATE["waits"], _describe_pending(found), hang=2),) if found.pending else ()
+        "pending", (line(STATE_MARK["waits"], _describe_pending(found), hang=2),) if found.pending else ()
     )
     yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
 
@@ -77,7 +77,7 @@ def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
         yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
         if gpu and gpu.faults:
             reading, fault = gpu.faults[0]
-            yield line(MARK_BY_STATE["failed"], f"{reading}: {fault.meaning}", hang=2)
+            yield line(STATE_MARK["failed"], f"{reading}: {fault.meaning}", hang=2)
     for gpu in answering.values():
         place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
         yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
@@ -100,7 +100,7 @@ def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
     if mixed:
-        yield line(MARK_BY_STATE["waits"], f"a reboot loads {found.driver}", hang=2)
+        yield line(STATE_MARK["waits"], f"a reboot loads {found.driver}", hang=2)
     if found.driver or found.loaded_driver or isinstance(found.nvml, NvmlInventory):
         yield from nvml_lines(found.nvml)
 
@@ -110,12 +110,12 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
     from gpunode.facts.nvml import NoAnswer, NvmlInventory
 
     if isinstance(answer, NvmlInventory):
-        yield line(MARK_BY_STATE["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
+        yield line(STATE_MARK["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
     elif isinstance(answer, NoAnswer):
-        mark = MARK_BY_STATE["skipped"] if answer.kind == "not-queried" else MARK_BY_STATE["failed"]
+        mark = STATE_MARK["skipped"] if answer.kind == "not-queried" else STATE_MARK["failed"]
         yield line(mark, f"NVML: {answer.reason}", hang=2)
     else:
-        yield line(MARK_BY_STATE["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
+        yield line(STATE_MARK["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
         yield line("  next: ", *mark_commands(answer.remedy), hang=8)
 
 
@@ -139,7 +139,7 @@ def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
         return line(text, span(built, "dim"), hang=2)
     is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
     harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
-    return line(MARK_BY_STATE["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
+    return line(STATE_MARK["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
 
 
 def _fabric_line(found: FabricStatus) -> Line:

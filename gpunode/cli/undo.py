@@ -14,17 +14,9 @@ from gpunode.cli.screen.commands import rollback_command
 from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import (
-    ChangeFailed,
-    Conflict,
-    DrainRequired,
-    GpunodeError,
-    RebootRequired,
-    UsageError,
-    VerifyFailed,
-)
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
@@ -297,7 +289,7 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         if not is_lost:
             what = "what is left is kept" if plan.kept else "nothing that gpunode added is left on this node"
             done = "restore" if plan.undone_run else "remove"
-            yield line(MARK_BY_STATE["nothing"], f"nothing to {done}: {what}")
+            yield line(STATE_MARK["nothing"], f"nothing to {done}: {what}")
     else:
         what = f"rollback of run {plan.undone_run}" if plan.undone_run else "remove everything that gpunode added"
         yield line(span(what, "bold"))
@@ -315,7 +307,7 @@ def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
 
     run = found.run
     state = f"is already undone: {found.why}" if changed_subjects(run) else "has nothing to undo"
-    yield line(MARK_BY_STATE["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
+    yield line(STATE_MARK["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
@@ -341,12 +333,12 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
-            yield line(MARK_BY_STATE["done"], f"the node is {former}{but}{what}", hang=2)
+            yield line(STATE_MARK["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note_line(str(kept)) for kept in done.plan.kept)
     else:
         for change in done.plan.files:
             yield line(
-                MARK_BY_STATE["done"], f"{change.path} {'removed' if change.after is None else RESTORED_PHRASE}", hang=2
+                STATE_MARK["done"], f"{change.path} {'removed' if change.after is None else RESTORED_PHRASE}", hang=2
             )
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)

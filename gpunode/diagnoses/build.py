@@ -14,25 +14,10 @@ from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import consequences, symptoms
-from gpunode.diagnoses.commands import (
-    Command,
-    Shell,
-    command,
-    is_version_or_kernel_release,
-    join_commands,
-    surround_shell_word,
-)
+from gpunode.diagnoses.commands import Command, Shell, command, is_release_name, join_commands, surround_word
 from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import (
-    change_driver,
-    install,
-    is_setup_supported,
-    manual_step,
-    reboot,
-    run_step,
-    setup_step,
-)
+from gpunode.diagnoses.remedies import can_set_up, change_driver, install, manual_step, reboot, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import driver, modules, packages, system
@@ -281,14 +266,12 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
-        return (
-            str(family.headers(kernel)) if is_version_or_kernel_release(kernel) else of_kernel("", "linux-headers-"),
-        )
+        return (str(family.headers(kernel)) if is_release_name(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))
         return (of_kernel(release, f"{stem}-"),)
-    flavour = kernel.rpartition("-")[2] if is_version_or_kernel_release(kernel) else ""
+    flavour = kernel.rpartition("-")[2] if is_release_name(kernel) else ""
     if manager == "zypper":
         return (f"kernel-{flavour or 'default'}-devel",)
     return (f"linux-{flavour}-headers" if flavour in {"lts", "zen", "hardened", "rt"} else "linux-headers",)
@@ -348,7 +331,7 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
     yield build_module(snapshot, kernel)
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         text = "install headers together with later kernels: gpunode finds the right meta package"
         yield setup_step(snapshot, "install", text, "headers", when="no meta package for headers is installed yet")
     text, when = "upgrade the kernel together with its headers, then reboot", "the archive no longer has those headers"
@@ -364,7 +347,7 @@ def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
         yield build_module(
-            snapshot, kernel, ("env", surround_shell_word("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1")
+            snapshot, kernel, ("env", surround_word("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1")
         )
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
@@ -440,9 +423,7 @@ _CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
 _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
-_HEADERS_INSTALL_ATTEMPTED: Final = any_of(
-    command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND)
-)
+_HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
 _SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
 _rule = partial(Rule, layer="kernel")
@@ -456,8 +437,7 @@ RULES: Final = (
         symptoms=_SYMPTOMS,
         latent=symptoms.DRIVER_WORKS,
         context=unless(
-            any_of(command_run(r"\buname\b"), _HEADERS_INSTALL_ATTEMPTED, symptoms.KERNEL_UPGRADED),
-            symptoms.DRIVER_WORKS,
+            any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,

@@ -52,9 +52,7 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
-_VERSIONED_DRIVER_LIBRARY: Final = Pattern(
-    rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE
-)
+_VERSIONED_LIBRARY: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
 
 
 def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
@@ -63,7 +61,7 @@ def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], 
     libraries = (
         (match["version"], cite(item, item.line_number_at(match.start())))
         for item in snapshot.items_of("listing")
-        for match in find_all(item, _VERSIONED_DRIVER_LIBRARY)
+        for match in find_all(item, _VERSIONED_LIBRARY)
     )
     return (*((one.version, one.citation) for one in seen if one), *libraries)
 
@@ -78,9 +76,7 @@ def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
     is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
     old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
     gone = (
-        (one, match)
-        for one in snapshot.view(_MOUNT_SOURCE_MISSING)
-        if (match := _VERSIONED_DRIVER_LIBRARY.search(one.line))
+        (one, match) for one in snapshot.view(_MOUNT_SOURCE_MISSING) if (match := _VERSIONED_LIBRARY.search(one.line))
     )
     old += [one for one, match in gone if match["version"] not in versions]
     yield from (old[0], now[0][1]) if old else ()
@@ -199,7 +195,7 @@ _OLD_DOCKER: Final = predicate(
 _PODMAN_WITHOUT_CDI: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
 _PODMAN_WITHOUT_CDI_0_7: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
 _SPECIFICATION_TOO_NEW: Final = all_of(_SPECIFICATION_MAY_BE_CDI_0_7, _PODMAN_WITHOUT_CDI_0_7)
-_SPECIFICATION_MAY_BE_TOO_NEW: Final = any_of(
+_SPEC_TOO_NEW: Final = any_of(
     _SPECIFICATION_TOO_NEW,
     all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN, any_of(_SPECIFICATION_MAY_BE_CDI_0_7, _PODMAN_WITHOUT_CDI_0_7)),
 )
@@ -279,9 +275,7 @@ RULES: Final = (
     _rule(
         cause="cdi-spec-dir-not-read",
         decisive=all_of(_SPECIFICATION_NOT_SEARCHED, _UNRESOLVED_DEVICE),
-        typical=any_of(
-            _SPECIFICATION_NOT_SEARCHED, unless(_SPECIFICATION_NOT_FOUND_BY_ENGINE, _SPECIFICATION_MAY_BE_TOO_NEW)
-        ),
+        typical=any_of(_SPECIFICATION_NOT_SEARCHED, unless(_SPECIFICATION_NOT_FOUND_BY_ENGINE, _SPEC_TOO_NEW)),
         symptoms=(symptoms.CDI_UNRESOLVED,),
         against=(_DRIVER_BROKEN,),
         may_be_normal=True,
@@ -299,9 +293,7 @@ RULES: Final = (
             all_of(_PODMAN_WITHOUT_CDI, any_of(_CDI_UNSUPPORTED, _UNRESOLVED_DEVICE)),
         ),
         typical=any_of(
-            _SPECIFICATION_MAY_BE_TOO_NEW,
-            _CDI_UNSUPPORTED,
-            all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version")),
+            _SPEC_TOO_NEW, _CDI_UNSUPPORTED, all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version"))
         ),
         context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_CDI_0_7),
         symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _UNREADABLE),

@@ -17,7 +17,7 @@ from gpunode.facts.patterns import Pattern
 # To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
 _PACKAGE_NAME: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
 _UNIT_NAME: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
-_VERSION_OR_KERNEL_RELEASE: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
+_RELEASE_NAME: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
 _NODE_GROUP_OR_MODULE_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _GPU_ID: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
@@ -28,7 +28,7 @@ RUNNING_KERNEL: Final = Shell("$(uname -r)")
 
 
 class GpuCommand(Command):
-    """A command about the faulty GPU; ``GPU_ADDRESS_PLACEHOLDER`` stands for it while unknown.
+    """A command about the faulty GPU; ``GPU_ADDRESS`` stands for it while unknown.
 
     Without an address nvidia-smi would reset every GPU of the node; for this word it reports that there is no such GPU.
     """
@@ -36,7 +36,7 @@ class GpuCommand(Command):
     __slots__ = ()
 
 
-GPU_ADDRESS_PLACEHOLDER: Final = "ADDRESS"
+GPU_ADDRESS: Final = "ADDRESS"
 
 
 def join_commands(*parts: Command) -> Command:
@@ -54,9 +54,9 @@ def is_unit_name(name: str) -> bool:
     return _UNIT_NAME.fullmatch(name) is not None
 
 
-def is_version_or_kernel_release(name: str) -> bool:
+def is_release_name(name: str) -> bool:
     """Return whether ``name`` is a version or a kernel release (``6.8.0-51-generic``)."""
-    return _VERSION_OR_KERNEL_RELEASE.fullmatch(name) is not None
+    return _RELEASE_NAME.fullmatch(name) is not None
 
 
 def is_plain_name(name: str) -> bool:
@@ -70,7 +70,7 @@ def is_gpu_id(name: str) -> bool:
 
 
 def gpu_command(*words: str) -> Command:
-    """Return the command of these words, ``GPU_ADDRESS_PLACEHOLDER`` among them."""
+    """Return the command of these words, ``GPU_ADDRESS`` among them."""
     return GpuCommand(command(*words))
 
 
@@ -78,7 +78,7 @@ def fill_in_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
     """Return a GPU command for each of ``gpus``; any other command unchanged."""
     named = tuple(gpu for gpu in gpus if is_gpu_id(gpu))
     return (
-        tuple(Command(typed.replace(GPU_ADDRESS_PLACEHOLDER, gpu)) for gpu in named)
+        tuple(Command(typed.replace(GPU_ADDRESS, gpu)) for gpu in named)
         if isinstance(typed, GpuCommand) and named
         else (typed,)
     )
@@ -101,7 +101,7 @@ def is_path_below(path: str, *below: str) -> bool:
 
 def gpu_option(gpu: str) -> tuple[str, str]:
     """Return the option that restricts nvidia-smi to that GPU, or to the faulty one if empty."""
-    return "-i", gpu if is_gpu_id(gpu) else GPU_ADDRESS_PLACEHOLDER
+    return "-i", gpu if is_gpu_id(gpu) else GPU_ADDRESS
 
 
 _EDITABLE_FOLDERS: Final = (
@@ -133,11 +133,11 @@ def edit_matching_files(pattern: str, expression: str, *places: str) -> Command:
     return join_commands(find, Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", expression))
 
 
-def surround_shell_word(before: str, word: str, after: str = "") -> str:
+def surround_word(before: str, word: str, after: str = "") -> str:
     """Return ``word`` between literals; left to the shell if ``word`` is for the shell."""
     return Shell(f"{before}{word}{after}") if isinstance(word, Shell) else f"{before}{word}{after}"
 
 
 def kernel_release_word(release: str, before: str = "", after: str = "") -> str:
     """Return a word with the kernel release, or with the running kernel if it is unknown."""
-    return surround_shell_word(before, release if is_version_or_kernel_release(release) else RUNNING_KERNEL, after)
+    return surround_word(before, release if is_release_name(release) else RUNNING_KERNEL, after)

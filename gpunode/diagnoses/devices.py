@@ -89,7 +89,7 @@ def _module_loaded_after_persistenced(snapshot: Snapshot) -> Iterator[Citation]:
     )
 
 
-_MODULE_LOADED_AFTER_PERSISTENCED: Final = custom_sign(_module_loaded_after_persistenced)
+_MODULE_LOADED_LATE: Final = custom_sign(_module_loaded_after_persistenced)
 _PERSISTENCED_ACTIVE: Final = predicate(_is_persistenced_active, "nvidia-persistenced runs")
 _NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
@@ -274,13 +274,7 @@ RULES: Final = (
             all_of(unless(_DEVICE_FILES_NOT_FOUND, _PERSISTENCED_FAILED), symptoms.MODULE_LOADED),
         ),
         symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-        against=(
-            symptoms.DRIVER_WORKS,
-            symptoms.IN_CONTAINER,
-            _DRIVER_FROM_PLATFORM,
-            _MODULE_LOADED_AFTER_PERSISTENCED,
-            _NO_GPU,
-        ),
+        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _DRIVER_FROM_PLATFORM, _MODULE_LOADED_LATE, _NO_GPU),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
         summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
         remedy=always(
@@ -302,9 +296,7 @@ RULES: Final = (
     _rule(
         cause="persistenced-start-race",
         disruption="restart-service",
-        decisive=all_of(
-            _PERSISTENCED_FAILED, any_of(_MODULE_LOADED_AFTER_PERSISTENCED, unless(_UNIT_CONDITION_UNMET, _NOT_LOADED))
-        ),
+        decisive=all_of(_PERSISTENCED_FAILED, any_of(_MODULE_LOADED_LATE, unless(_UNIT_CONDITION_UNMET, _NOT_LOADED))),
         typical=any_of(
             all_of(_PERSISTENCED_FAILED, any_of(symptoms.MODULE_LOADED, _DEVICE_NODES_PRESENT)),
             unless(_PERSISTENCED_FAILED, _DEVICE_FILES_NOT_FOUND, _NOT_LOADED),

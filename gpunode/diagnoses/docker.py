@@ -183,7 +183,7 @@ _LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
 _NVIDIA_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
 _REGISTERED_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_ENTRY)
-_REGISTERED_IN_SYSTEM_CONFIG: Final = any_of(
+_IN_SYSTEM_CONFIG: Final = any_of(
     file_line("*etc/docker/daemon.json", _NVIDIA_ENTRY), file_line("daemon.json", _NVIDIA_ENTRY)
 )
 _NVIDIA_IS_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
@@ -260,7 +260,7 @@ RULES: Final = (
         cause="docker-from-snap",
         disruption="restart-service",
         decisive=unless(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND),
-        symptoms=(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
+        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
         summary="docker is a snap, which does not see the toolkit or the settings of this system",
@@ -275,15 +275,15 @@ RULES: Final = (
         decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
-            symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
-            symptoms.NVIDIA_RUNTIME_UNKNOWN,
+            symptoms.NO_DEVICE_DRIVER,
+            symptoms.RUNTIME_UNKNOWN,
             symptoms.HOOK_FAILED,
             symptoms.NO_NVML_LIBRARY,
             symptoms.CONTAINER_FAILED,
         ),
         share=2,
         # NVML was found, and it answered.
-        against=(symptoms.DRIVER_LIBRARY_MISMATCH,),
+        against=(symptoms.VERSION_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
         summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
@@ -298,12 +298,9 @@ RULES: Final = (
         typical=any_of(
             custom_sign(_known_only_as_root),
             unless(_DEVICE_CGROUP_DENIED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
-            all_of(
-                ROOTLESS,
-                any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_REGISTERED_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG)),
-            ),
+            all_of(ROOTLESS, any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG))),
         ),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.NVIDIA_RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
+        symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
         summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
@@ -314,21 +311,17 @@ RULES: Final = (
         cause="docker-not-restarted",
         disruption="restart-service",
         decisive=any_of(
-            all_of(_REGISTERED_IN_SYSTEM_CONFIG, _LACKS_NVIDIA_RUNTIME),
+            all_of(_IN_SYSTEM_CONFIG, _LACKS_NVIDIA_RUNTIME),
             all_of(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
         ),
         typical=any_of(
-            unless(all_of(_REGISTERED_IN_SYSTEM_CONFIG, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
-            unless(
-                all_of(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)
-            ),
+            unless(all_of(_IN_SYSTEM_CONFIG, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
+            unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
             unless(all_of(_START_TIME_ASKED, toolkit.presence_lines), _NVIDIA_NOT_IN_CONFIG, _RUNTIME_UNKNOWN),
         ),
-        symptoms=(symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
-        context=unless(any_of(_REGISTERED_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.ALL_WELL),
-        against=(
-            unless(symptoms.CONTAINER_WORKS, symptoms.DOCKER_FINDS_NO_GPU_DRIVER, symptoms.NVIDIA_RUNTIME_UNKNOWN),
-        ),
+        symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
+        context=unless(any_of(_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.ALL_WELL),
+        against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
         summary="the running docker daemon was started before the toolkit was installed or registered",
@@ -339,8 +332,8 @@ RULES: Final = (
         disruption="restart-service",
         decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
         typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
-        symptoms=(symptoms.NVIDIA_RUNTIME_UNKNOWN, symptoms.DOCKER_FINDS_NO_GPU_DRIVER),
-        against=(_HAS_NVIDIA_RUNTIME, _REGISTERED_IN_SYSTEM_CONFIG, toolkit.absence_lines),
+        symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_DEVICE_DRIVER),
+        against=(_HAS_NVIDIA_RUNTIME, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
         summary="docker has no runtime called nvidia",

@@ -57,18 +57,12 @@ _CUDA_SUPPORTED: Final = predicate(
     "the driver supports all CUDA versions that are named",
 )
 _CUDA_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
-_DRIVER_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
+_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
 _DRIVER_FAILURE_SYMPTOMS: Final = (
-    *(
-        symptoms.NO_DRIVER,
-        symptoms.NO_MODULE,
-        symptoms.NO_NVML_LIBRARY,
-        symptoms.DRIVER_LIBRARY_MISMATCH,
-        symptoms.NO_DEVICES,
-    ),
+    *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH, symptoms.NO_DEVICES),
     *(symptoms.CUDA_NO_DEVICE, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
 )
 
@@ -165,7 +159,7 @@ _COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _LIBRARY_MISMATCH: Final = any_of(
     symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-    symptoms.DRIVER_LIBRARY_MISMATCH,
+    symptoms.VERSION_MISMATCH,
     message_line(rf"{cuda.DRIVER_INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
 _LIBRARY_FILE_VERSION: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
@@ -173,17 +167,13 @@ _LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSI
 _DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _loaded_libraries_and_folders(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.LoaderFolder, ...]:
+def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.LoaderFolder, ...]:
     return (*snapshot.view(cuda.loaded_libraries), *snapshot.view(cuda.extra_loader_folders))
 
 
 def _stub_library_places(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield folders and files with stubs that a report shows."""
-    return (
-        one.citation
-        for one in _loaded_libraries_and_folders(snapshot)
-        if one.sort == "stub" and not is_examined(snapshot)
-    )
+    return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
 
 
 def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
@@ -211,7 +201,7 @@ def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield compatibility libraries that are loaded or of another driver."""
-    yield from (one.citation for one in _loaded_libraries_and_folders(snapshot) if one.sort == "compat")
+    yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
     node = driver.loaded_version(snapshot)
     for item in snapshot.items:
         told = _DRIVER_VERSION.search(item.text) if "/compat" in item.written else None
@@ -232,13 +222,12 @@ _LIBRARY_OF_OTHER_DRIVER: Final = any_of(
         unless(custom_sign(_unversioned_copies), _COMPAT_LIBRARIES_SEEN),
     ),
 )
-_DRIVER_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
+_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
 
 
 def _summarize_shadow(snapshot: Snapshot) -> str:
     path = next(
-        (one.path for one in _loaded_libraries_and_folders(snapshot) if one.sort in {"stub", "other"}),
-        "a stub or another copy",
+        (one.path for one in _library_places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy"
     )
     return f"programs load {path} in place of the driver's own library"
 
@@ -327,7 +316,7 @@ RULES: Final = (
                 *_DRIVER_FAILURE_SYMPTOMS,
             ),
         ),
-        against=(_DRIVER_AT_TWO_VERSIONS,),
+        against=(_TWO_VERSIONS,),
         look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
         summary=_summarize_mismatch,
         remedy=_upgrade_driver,
@@ -379,12 +368,7 @@ RULES: Final = (
         may_be_normal=True,
         symptoms=(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
         context=_COMPAT_LIBRARIES_SEEN,
-        against=(
-            _DRIVER_AT_TWO_VERSIONS,
-            symptoms.DRIVER_LIBRARY_MISMATCH,
-            _COMPAT_UNSUPPORTED,
-            _DRIVER_LIBRARY_SHADOWED,
-        ),
+        against=(_TWO_VERSIONS, symptoms.VERSION_MISMATCH, _COMPAT_UNSUPPORTED, _LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
         summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_remove_compat_library,
@@ -397,7 +381,7 @@ RULES: Final = (
         may_be_normal=True,
         symptoms=(_COMPAT_UNSUPPORTED, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
         context=_COMPAT_LIBRARIES_SEEN,
-        against=(_DRIVER_AT_TWO_VERSIONS, _DRIVER_LIBRARY_SHADOWED),
+        against=(_TWO_VERSIONS, _LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
         summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
         remedy=_remove_compat_library,
@@ -406,12 +390,12 @@ RULES: Final = (
         cause="library-path-shadows-libcuda",
         disruption="restart-container",
         share=0.8,
-        decisive=_DRIVER_LIBRARY_SHADOWED,
+        decisive=_LIBRARY_SHADOWED,
         typical=_STUB_LIBRARIES_SEEN,
         symptoms=(
             _STUB_LIBRARY_REPORTED,
             symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-            symptoms.DRIVER_LIBRARY_MISMATCH,
+            symptoms.VERSION_MISMATCH,
             symptoms.CUDA_NOT_INITIALISED,
             symptoms.NO_NVML_LIBRARY,
             symptoms.CUDA_UNAVAILABLE,

@@ -13,7 +13,7 @@ from gpunode.diagnoses.consequences import GPU_LOST
 from gpunode.diagnoses.model import Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     always,
-    look_at_hardware_first,
+    look_at_hardware,
     manual_step,
     power_cycle,
     reboot,
@@ -42,7 +42,7 @@ _RPC_TIMEOUT: Final = kernel_line(
     re.IGNORECASE,
 )
 _TASK_EXCEPTION: Final = kernel_line(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2_ALREADY_UP: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_WPR2_UP: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
 _GFW_BOOT_FAILED: Final = kernel_line(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
@@ -60,7 +60,7 @@ _NOT_STARTED: Final = kernel_line(
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
 _GSP_INIT_FAILED: Final = kernel_line(r"RmInitAdapter failed! \(0x6[1-3]:", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_GPU_UNSUPPORTED_BY_DRIVER: Final = kernel_line(
+_GPU_UNSUPPORTED: Final = kernel_line(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
     r"|not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
@@ -146,7 +146,7 @@ def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from look_at_hardware_first()(snapshot)
+    yield from look_at_hardware()(snapshot)
     yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
     yield power_cycle()
     yield manual_step("install", "try the newest driver of another branch", "it persists")
@@ -172,8 +172,8 @@ _GPU_UNUSABLE_CONSEQUENCES: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive")
 }
 _NO_GSP_CONSEQUENCES: Final = _GPU_UNUSABLE_CONSEQUENCES | {"gsp-init-failed-platform"}
-_GREP_KERNEL_LOG_COMMANDS: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
-_rule = partial(Rule, layer="driver", look_at=_GREP_KERNEL_LOG_COMMANDS)
+_GREP_LOG_COMMANDS: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
+_rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
 
 RULES: Final = (
     _rule(
@@ -188,7 +188,7 @@ RULES: Final = (
             symptoms.ADAPTER_INIT_FAILED,
         ),
         check=faults.incident_check(119),
-        against=(_WPR2_ALREADY_UP,),
+        against=(_WPR2_UP,),
         typical=unless(any_of(_RPC_TIMEOUT, _SMI_ANSWERS_SLOWLY), _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
         explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
@@ -208,7 +208,7 @@ RULES: Final = (
         disruption="reboot",
         share=0.5,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-        decisive=_WPR2_ALREADY_UP,
+        decisive=_WPR2_UP,
         context=_GSP_INIT_FAILED,
         summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
         remedy=always(
@@ -227,7 +227,7 @@ RULES: Final = (
         decisive=_GFW_BOOT_FAILED,
         context=_GSP_INIT_FAILED,
         summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
-        remedy=look_at_hardware_first(
+        remedy=look_at_hardware(
             power_cycle(),
             manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
             manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
@@ -268,14 +268,7 @@ RULES: Final = (
         cause="gsp-init-failed-platform",
         disruption="reboot",
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        typical=unless(
-            _NOT_STARTED,
-            _GFW_BOOT_FAILED,
-            _WPR2_ALREADY_UP,
-            _FIRMWARE_ABSENT,
-            _GPU_UNSUPPORTED_BY_DRIVER,
-            _SERIOUS_FAULT,
-        ),
+        typical=unless(_NOT_STARTED, _GFW_BOOT_FAILED, _WPR2_UP, _FIRMWARE_ABSENT, _GPU_UNSUPPORTED, _SERIOUS_FAULT),
         context=any_of(_GSP_INIT_FAILED, message_line(r"\baarch64\b|Raspberry Pi")),
         summary="The GSP cannot be started on this GPU in this machine",
         remedy=_fix_platform,

@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import (
     always,
     drain,
-    look_at_hardware_first,
+    look_at_hardware,
     manual_step,
     power_cycle,
     replace_gpu,
@@ -248,7 +248,7 @@ RULES: Final = (
             r"|connect the PCIe? (?:auxiliary )?power cable",
             flags=re.IGNORECASE,
         ),
-        remedy=look_at_hardware_first(
+        remedy=look_at_hardware(
             manual_step("hardware", "power the node off and connect every power cable of the GPU"),
             manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
         ),

@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import install, is_setup_supported, run_step
+from gpunode.diagnoses.remedies import can_set_up, install, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
@@ -281,7 +281,7 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE_PACKAGES[manager])
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
 
 

@@ -12,8 +12,8 @@ from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_fi
 from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
+    can_set_up,
     install,
-    is_setup_supported,
     manual_step,
     reboot,
     rebuild_initramfs,
@@ -96,7 +96,7 @@ def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("load", "load the module; if that fails, its message names the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     yield run_step("inspect", "read the kernel's messages about it", said)
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         text = "let gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
@@ -169,7 +169,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         text = f"install the headers of {kernel} and build the module for it, before the next boot"
         return setup_step(snapshot, "rebuild", text, "headers", "module-build")
     return build.build_module(snapshot, kernel)
@@ -394,9 +394,9 @@ RULES: Final = (
         cause="duplicate-module-files",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.DRIVER_LIBRARY_MISMATCH)),
+        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.VERSION_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
+        symptoms=(symptoms.VERSION_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
         context=_SEVERAL_COPIES,
         may_be_normal=True,
         summary=_summarize_copies,
@@ -410,9 +410,9 @@ RULES: Final = (
         cause="initramfs-stale-module",
         disruption="reboot",
         typical=any_of(
-            _IN_INITRAMFS, all_of(_INITRAMFS_MAY_BE_STALE, any_of(symptoms.DRIVER_LIBRARY_MISMATCH, _LOADED_DIFFERS))
+            _IN_INITRAMFS, all_of(_INITRAMFS_MAY_BE_STALE, any_of(symptoms.VERSION_MISMATCH, _LOADED_DIFFERS))
         ),
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, _LOADED_DIFFERS),
+        symptoms=(symptoms.VERSION_MISMATCH, _LOADED_DIFFERS),
         may_be_normal=True,
         against=(symptoms.DRIVER_WORKS,),
         summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),

@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
-    is_setup_supported,
+    can_set_up,
     reboot,
     rebuild_initramfs,
     rebuild_initramfs_and_reboot,
@@ -126,7 +126,7 @@ _BLACKLIST_FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
 def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
         lines = r"\n".join(

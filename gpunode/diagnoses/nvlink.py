@@ -53,15 +53,15 @@ _NO_SWITCH_FOUND: Final = message_line(
 )
 _SWITCHES: Final = custom_sign(fabric.switch_lines)
 _BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
-_FABRIC_REGISTRATION_IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
-_MANAGER_NEEDED: Final = any_of(_SWITCHES, _FABRIC_REGISTRATION_IN_PROGRESS, symptoms.CUDA_NOT_READY)
+_REGISTERING: Final = custom_sign(fabric.registering_gpus)
+_MANAGER_NEEDED: Final = any_of(_SWITCHES, _REGISTERING, symptoms.CUDA_NOT_READY)
 _MANAGER_NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_manager_needed) is False,
     "the GPUs of this node are not connected by NVSwitches",
 )
 # On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
 _NO_SWITCH_ANYWHERE: Final = unless(_NO_SWITCH_FOUND, _MANAGER_NEEDED, _BASEBOARD)
-_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _FABRIC_REGISTRATION_IN_PROGRESS)
+_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _REGISTERING)
 _START_MANAGER_COMMANDS: Final = (
     Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
 )  # fmt: skip
@@ -260,13 +260,7 @@ RULES: Final = (
             *(_MANAGER_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
             unless(
                 all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                *(
-                    _MANAGER_DOWN,
-                    _manager_state_sign("active"),
-                    _VERSIONS_DIFFER,
-                    _NO_SWITCH_FOUND,
-                    _FABRIC_REGISTRATION_IN_PROGRESS,
-                ),
+                *(_MANAGER_DOWN, _manager_state_sign("active"), _VERSIONS_DIFFER, _NO_SWITCH_FOUND, _REGISTERING),
             ),
         ),
         against=(_MANAGER_NOT_NEEDED,),
@@ -288,7 +282,7 @@ RULES: Final = (
         typical=unless(
             any_of(
                 _MANAGER_DOWN,
-                _FABRIC_REGISTRATION_IN_PROGRESS,
+                _REGISTERING,
                 message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
             ),
             *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_ANYWHERE),
@@ -306,7 +300,7 @@ RULES: Final = (
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=unless(
             all_of(any_of(_NO_SWITCH_FOUND, _manager_state_sign("failed")), _MANAGER_NOT_NEEDED),
-            _FABRIC_REGISTRATION_IN_PROGRESS,
+            _REGISTERING,
             symptoms.CUDA_NOT_READY,
         ),
         typical=_NO_SWITCH_ANYWHERE,

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name
-from gpunode.diagnoses.commands import Shell, command, join_commands, surround_shell_word
+from gpunode.diagnoses.commands import Shell, command, join_commands, surround_word
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.remedies import install_driver as driver_fix
@@ -113,13 +113,7 @@ def _stop_driver_clients(snapshot: Snapshot) -> Iterable[Fix]:
     )
     restart = join_commands(
         command(
-            "kubectl",
-            "get",
-            "pods",
-            "-A",
-            "--field-selector",
-            surround_shell_word("spec.nodeName=", node),
-            "--no-headers",
+            "kubectl", "get", "pods", "-A", "--field-selector", surround_word("spec.nodeName=", node), "--no-headers"
         ),
         Shell(
             "| awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "

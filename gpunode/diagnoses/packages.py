@@ -12,14 +12,14 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import DRIVER_LIBRARY_MISMATCH_CAUSES, NO_DRIVER, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
-    is_setup_supported,
+    can_set_up,
     manual_step,
     reboot,
     rebuild_initramfs,
     reinstall,
     run_step,
     setup_step,
-    uninstall_driver_packages,
+    uninstall_driver,
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
@@ -273,7 +273,7 @@ def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
             yield run_step(
                 "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
             )
-    elif is_setup_supported(snapshot):
+    elif can_set_up(snapshot):
         # One transaction: the node has a driver all the time.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
         yield setup_step(snapshot, "remove", text)
@@ -301,9 +301,9 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
         yield run_step("install", "finish the installation with the newer package's file", force)
         if is_driver_package(owner):
-            yield uninstall_driver_packages(snapshot, "then remove the other branch", owner)
+            yield uninstall_driver(snapshot, "then remove the other branch", owner)
     elif is_driver_package(owner):
-        yield uninstall_driver_packages(snapshot, "remove the package that has the file", owner)
+        yield uninstall_driver(snapshot, "remove the package that has the file", owner)
     else:
         text = "install both packages from one repository: disable the other one, or exclude the driver there"
         yield manual_step("configure", text)
@@ -391,7 +391,7 @@ RULES: Final = (
             unless(
                 all_of(command_run(r"showhold|versionlock"), _DRIVER_PACKAGES_HELD),
                 symptoms.DRIVER_WORKS,
-                symptoms.DRIVER_LIBRARY_MISMATCH,
+                symptoms.VERSION_MISMATCH,
             ),
         ),
         symptoms=(symptoms.PACKAGES_BROKEN, _UNMET_DEPENDENCIES),
@@ -406,11 +406,9 @@ RULES: Final = (
         cause="mixed-repo-packages",
         share=1.2,
         decisive=any_of(
-            _PACKAGERS_SHARE_FILE,
-            _TWO_ORIGINS,
-            unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.DRIVER_LIBRARY_MISMATCH),
+            _PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.VERSION_MISMATCH)
         ),
-        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.DRIVER_LIBRARY_MISMATCH, _PACKAGERS_SHARE_FILE),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.VERSION_MISMATCH, _PACKAGERS_SHARE_FILE),
         latent=unless(symptoms.DRIVER_WORKS, _UNMET_DEPENDENCIES),
         summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
@@ -432,9 +430,9 @@ RULES: Final = (
         shows_in="driver",
         disruption="reboot",
         decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_PACKAGED, _DRIVER_PACKAGE_COMMAND_RUN)),
-        typical=any_of(_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_LIBRARY_MISMATCH)),
+        typical=any_of(_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.VERSION_MISMATCH)),
         symptoms=(
-            symptoms.DRIVER_LIBRARY_MISMATCH,
+            symptoms.VERSION_MISMATCH,
             symptoms.NO_DRIVER,
             symptoms.PACKAGES_BROKEN,
             symptoms.BUILD_FAILED,

@@ -120,9 +120,7 @@ _PASSTHROUGH_MAY_BE_INTENDED: Final = predicate(
     lambda node: virtualization.is_hypervisor(node) and not any(virtualization.guest_lists(node)),
     "the host runs virtual machines",
 )
-_INTENDED_PASSTHROUGH_SUMMARY: Final = (
-    "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
-)
+_PASSTHROUGH_SUMMARY: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
 
 
 def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
@@ -136,12 +134,7 @@ def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
     )
     if owned and (driver.works(snapshot) or of_host or virtualization.has_running_guests(snapshot)):
         yield Proof(
-            _INTENDED_PASSTHROUGH_SUMMARY,
-            owned,
-            "likely",
-            severity="info",
-            remedy=(_LEAVE_TO_GUEST,),
-            disruption="none",
+            _PASSTHROUGH_SUMMARY, owned, "likely", severity="info", remedy=(_LEAVE_TO_GUEST,), disruption="none"
         )
 
 

@@ -13,13 +13,7 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity
-from gpunode.diagnoses.remedies import (
-    add_kernel_argument,
-    has_kernel_argument,
-    look_at_hardware_first,
-    manual_step,
-    run_step,
-)
+from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, look_at_hardware, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, kernel_line, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links, virtualization
@@ -322,7 +316,7 @@ RULES: Final = (
         check=_find_uncorrected,
         typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
         may_be_normal=True,
-        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
+        remedy=look_at_hardware(*_RESEAT_GPU_FIXES),
         explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
     ),
     _rule(
@@ -334,7 +328,7 @@ RULES: Final = (
         check=_find_corrected_error_storm,
         typical=message_line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
         may_be_normal=True,
-        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
+        remedy=look_at_hardware(*_RESEAT_GPU_FIXES),
         explains=frozenset({"pcie-link-degraded"}),
     ),
     _rule(
@@ -346,6 +340,6 @@ RULES: Final = (
         check=_find_degraded,
         typical=custom_sign(_narrow_at_boot),
         may_be_normal=True,
-        remedy=look_at_hardware_first(*_RESEAT_GPU_FIXES),
+        remedy=look_at_hardware(*_RESEAT_GPU_FIXES),
     ),
 )

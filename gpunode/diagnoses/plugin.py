@@ -301,7 +301,7 @@ RULES: Final = (
                     _PLUGIN_WITHOUT_NVML,
                     any_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN, _RUNTIME_CONFIGURE_RUN),
                 ),
-                all_of(symptoms.NO_DRIVER_IN_CONTAINER, any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS)),
+                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS)),
                 all_of(
                     _NVIDIA_HANDLER_SEEN,
                     any_of(_NO_RUNTIME_CLASS, all_of(_OTHER_DEFAULT_RUNTIME, symptoms.PLUGIN_FAILS)),
@@ -314,7 +314,7 @@ RULES: Final = (
         context=unless(any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS, _RUNTIME_CONFIGURE_RUN), symptoms.ALL_WELL),
         symptoms=(
             _PLUGIN_WITHOUT_NVML,
-            symptoms.NO_DRIVER_IN_CONTAINER,
+            symptoms.NO_DRIVER_INSIDE,
             symptoms.NO_CAPACITY,
             symptoms.POD_PENDING,
             symptoms.PLUGIN_FAILS,
@@ -322,7 +322,7 @@ RULES: Final = (
         against=(
             _NO_DRIVER,
             symptoms.NO_GPU,
-            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_IN_CONTAINER),
+            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_INSIDE),
         ),
         look_at=(
             Shell("kubectl get runtimeclass"),

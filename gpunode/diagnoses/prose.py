@@ -28,7 +28,7 @@ _MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
     r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
-_FIRST_PERSON_WORDS: Final = Pattern(
+_FIRST_PERSON: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
     r"|hope|suspect|assume|wonder)\b)"
@@ -36,11 +36,11 @@ _FIRST_PERSON_WORDS: Final = Pattern(
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
     r"|\b(?:[Mm]y|[Oo]ur) [a-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
 )
-_QUESTION_SENTENCE: Final = Pattern(
+_QUESTION: Final = Pattern(
     r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
     r"|May|Might|Shall)\b[^?]*\?"
 )
-_DENIAL_WORDS: Final = Pattern(
+_DENIAL: Final = Pattern(
     r"\b(?:never|neither|nor|nobody)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
@@ -50,12 +50,12 @@ _DENIAL_WORDS: Final = Pattern(
     r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b",
     re.IGNORECASE,
 )
-_SUPPOSITION_WORDS: Final = Pattern(
+_SUPPOSITION: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
     r"|\b(?:last (?:week|month|year|time)|yesterday|used to (?:see|get|have)|in the past)\b"
 )
-_REPORTING_SENTENCE: Final = Pattern(
+_REPORTED: Final = Pattern(
     r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
     r"|complains?|complained|claims?|mentions?|states?|stated|prints?|printed|writes|wrote|explains?)\b"
     r"(?: me| us)?(?: that\b| about\b|:| [\"'“„«`])"
@@ -63,13 +63,7 @@ _REPORTING_SENTENCE: Final = Pattern(
 _QUOTING_SENTENCE: Final = Pattern(
     r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]"
 )
-_AUTHOR_PATTERNS: Final = (
-    _FIRST_PERSON_WORDS,
-    _QUESTION_SENTENCE,
-    _DENIAL_WORDS,
-    _SUPPOSITION_WORDS,
-    _REPORTING_SENTENCE,
-)
+_AUTHOR_PATTERNS: Final = (_FIRST_PERSON, _QUESTION, _DENIAL, _SUPPOSITION, _REPORTED)
 # What mail programs and forums put above the words of another.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"

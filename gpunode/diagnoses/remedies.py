@@ -9,12 +9,12 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
-from gpunode.catalog.gpus import LIST_GPUS_COMMAND
+from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.catalog.releases import release
-from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY
+from gpunode.catalog.repositories import TOOLKIT_REPOSITORY
 from gpunode.diagnoses import special_systems
 from gpunode.diagnoses.commands import (
-    GPU_ADDRESS_PLACEHOLDER,
+    GPU_ADDRESS,
     Command,
     Shell,
     command,
@@ -44,7 +44,7 @@ from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
 
-_DRACUT_COMMAND: Final = Shell("sudo dracut --force --regenerate-all")
+_DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
 _GRUB2_CONFIG_COMMAND: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
 _PACMAN_UPGRADE: Final = Shell("sudo pacman -Syu")
 _ZYPPER_UPDATE: Final = Shell("sudo zypper update")
@@ -76,12 +76,7 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
         *(Shell("sudo apt-get -f install"), Shell("sudo dnf distro-sync '*nvidia*'"), _ZYPPER_UPDATE),
         _PACMAN_UPGRADE,
     ),
-    "initramfs": (
-        Shell("sudo update-initramfs -u -k all"),
-        _DRACUT_COMMAND,
-        _DRACUT_COMMAND,
-        Shell("sudo mkinitcpio -P"),
-    ),
+    "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
     "grub": (
         Shell("sudo update-grub"),
         _GRUB2_CONFIG_COMMAND,
@@ -101,7 +96,7 @@ def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     return lambda _: fixes
 
 
-def look_at_hardware_first(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
+def look_at_hardware(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     """Return a remedy at the machine itself; before it comes a look, unless its kernel, bus or GPUs were shown."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
@@ -139,7 +134,7 @@ def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     return _package_step(snapshot, "install", "install", text, names, when)
 
 
-def uninstall_driver_packages(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+def uninstall_driver(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Return the step that removes packages of a driver, or literals; others a person must judge."""
     if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_driver_package(name)):
         return manual_step(
@@ -182,7 +177,7 @@ _ONE_ARCHIVE_ADVICE: Final[Mapping[PackageManager, str]] = {
 def use_one_archive(snapshot: Snapshot) -> Fix:
     """Return the step that takes all driver packages from one archive."""
     text = "install all of the driver's packages from one archive"
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if how := _ONE_ARCHIVE_ADVICE.get(snapshot.view(package_manager)):
         return manual_step("configure", f"{text}, by {how}")
@@ -221,7 +216,7 @@ def update_boot_loader(snapshot: Snapshot) -> Command:
     return _command_for(snapshot, "grub")
 
 
-def is_setup_supported(snapshot: Snapshot) -> bool:
+def can_set_up(snapshot: Snapshot) -> bool:
     """Return whether gpunode sets up nodes of this release; an unknown one counts if it has apt.
 
     vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
@@ -256,7 +251,7 @@ def setup_step(
 ) -> Fix:  # fmt: skip
     """Return the step that gpunode does itself, by ``steps`` alone if named; else ``fallback_commands``."""
     is_configured = bool(steps) and _RUNTIME_STEP_IDS.issuperset(steps) and has_external_driver(snapshot)
-    if not is_setup_supported(snapshot) and not is_configured:
+    if not can_set_up(snapshot) and not is_configured:
         return Fix(kind, text, fallback_commands, when)
     words = ["--driver", "none"] if is_configured else []
     words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEP_IDS.intersection(steps) else []
@@ -271,7 +266,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     The step ``driver`` alone would lack repository, headers and loading.
     """
     models = snapshot.view(gpu_models.known_gpu_models)
-    if is_setup_supported(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
+    if can_set_up(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
         return Fix("install", text, (_SETUP,), when)
     return _install_from_packages(snapshot, text, when)
 
@@ -290,7 +285,7 @@ def change_driver(
     an
     older branch, and ``installed_version`` overrides the detected one.
     """
-    if not is_setup_supported(snapshot):
+    if not can_set_up(snapshot):
         yield _install_from_packages(snapshot, text, when, oldest_branch=oldest_branch)
         return
     version = installed_version or _find_driver_version(snapshot)
@@ -409,19 +404,19 @@ _JETSON_DRIVER_TEXT: Final = (
 # Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
 _IMPORT_PINNED_KEY_COMMAND: Final = join_commands(
     Shell("k=$(mktemp -d);"),
-    command("curl", "-fsSL", NVIDIA_TOOLKIT_REPOSITORY.key.url),
+    command("curl", "-fsSL", TOOLKIT_REPOSITORY.key.url),
     Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
-    command(*sorted(NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints)),
+    command(*sorted(TOOLKIT_REPOSITORY.key.fingerprints)),
     Shell("|"),
-    command("sudo", "tee", NVIDIA_TOOLKIT_REPOSITORY.keyring),
+    command("sudo", "tee", TOOLKIT_REPOSITORY.keyring),
     Shell(">/dev/null"),
 )
 ADD_TOOLKIT_ARCHIVE_COMMANDS: Final = (
     _IMPORT_PINNED_KEY_COMMAND,
     join_commands(
-        command("echo", f"deb [signed-by={NVIDIA_TOOLKIT_REPOSITORY.keyring}] {NVIDIA_TOOLKIT_REPOSITORY.uri} /"),
+        command("echo", f"deb [signed-by={TOOLKIT_REPOSITORY.keyring}] {TOOLKIT_REPOSITORY.uri} /"),
         Shell("|"),
-        command("sudo", "tee", NVIDIA_TOOLKIT_REPOSITORY.list_file),
+        command("sudo", "tee", TOOLKIT_REPOSITORY.list_file),
     ),
     Shell("sudo apt-get update"),
 )
@@ -467,9 +462,7 @@ _RESET_TEXT: Final = (
 
 def reset_gpu(text: str = _RESET_TEXT, when: str = "") -> Fix:
     """Return the step that resets the faulty GPU only."""
-    return Fix(
-        "reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={GPU_ADDRESS_PLACEHOLDER}"),), when
-    )
+    return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={GPU_ADDRESS}"),), when)
 
 
 def reset_all_gpus(text: str, when: str = "") -> Fix:
@@ -519,7 +512,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
         last is not None and last < _OLDEST_MAINTAINED_BRANCH and all(model.first_branch <= last for model in models)
     )
     if not models and not is_driven_by_open:
-        words = f"first check which GPU this is ({LIST_GPUS_COMMAND}), then {text}: {_BRANCH_BY_GENERATION_TEXT}"
+        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BRANCH_BY_GENERATION_TEXT}"
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import GPU_ADDRESS_PLACEHOLDER, GpuCommand, Shell, fill_in_gpus
+from gpunode.diagnoses.commands import GPU_ADDRESS, GpuCommand, Shell, fill_in_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
 from gpunode.diagnoses.remedies import reboot, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
@@ -27,7 +27,7 @@ def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
 
 def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     commands = tuple(dict.fromkeys(one for typed in fix.commands for one in fill_in_gpus(typed, gpus)))
-    if any(isinstance(one, GpuCommand) and GPU_ADDRESS_PLACEHOLDER in one for one in commands):
+    if any(isinstance(one, GpuCommand) and GPU_ADDRESS in one for one in commands):
         return replace(fix, text=f"{fix.text} ({_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 

@@ -13,7 +13,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_TOOLKIT, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import is_setup_supported, manual_step, run_step, setup_step
+from gpunode.diagnoses.remedies import can_set_up, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver, modules
@@ -167,7 +167,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
     if may_have_old and found and found["dir"] in _RELEASES_WITH_OLD_KEY:
         yield withdrawn
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
         package = "cuda-keyring_1.1-1_all.deb"
@@ -183,7 +183,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
 def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     known = find_distro(snapshot)
     has = release(known) if known else None
-    if has is not None and has.repository and is_setup_supported(snapshot):
+    if has is not None and has.repository and can_set_up(snapshot):
         text = f"take the folder of this release, {has.repository}, with its own key"
         yield setup_step(snapshot, "configure", text, "cuda-repository")
     else:
@@ -217,7 +217,7 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         )
         text = "download the repository's description again; it names the key"
         yield run_step("configure", text, fetch, _REFRESH_COMMAND_BY_IS_ZYPPER[manager == "zypper"])
-    elif is_setup_supported(snapshot):
+    elif can_set_up(snapshot):
         yield setup_step(
             snapshot, "configure", "set the repository up again, with its key checked", "toolkit-repository"
         )
@@ -268,7 +268,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         edit = join_commands(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
         others = join_commands(find, Shell("|"), command("grep", "-vE", keep), edit)
         yield run_step("remove", "comment out the other entries that name it", others)
-    if owner != "other" and is_setup_supported(snapshot):
+    if owner != "other" and can_set_up(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry", f"{owner}-repository")
     else:
         yield run_step("inspect", "check that apt reads its lists again", Shell("sudo apt-get update"))

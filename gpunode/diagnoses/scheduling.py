@@ -102,7 +102,7 @@ _PLUGIN_UNREGISTERED: Final = message_line(
     r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed"
 )
 _GPU_DAEMON_SETS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
-_DAEMON_SET_WITHOUT_NODES: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d"
+_IDLE_DAEMON_SET: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d"
                                                 r"|^[ \t]*Desired Number of Nodes Scheduled: 0"
                     r"|desiredNumberScheduled\W+0\b")  # fmt: skip
 _OPERATOR_FINDS_NO_GPU_NODE: Final = message_line(
@@ -134,13 +134,8 @@ _NO_GPU_INSIDE_CLUSTER: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
-    *(
-        symptoms.NO_DRIVER_IN_CONTAINER,
-        symptoms.PLUGIN_FAILS,
-        symptoms.NO_CAPACITY,
-        symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
-    ),
-    *(symptoms.NVIDIA_RUNTIME_UNKNOWN, _NO_CAPACITY),
+    *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
+    *(symptoms.RUNTIME_UNKNOWN, _NO_CAPACITY),
 )
 
 
@@ -198,7 +193,7 @@ _NO_NVCC: Final = unless(
         r"|The 'nvcc' command was not found",
         flags=re.MULTILINE,
     ),
-    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_LIBRARY_MISMATCH,
+    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH,
     symptoms.NO_DEVICES,
 )  # fmt: skip
 _HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d+ / \d+")
@@ -244,9 +239,7 @@ RULES: Final = (
         cause="gpu-labels-without-capacity",
         disruption="restart-container",
         typical=any_of(
-            _LABELLED_WITHOUT_GPU,
-            _PLUGIN_UNREGISTERED,
-            unless(_GPU_LABELS_SEEN, _DAEMON_SET_WITHOUT_NODES, _GPUS_OFFERED),
+            _LABELLED_WITHOUT_GPU, _PLUGIN_UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE_DAEMON_SET, _GPUS_OFFERED)
         ),
         context=any_of(_GPU_LABELS_SEEN, _NO_CAPACITY),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
@@ -269,13 +262,13 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-node-not-labelled",
-        decisive=all_of(_DAEMON_SET_WITHOUT_NODES, _NODE_LABELS_SHOWN),
+        decisive=all_of(_IDLE_DAEMON_SET, _NODE_LABELS_SHOWN),
         typical=any_of(
             _OPERATOR_FINDS_NO_GPU_NODE,
-            unless(_DAEMON_SET_WITHOUT_NODES, _TOLERATES_ONE_VALUE),
+            unless(_IDLE_DAEMON_SET, _TOLERATES_ONE_VALUE),
             all_of(command_run(r"--show-labels|metadata\.labels"), _NO_GPU_LABEL),
         ),
-        symptoms=(_DAEMON_SET_WITHOUT_NODES, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+        symptoms=(_IDLE_DAEMON_SET, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
         context=_NO_GPU_LABEL,
         against=(
             symptoms.NO_GPU,
@@ -305,7 +298,7 @@ RULES: Final = (
             symptoms.POD_PENDING,
             symptoms.NO_CAPACITY,
             symptoms.PLUGIN_FAILS,
-            symptoms.NO_DRIVER_IN_CONTAINER,
+            symptoms.NO_DRIVER_INSIDE,
             symptoms.NO_NVML_LIBRARY,
         ),
         may_be_normal=True,

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import GPU_ADDRESS_PLACEHOLDER, Command, Shell, gpu_command, gpu_option
+from gpunode.diagnoses.commands import GPU_ADDRESS, Command, Shell, gpu_command, gpu_option
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
@@ -96,7 +96,7 @@ _SHARING_DESIRED: Final = any_of(
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_SHARING_EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
+_EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
 # A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
 _SHARING_WITHOUT_EFFECT: Final = any_of(
     symptoms.POD_PENDING,
@@ -174,13 +174,7 @@ _PROCESSES_HIDDEN: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl
 
 
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
-_SMI_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
-    "nvidia-smi",
-    "nvidia-smi-mig",
-    "nvidia-smi-q",
-    "container-run",
-    "text",
-)
+_SMI_KINDS: Final[tuple[SourceKind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
 _MODE_CHANGE_ANNOUNCED: Final = any_of(
     message_line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
@@ -192,7 +186,7 @@ _MODE_CHANGE_ANNOUNCED: Final = any_of(
         any_of(command_run(r"\bmig\b|mig-"), message_line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
     ),
 )
-_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_SOURCE_KINDS)
+_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
 _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
@@ -203,7 +197,7 @@ _INSTANCE_LISTED: Final = message_line(
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
-    *_SMI_SOURCE_KINDS, "application"
+    *_SMI_KINDS, "application"
 )  # fmt: skip
 
 
@@ -242,7 +236,7 @@ def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
 def _mig_mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
     """Return the sign of GPUs whose mode satisfies ``holds``; in the table it is the last cell of a GPU."""
     by_query = custom_sign(lambda snapshot: (mode.citation for mode in _mig_modes(snapshot) if holds(mode)))
-    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI_SOURCE_KINDS))
+    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI_KINDS))
 
 
 # A star says that the other mode is pending.
@@ -298,18 +292,18 @@ _CREATE_MIG_INSTANCES: Final = always(
     run_step(
         "configure",
         "create instances (profile 0 is the whole GPU)",
-        _smi_command("mig", "-i", GPU_ADDRESS_PLACEHOLDER, "-cgi", "0", "-C"),
+        _smi_command("mig", "-i", GPU_ADDRESS, "-cgi", "0", "-C"),
     ),
     run_step(
         "inspect",
         "list the available profiles",
-        _smi_command("mig", "-i", GPU_ADDRESS_PLACEHOLDER, "-lgip"),
+        _smi_command("mig", "-i", GPU_ADDRESS, "-lgip"),
         when="the GPU is to be divided",
     ),
     run_step(
         "configure",
         "or turn MIG off again",
-        _smi_command("-i", GPU_ADDRESS_PLACEHOLDER, "-mig", "0"),
+        _smi_command("-i", GPU_ADDRESS, "-mig", "0"),
         when="the GPU is not to be shared",
     ),
 )
@@ -327,9 +321,7 @@ _MIG_MENTIONED: Final = any_of(
 
 def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_MIG_MODE_KNOWN) and not snapshot.view(_MIG_CURRENTLY_ON):
-        yield run_step(
-            "configure", "turn MIG on, if it is intended", _smi_command("-i", GPU_ADDRESS_PLACEHOLDER, "-mig", "1")
-        )
+        yield run_step("configure", "turn MIG on, if it is intended", _smi_command("-i", GPU_ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield manual_step("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
@@ -364,15 +356,11 @@ RULES: Final = (
                 all_of(_SHARING_DESIRED, _SHARING_WITHOUT_EFFECT),
                 custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
             ),
-            _SHARING_EMPTY_IN_EXCERPT,
+            _EMPTY_IN_EXCERPT,
         ),
         may_be_normal=True,
         against=(
-            unless(
-                custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
-                _SHARING_EMPTY,
-                _SHARING_EMPTY_IN_EXCERPT,
-            ),
+            unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
         ),
         summary="GPU sharing is configured, but the running device plugin does not have that configuration",
         remedy=_configure_slicing,

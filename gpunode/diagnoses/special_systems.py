@@ -25,17 +25,9 @@ _PACKAGE_PROGRAMS: Final = _DNF_PROGRAMS | _BOOT_PROGRAMS | {
     "ubuntu-drivers", "yum", "zypper", "pacman", "rpm", "makepkg", "akmods", "gpunode"
 }  # fmt: skip
 # What is edited in an image is put back, and nothing is built there.
-_PROGRAMS_IMAGE_SYSTEMS_LACK: Final = _PACKAGE_PROGRAMS | {
-    "dkms",
-    "tee",
-    "sed",
-    "usermod",
-    "systemctl",
-    "modprobe",
-    "reboot",
-}
+_NOT_IN_IMAGES: Final = _PACKAGE_PROGRAMS | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
 # Nobody logs in: what can be typed speaks to the cluster.
-_PROGRAMS_CLOSED_SYSTEMS_LACK: Final = _PROGRAMS_IMAGE_SYSTEMS_LACK | {"sudo"}
+_PROGRAMS_CLOSED_SYSTEMS_LACK: Final = _NOT_IN_IMAGES | {"sudo"}
 _CLUSTER_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
@@ -51,7 +43,7 @@ class SpecialSystem(NamedTuple):
     name: str
     install_method: str
     ids: tuple[str, ...] = ()
-    missing_programs: frozenset[str] = _PROGRAMS_IMAGE_SYSTEMS_LACK
+    missing_programs: frozenset[str] = _NOT_IN_IMAGES
 
 
 _SYSTEMS: Final = (

@@ -20,12 +20,12 @@ from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import (
     align_fabric_manager,
+    can_set_up,
     install_guest_driver,
-    is_setup_supported,
     manual_step,
     reboot,
     run_step,
-    uninstall_driver_packages,
+    uninstall_driver,
 )
 from gpunode.diagnoses.signs import (
     all_of,
@@ -72,12 +72,7 @@ _REFUSING_DRIVER: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
-_PROPRIETARY_MODULE_PACKAGES: Final = (
-    "nvidia-dkms-*",
-    "nvidia-kernel-dkms",
-    "kmod-nvidia-latest*",
-    "nvidia-driver-[0-9]*",
-)
+_CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +116,7 @@ def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
 
 def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
     is_open = [one for one in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if one.is_installed]
-    closed = [
-        one for one in packages.matching_packages(snapshot, *_PROPRIETARY_MODULE_PACKAGES) if "open" not in one.name
-    ]
+    closed = [one for one in packages.matching_packages(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
     closed = [one for one in closed if one.is_installed]
     return [(bool(is_open), (is_open or closed)[0].citation)] if bool(is_open) != bool(closed) else []
 
@@ -210,7 +203,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
         return install_guest_driver("install a driver for this vGPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
-    if is_setup_supported(snapshot) and isinstance(chosen, Choice):
+    if can_set_up(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
@@ -239,7 +232,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
         names = [one.name for one in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
         instead = _install_step(snapshot, keep=keep)
         if names and instead.commands:
-            yield uninstall_driver_packages(snapshot, f"remove the packages {old}", *names)
+            yield uninstall_driver(snapshot, f"remove the packages {old}", *names)
             yield instead
         else:
             yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")

@@ -67,7 +67,7 @@ ADAPTER_INIT_FAILED: Final = message_line(
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
 INIT_FAILED_22_56: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
-DRIVER_LIBRARY_MISMATCH: Final = message_line(
+VERSION_MISMATCH: Final = message_line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
@@ -251,17 +251,17 @@ REGION_NOT_ASSIGNED: Final = message_line(
 
 # What container engines and the toolkit say.
 
-DOCKER_FINDS_NO_GPU_DRIVER: Final = message_line(
+NO_DEVICE_DRIVER: Final = message_line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
-NO_DRIVER_IN_CONTAINER: Final = message_line(
+NO_DRIVER_INSIDE: Final = message_line(
     r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
     r"|no CUDA-capable device|driver volume is not mounted",
     flags=re.IGNORECASE,
 )
-NVIDIA_RUNTIME_UNKNOWN: Final = message_line(
+RUNTIME_UNKNOWN: Final = message_line(
     r"[Uu]nknow\w* (?:or invalid )?runtime(?: name| specified)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
     r"|nvidia-container-runtime[^\n]{0,60}(?:not found|no such file)|RuntimeHandler [\"'\\]*nvidia"

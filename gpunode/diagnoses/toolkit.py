@@ -26,11 +26,7 @@ _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_GPU_REQUEST_SYMPTOMS: Final = (
-    symptoms.DOCKER_FINDS_NO_GPU_DRIVER,
-    symptoms.NVIDIA_RUNTIME_UNKNOWN,
-    symptoms.PLUGIN_FAILS,
-)
+_GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 

@@ -13,14 +13,7 @@ from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
-from gpunode.diagnoses.remedies import (
-    drain,
-    is_setup_supported,
-    manual_step,
-    reboot,
-    run_step,
-    uninstall_driver_packages,
-)
+from gpunode.diagnoses.remedies import can_set_up, drain, manual_step, reboot, run_step, uninstall_driver
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, packages, virtualization
@@ -371,11 +364,7 @@ def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
     text = "install every package of the driver in the version of its kernel modules"
-    remedy = (
-        (remedies.install_driver(snapshot, text),)
-        if is_setup_supported(snapshot)
-        else tuple(_complete_driver(snapshot))
-    )
+    remedy = (remedies.install_driver(snapshot, text),) if can_set_up(snapshot) else tuple(_complete_driver(snapshot))
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
@@ -472,7 +461,7 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             for one in packaged
             if (match := _PACKAGE_BRANCH.match(one.name)) and match["branch"] != numbers[-1]
         ]
-        yield uninstall_driver_packages(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
+        yield uninstall_driver(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
         yield remedies.unhold(snapshot, "release the held packages", *locked)
     else:
@@ -481,7 +470,7 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             "remove", text, Shell("[ ! -x /usr/bin/nvidia-installer ] || sudo nvidia-installer --uninstall --silent")
         )
     text = "reinstall the remaining one completely"
-    if is_setup_supported(snapshot):
+    if can_set_up(snapshot):
         text += "; gpunode names each package of another one before it removes it"
     yield remedies.install_driver(snapshot, text)
     yield reboot()
@@ -507,7 +496,7 @@ RULES: Final = (
         disruption="reboot",
         check=_find_unattended_upgrade,
         share=6,
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
+        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
         context=_AUTOMATIC,
         look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_and_hold,
@@ -519,8 +508,8 @@ RULES: Final = (
         disruption="reboot",
         check=_find_pending_reboot,
         share=10,
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
-        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.DRIVER_LIBRARY_MISMATCH)),
+        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
+        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
         explains=_CONSEQUENCES,
@@ -531,8 +520,8 @@ RULES: Final = (
         disruption="reboot",
         check=_find_partial_upgrade,
         share=7,
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_LIBRARY_MISMATCH),
+        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
         explains=_CONSEQUENCES,
@@ -542,10 +531,10 @@ RULES: Final = (
         layer="driver",
         disruption="reboot",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.DRIVER_LIBRARY_MISMATCH, any_of(_SITE_DRIVER_TREE, _RUNFILE_WITHOUT_MODULES)),
+        typical=all_of(symptoms.VERSION_MISMATCH, any_of(_SITE_DRIVER_TREE, _RUNFILE_WITHOUT_MODULES)),
         share=0.7,
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, symptoms.HOOK_FAILED),
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_LIBRARY_MISMATCH),
+        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
+        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
         explains=_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
@@ -558,7 +547,7 @@ RULES: Final = (
         decisive=_CONTAINER_MISMATCH,
         typical=_LIKELY_CONTAINER_MISMATCH,
         share=1,
-        symptoms=(symptoms.DRIVER_LIBRARY_MISMATCH, _FILE_BLOCKS_MOUNT),
+        symptoms=(symptoms.VERSION_MISMATCH, _FILE_BLOCKS_MOUNT),
         context=_MISMATCH_IN_CONTAINER,
         against=(_NODE_MISMATCHED,),
         summary=_summarize_container_library,

@@ -19,7 +19,7 @@ from gpunode.diagnoses.remedies import (
     manual_step,
     restart,
     run_step,
-    uninstall_driver_packages,
+    uninstall_driver,
 )
 from gpunode.diagnoses.signs import (
     all_of,
@@ -193,7 +193,7 @@ _LINUX_DRIVER_IN_WSL: Final = all_of(
 
 def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if names := tuple(one.name for one in _linux_driver_packages(snapshot)):
-        yield uninstall_driver_packages(
+        yield uninstall_driver(
             snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names
         )
     else:

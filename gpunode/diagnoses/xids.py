@@ -105,7 +105,7 @@ def find_uncovered_xids(snapshot: Snapshot) -> Iterator[OpenQuestion]:
             question = (
                 f"{faults.gpu_label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
             )
-            yield OpenQuestion(question, (*_GREP_KERNEL_LOG_COMMANDS, Shell("nvidia-smi -q")), incident.citations)
+            yield OpenQuestion(question, (*_GREP_LOG_COMMANDS, Shell("nvidia-smi -q")), incident.citations)
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
@@ -132,14 +132,14 @@ def _update_firmware_first(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _reset_after_pmu_fault(snapshot)
 
 
-_GREP_KERNEL_LOG_COMMANDS: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
-_DCGM_DIAGNOSE_COMMAND: Final = Shell("sudo dcgmi diag -r 3")
+_GREP_LOG_COMMANDS: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
+_DCGM_DIAGNOSIS: Final = Shell("sudo dcgmi diag -r 3")
 # The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
 _PROGRAM_CONSEQUENCES: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN_CONSEQUENCES: Final = (
     DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 )
-_rule = partial(Rule, layer="driver", look_at=_GREP_KERNEL_LOG_COMMANDS)
+_rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
 
 
 # As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
@@ -229,10 +229,7 @@ RULES: Final = (
         remedy=always(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
             run_step(
-                "inspect",
-                "test the GPU",
-                _DCGM_DIAGNOSE_COMMAND,
-                when="other programs also fail on it, at the same place",
+                "inspect", "test the GPU", _DCGM_DIAGNOSIS, when="other programs also fail on it, at the same place"
             ),
             write_nvidia_report("programs that are known to work keep failing"),
         ),
@@ -250,9 +247,7 @@ RULES: Final = (
         typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
         remedy=always(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
-            run_step(
-                "inspect", "test the GPU", _DCGM_DIAGNOSE_COMMAND, when="many programs fail, and only on this GPU"
-            ),
+            run_step("inspect", "test the GPU", _DCGM_DIAGNOSIS, when="many programs fail, and only on this GPU"),
             manual_step("install", "try another driver release", "it began with an update of the driver"),
         ),
         explains=_PROGRAM_CONSEQUENCES,
@@ -262,7 +257,7 @@ RULES: Final = (
         disruption="reboot",
         share=1,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
-        look_at=(*_GREP_KERNEL_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
+        look_at=(*_GREP_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
         typical=any_of(_FAULTS_BY_DRIVER, _RELEASES_COMPARED),
         context=_DRIVER_UPGRADED,
         summary=(

@@ -16,7 +16,7 @@ from gpunode.facts.model import Fact, PciDevice
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import EvidenceMissing, derive_fact, explain_missing
 
-BRIDGES_PROBE_KEY: Final = "switch-bridges"
+BRIDGES_KEY: Final = "switch-bridges"
 _BRIDGE_VPD_MARK: Final = "SMDL=SW_MNG"
 _BRIDGE_ADDRESS_IN_GREP_LINE: Final = Pattern(rf"/sys/bus/pci/devices/([^/\n]+)/vpd:{_BRIDGE_VPD_MARK}")
 # The first id of Blackwell: older boards have their switches on the bus.
@@ -33,23 +33,19 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     if not any(one.vendor == "10de" and int(one.device, 16) >= _FIRST_BLACKWELL_DEVICE_ID for one in listed):
         return None
     files = [f"/sys/bus/pci/devices/{one.address}/vpd" for one in listed if one.vendor == MELLANOX_VENDOR_ID]
-    return (
-        Probe(BRIDGES_PROBE_KEY, argv=("grep", "-aoH", _BRIDGE_VPD_MARK, *files), content_kind="table")
-        if files
-        else None
-    )
+    return Probe(BRIDGES_KEY, argv=("grep", "-aoH", _BRIDGE_VPD_MARK, *files), content_kind="table") if files else None
 
 
 def derive_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
     """Derive the PCI addresses of the bridges, in the order of the bus."""
-    return derive_fact(BRIDGES_PROBE_KEY, lambda: _read_bridges(evidence))
+    return derive_fact(BRIDGES_KEY, lambda: _read_bridges(evidence))
 
 
 def _read_bridges(evidence: Evidence) -> tuple[str, ...]:
-    capture = evidence[BRIDGES_PROBE_KEY]
+    capture = evidence[BRIDGES_KEY]
     found = tuple(dict.fromkeys(_BRIDGE_ADDRESS_IN_GREP_LINE.findall(capture.text)))
     # A network card's virtual function has no such file.
     absent = all(line.endswith("No such file or directory") for line in capture.error.splitlines())
     if found or capture.outcome == "ok" or capture.exit_status == _GREP_NO_MATCH_STATUS or (capture.error and absent):
         return found
-    raise EvidenceMissing(BRIDGES_PROBE_KEY, explain_missing(capture))
+    raise EvidenceMissing(BRIDGES_KEY, explain_missing(capture))

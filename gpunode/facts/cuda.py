@@ -12,9 +12,7 @@ from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require
 CUDA_ANSWER_SCHEMA_VERSION = 1
 
 
-_READ_KERNEL_LOG_ADVICE = (
-    "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`), or have `sudo gpunode doctor` read it"
-)
+_READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`), or have `sudo gpunode doctor` read it"
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
 CUDA_ERROR_REMEDIES: Mapping[int, str] = {
     2: "the GPU's memory is in use: `nvidia-smi` lists the processes; stop them, then try again",
@@ -24,8 +22,7 @@ CUDA_ERROR_REMEDIES: Mapping[int, str] = {
     218: "report it with the output of `gpunode verify --cuda --json`: the driver rejects gpunode's PTX",
     802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
     803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
-    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; else "
-    + _READ_KERNEL_LOG_ADVICE,
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; else " + _READ_KERNEL_LOG,
 }
 _INSTALL_CUDA_LIBRARY_ADVICE = "install the driver's CUDA library (`sudo gpunode setup`), then run `sudo ldconfig`"
 
@@ -51,7 +48,7 @@ class CudaError:
         return (
             _INSTALL_CUDA_LIBRARY_ADVICE
             if self.call == "dlopen"
-            else CUDA_ERROR_REMEDIES.get(self.code, _READ_KERNEL_LOG_ADVICE)
+            else CUDA_ERROR_REMEDIES.get(self.code, _READ_KERNEL_LOG)
         )
 
     def __str__(self) -> str:

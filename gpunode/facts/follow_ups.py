@@ -55,11 +55,7 @@ def can_query_driver(evidence: Evidence) -> bool:
         return True
     # The files outlive the module.
     is_loaded = bool(_read_text(evidence, "nvidia-version").strip())
-    return (
-        is_loaded
-        and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia")
-        and not _may_client_create_device_files(evidence)
-    )
+    return is_loaded and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia") and not _creates_device_files(evidence)
 
 
 # In the kernel module's parameters; in containers of the toolkit the runtime says no.
@@ -67,7 +63,7 @@ _MODIFY_DEVICE_FILES_OFF: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MUL
 _GPU_NODE: Final = Pattern(r"/dev/nvidia(?P<minor>\d{1,18})")
 
 
-def _may_client_create_device_files(evidence: Evidence) -> bool:
+def _creates_device_files(evidence: Evidence) -> bool:
     """Return True if a GPU lacks its device file and the module lets a client create it."""
     if _MODIFY_DEVICE_FILES_OFF.search(_read_text(evidence, "file:/proc/driver/nvidia/params")):
         return False

@@ -39,26 +39,22 @@ _UNIT_FOLDERS: Final = {
     "kubelet-unit-local": "/usr/local/lib/systemd/system",
     "kubelet-unit-lib": "/lib/systemd/system",
 }
-_RANCHER_CRICTL_CONFIG_FILE: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
+_RANCHER_CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER_CONFIG_FILE: Final = "/etc/rancher/{}/config.yaml"
 # The environment in which k3s's installer has its unit run; read for K3S_NODE_NAME.
 _K3S_ENVIRONMENTS: Final = {unit: f"/etc/systemd/system/{unit}.env" for unit in ("k3s.service", "k3s-agent.service")}
 _MICROK8S_KUBELET_ARGS_FILE: Final = "/var/snap/microk8s/current/args/kubelet"
-_K0S_CONTAINERD_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
+_K0S_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
 KUBELET_COMMAND_PROBE_KEY: Final = "kubelet-command"
 FILES: Final = (
     *_KUBELET_CONFIG_FILES,
     *_KUBELET_ENVIRONMENT_FILES,
     *(f"{folder}/{_KUBELET_UNIT}" for folder in _UNIT_FOLDERS.values()),
-    *(
-        place.format(product)
-        for product in ("k3s", "rke2")
-        for place in (_RANCHER_CRICTL_CONFIG_FILE, _RANCHER_CONFIG_FILE)
-    ),
+    *(place.format(product) for product in ("k3s", "rke2") for place in (_RANCHER_CRICTL, _RANCHER_CONFIG_FILE)),
     *(f"/etc/systemd/system/{unit}" for unit in ("k3s.service", "k3s-agent.service")),
     *_K3S_ENVIRONMENTS.values(),
     _MICROK8S_KUBELET_ARGS_FILE,
-    _K0S_CONTAINERD_CONFIG_FILE,
+    _K0S_CONFIG_FILE,
 )
 # Folders read whole, by probe key.
 FOLDERS: Final = {
@@ -73,13 +69,13 @@ UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
     "k0s": ("k0sworker.service", "k0scontroller.service"),
 }
 # What only a product that runs here, or ran here, leaves behind.
-_MARK_FILE_BY_PRODUCT: Final[Mapping[KubeletKind, str]] = {
-    "k3s": _RANCHER_CRICTL_CONFIG_FILE.format("k3s"),
-    "rke2": _RANCHER_CRICTL_CONFIG_FILE.format("rke2"),
+_PRODUCT_MARKS: Final[Mapping[KubeletKind, str]] = {
+    "k3s": _RANCHER_CRICTL.format("k3s"),
+    "rke2": _RANCHER_CRICTL.format("rke2"),
     "microk8s": _MICROK8S_KUBELET_ARGS_FILE,
-    "k0s": _K0S_CONTAINERD_CONFIG_FILE,
+    "k0s": _K0S_CONFIG_FILE,
 }
-_DEFAULT_RUNTIME_SOCKETS: Final[Mapping[KubeletKind, str]] = {
+_RUNTIME_SOCKETS: Final[Mapping[KubeletKind, str]] = {
     "kubelet": "/run/containerd/containerd.sock",
     "k3s": "/run/k3s/containerd/containerd.sock",
     "rke2": "/run/k3s/containerd/containerd.sock",
@@ -127,7 +123,7 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
         return _report_no_kubelet(facts)
     kinds = [kind for kind, rank in ranks.items() if rank == best]
     if len(kinds) > 1:
-        names = " and ".join(_choose_unit(facts, kind) or f"{kind} ({_MARK_FILE_BY_PRODUCT[kind]})" for kind in kinds)
+        names = " and ".join(_choose_unit(facts, kind) or f"{kind} ({_PRODUCT_MARKS[kind]})" for kind in kinds)
         return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
     try:
         if kinds == ["kubelet"]:
@@ -149,18 +145,14 @@ def _presence_rank(facts: Facts, kind: KubeletKind) -> int:
         return 3
     if any(unit.state.enabled for unit in here):
         return 2
-    return (
-        1
-        if here or (kind in _MARK_FILE_BY_PRODUCT and known(facts.file(_MARK_FILE_BY_PRODUCT[kind]), None) is not None)
-        else 0
-    )
+    return 1 if here or (kind in _PRODUCT_MARKS and known(facts.file(_PRODUCT_MARKS[kind]), None) is not None) else 0
 
 
 def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
     """Return that there is no kubelet, or Unknown if a place could not be read."""
     looks = (
         *(facts.unit(names[0]) for names in UNITS.values()),
-        *(facts.file(mark) for mark in _MARK_FILE_BY_PRODUCT.values()),
+        *(facts.file(mark) for mark in _PRODUCT_MARKS.values()),
     )
     unknown = next((look for look in looks if isinstance(look, Unknown)), None)
     return unknown or Known(None, "units")
@@ -168,7 +160,7 @@ def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
 
 def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
     """Return whether the kubelet has run here: kubeadm, k3s and RKE2 write a file for it when the node joins."""
-    state = known(facts.file(_KUBEADM_CONFIG_FILE if kind == "kubelet" else _MARK_FILE_BY_PRODUCT[kind]), None)
+    state = known(facts.file(_KUBEADM_CONFIG_FILE if kind == "kubelet" else _PRODUCT_MARKS[kind]), None)
     return state is not None
 
 
@@ -236,7 +228,7 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
         Kubelet(
             kind,
             _choose_unit(facts, kind),
-            socket_path(endpoint or _DEFAULT_RUNTIME_SOCKETS[kind]),
+            socket_path(endpoint or _RUNTIME_SOCKETS[kind]),
             _parse_cgroup_driver(driver) or _DEFAULT_CGROUP_DRIVER,
             node_name=flags.get("hostname-override", ""),
             static_cpus=(flags.get(_CPU_MANAGER_POLICY_FLAG) or config.get("cpuManagerPolicy")) == "static",
@@ -289,7 +281,7 @@ def _match_files(facts: Facts, place: str) -> Sequence[str]:
 
 def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k3s or RKE2, which record the socket at every start and choose their cgroup driver then."""
-    config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL_CONFIG_FILE.format(kind)
+    config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL.format(kind)
     # The last that has a key counts; former captures lack the folder.
     files = [config, *(sorted(_match_files(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
     settings: dict[str, str | None] = {}
@@ -297,9 +289,7 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
         settings |= _read_keys(facts, path, "data-dir", "container-runtime-endpoint", "node-name")
     data = settings.get("data-dir") or f"/var/lib/rancher/{kind}"
     noted = _read_keys(facts, crictl, "runtime-endpoint") if data == f"/var/lib/rancher/{kind}" else {}
-    endpoint = (
-        noted.get("runtime-endpoint") or settings.get("container-runtime-endpoint") or _DEFAULT_RUNTIME_SOCKETS[kind]
-    )
+    endpoint = noted.get("runtime-endpoint") or settings.get("container-runtime-endpoint") or _RUNTIME_SOCKETS[kind]
     probe = f"file:{crictl if noted else config}"
     unit = _choose_unit(facts, kind)
     words = _k3s_unit_command(facts, unit)
@@ -340,7 +330,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read microk8s: one flag a line, with the snap's variables."""
     words = shlex.split(_read_text(facts, _MICROK8S_KUBELET_ARGS_FILE) or "", comments=True)
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
-    endpoint = flags.get("container-runtime-endpoint") or _DEFAULT_RUNTIME_SOCKETS[kind]
+    endpoint = flags.get("container-runtime-endpoint") or _RUNTIME_SOCKETS[kind]
     driver = _parse_cgroup_driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_CGROUP_DRIVER)
     default = Kubelet(
         kind,
@@ -355,14 +345,11 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 
 def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k0s, which writes containerd's configuration only if it runs containerd itself (no --cri-socket)."""
-    if _read_text(facts, _K0S_CONTAINERD_CONFIG_FILE) is None:
+    if _read_text(facts, _K0S_CONFIG_FILE) is None:
         why = "k0s has not started yet, or uses another runtime (--cri-socket)"
-        reason = f"{_K0S_CONTAINERD_CONFIG_FILE} is not there: {why}"
-        return Unknown(reason, f"file:{_K0S_CONTAINERD_CONFIG_FILE}")
-    return Known(
-        Kubelet(kind, _choose_unit(facts, kind), _DEFAULT_RUNTIME_SOCKETS[kind], None),
-        f"file:{_K0S_CONTAINERD_CONFIG_FILE}",
-    )
+        reason = f"{_K0S_CONFIG_FILE} is not there: {why}"
+        return Unknown(reason, f"file:{_K0S_CONFIG_FILE}")
+    return Known(Kubelet(kind, _choose_unit(facts, kind), _RUNTIME_SOCKETS[kind], None), f"file:{_K0S_CONFIG_FILE}")
 
 
 _READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet | None]]]] = {

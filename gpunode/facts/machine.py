@@ -194,7 +194,7 @@ PROVIDER_MARK_PATHS: Final[Mapping[str, tuple[Provider, str]]] = {
 
 # By the ID in os-release.
 _PROVIDER_BY_DISTRO_ID: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
-PROVIDER_DESCRIPTIONS: Final[Mapping[Provider, str]] = {
+PROVIDER_NAMES: Final[Mapping[Provider, str]] = {
     "kind": "a kind node",
     "eks": "an EKS node",
     "bottlerocket": "a Bottlerocket node",

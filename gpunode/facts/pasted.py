@@ -79,7 +79,7 @@ _PLAIN_PROMPT: Final = (
     r"➜ {1,2}[\w.-]{1,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?|[A-Za-z][\w.-]{0,39}%(?= )|[\w.-]{1,40}[$#](?= )|\$|❯"
     r"|\+{1,2}(?= [a-z])"
 )
-_SHELL_PROMPT_WITH_COMMAND: Final = Pattern(
+_PROMPT_LINE: Final = Pattern(
     rf"^{_TEXT_BEFORE_PROMPT}(?:(?P<place>{_PLACE_PROMPT})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$"
 )
 # The second line of zsh's prompts of two lines: "┌──(user㉿host)-[~]" above "└─$ lsmod".
@@ -107,11 +107,7 @@ def _find_typed_commands(lines: Sequence[str], *, is_named: bool) -> _StepsByLin
     found = {
         number: match
         for number, line in enumerate(lines)
-        if (
-            match := _PROMPT_BOTTOM.match(line)
-            if _PROMPT_TOP.match(above[number])
-            else _SHELL_PROMPT_WITH_COMMAND.match(line)
-        )
+        if (match := _PROMPT_BOTTOM.match(line) if _PROMPT_TOP.match(above[number]) else _PROMPT_LINE.match(line))
     }
     bare = {
         number: match

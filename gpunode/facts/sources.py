@@ -381,7 +381,7 @@ _COMMANDS_WITHOUT_OUTPUT: Final = frozenset(
     {"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"}
 )
 _GREP_PROGRAMS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
-_EXCERPTING_PROGRAMS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
+_TEXT_FILTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
 # They show a file, or a part of it; the file is what they are given last.
 _FILE_PRINTING_PROGRAMS: Final = frozenset(
     {
@@ -395,7 +395,7 @@ _FILE_PRINTING_PROGRAMS: Final = frozenset(
         "strings",
         "jq",
         "yq",
-        *_EXCERPTING_PROGRAMS,
+        *_TEXT_FILTERS,
         "tac",
         "sort",
         "column",
@@ -501,9 +501,7 @@ def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source
     head, last = pipeline[0], pipeline[-1]
     greps = [_grep_pattern(words) for words in pipeline[1:] if program_name(words) in _GREP_PROGRAMS]
     is_count = _is_count_command(last)
-    is_cut = (
-        is_count or any(program_name(words) in _EXCERPTING_PROGRAMS for words in pipeline[1:]) or _is_head_or_tail(head)
-    )
+    is_cut = is_count or any(program_name(words) in _TEXT_FILTERS for words in pipeline[1:]) or _is_head_or_tail(head)
     for one in _sources_of_command(head):
         yield replace(one, only=_join_patterns(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
 
@@ -516,9 +514,7 @@ def _join_patterns(*patterns: str) -> str:
 
 def _is_head_or_tail(words: Sequence[str]) -> bool:
     """Return True for a command that prints only the beginning or end; ``tail -n +1`` prints all."""
-    return program_name(words) in _EXCERPTING_PROGRAMS and not any(
-        re.fullmatch(r"(?:-n)?\+[01]", word) for word in words
-    )
+    return program_name(words) in _TEXT_FILTERS and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
 
 
 def _is_count_command(words: Sequence[str]) -> bool:

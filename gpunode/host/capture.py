@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpunode.packages.simulation import Simulation
 
 CAPTURE_SCHEMA_VERSION: Final = 2
-CAPTURE_INDEX_FILE_NAME: Final = "capture.json"
+CAPTURE_INDEX: Final = "capture.json"
 _PROBE_ROWS_FIELD: Final = "probes"
 # What schema 1 calls otherwise; it also has ``captures`` for ``probes``.
 _SCHEMA_1_RENAMED_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
@@ -114,7 +114,7 @@ def _explain_os_error(error: OSError, path: Path) -> str:
 def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a capture: the index, and one for every probe that returned data."""
     rows: dict[str, object] = {}
-    names: set[str] = {CAPTURE_INDEX_FILE_NAME}
+    names: set[str] = {CAPTURE_INDEX}
     for key, capture in sorted(evidence.items()):
         row = _make_row(key, capture)
         if capture.data:
@@ -123,7 +123,7 @@ def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
             yield name, capture.data
         rows[key] = row
     index = {"schema": CAPTURE_SCHEMA_VERSION, _PROBE_ROWS_FIELD: rows}
-    yield CAPTURE_INDEX_FILE_NAME, (json.dumps(index, indent=1) + "\n").encode()
+    yield CAPTURE_INDEX, (json.dumps(index, indent=1) + "\n").encode()
 
 
 def _make_row(key: str, capture: Capture) -> dict[str, object]:
@@ -244,7 +244,7 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     elif start and unreadable_format(start) is None:
         kind = "it is pasted text, which lacks files that this command needs"
     else:
-        kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX_FILE_NAME}"
+        kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX}"
     return UsageError(
         f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE_CAPTURE_HINT}; `gpunode doctor` reads text"
     )
@@ -338,16 +338,16 @@ def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Name the members relative to the capture's folder, which people pack as ``./`` or with its name."""
     plain = {_normalize_member_name(name): data for name, data in members.items()}
     indexes = sorted(
-        (name for name in plain if f"/{name}".endswith(f"/{CAPTURE_INDEX_FILE_NAME}")), key=lambda name: name.count("/")
+        (name for name in plain if f"/{name}".endswith(f"/{CAPTURE_INDEX}")), key=lambda name: name.count("/")
     )
     if not indexes:
-        raise ValueError(f"no {CAPTURE_INDEX_FILE_NAME} in it")
-    top = indexes[0].removesuffix(CAPTURE_INDEX_FILE_NAME)
+        raise ValueError(f"no {CAPTURE_INDEX} in it")
+    top = indexes[0].removesuffix(CAPTURE_INDEX)
     return {name.removeprefix(top): data for name, data in plain.items() if name.startswith(top)}
 
 
 def _load_folder(path: Path) -> Evidence:
-    if not (path / CAPTURE_INDEX_FILE_NAME).exists():
+    if not (path / CAPTURE_INDEX).exists():
         raise _unrecognised_error(path, b"")
     left = MAX_UNPACKED_BYTES
 
@@ -380,15 +380,15 @@ def _read_regular_file(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Evidence:
-    if len(packed := read(CAPTURE_INDEX_FILE_NAME)) > MAX_INDEX:
-        raise _harmful_error(path, CAPTURE_INDEX_FILE_NAME, f"is larger than {MAX_INDEX >> 20} MiB")
+    if len(packed := read(CAPTURE_INDEX)) > MAX_INDEX:
+        raise _harmful_error(path, CAPTURE_INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
     try:
         index = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} is not JSON that gpunode wrote: {str(error)[:80]}") from error
+        raise ValueError(f"{CAPTURE_INDEX} is not JSON that gpunode wrote: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
-        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} has no schema")
+        raise ValueError(f"{CAPTURE_INDEX} has no schema")
     if schema > CAPTURE_SCHEMA_VERSION:
         raise Refused(
             f"{path} was captured by a newer gpunode",
@@ -397,9 +397,9 @@ def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Eviden
         )
     rows = index.get(_PROBE_ROWS_FIELD if schema == CAPTURE_SCHEMA_VERSION else "captures")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise ValueError(f"{CAPTURE_INDEX_FILE_NAME} does not list probes by name")
+        raise ValueError(f"{CAPTURE_INDEX} does not list probes by name")
     if len(rows) > MAX_MEMBERS:
-        raise _harmful_error(path, CAPTURE_INDEX_FILE_NAME, f"lists more than {MAX_MEMBERS} probes")
+        raise _harmful_error(path, CAPTURE_INDEX, f"lists more than {MAX_MEMBERS} probes")
     if schema == 1:
         rows = {key: _convert_schema_1(row) for key, row in rows.items()}
     return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}

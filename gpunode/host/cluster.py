@@ -187,7 +187,7 @@ class Cluster:
         return tuple(
             one
             for few in _batches(refs)
-            for one in _flatten_documents(self._read_output(*words, stdin=_encode_object_list(few)))
+            for one in _flatten_documents(self._read_output(*words, stdin=_encode_objects(few)))
         )
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
@@ -254,8 +254,7 @@ class Cluster:
         """
         words = ("apply", *_APPLY_OPTIONS, manager, "--dry-run=server", *_JSON_OUTPUT)
         results = [
-            self._parse_result(self._run(words, _encode_object_list(batch), only_reads=True))
-            for batch in _batches(objects)
+            self._parse_result(self._run(words, _encode_objects(batch), only_reads=True)) for batch in _batches(objects)
         ]
         return DryRunResult(
             tuple(body for one in results for body in one.objects), tuple(e for one in results for e in one.errors)
@@ -308,7 +307,7 @@ class Cluster:
             {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _name_and_namespace(one)}
             for one in bodies
         ]
-        done = self._run((*words, "--timeout=120s"), _encode_object_list(refs), only_reads=False, timeout_s=150.0)
+        done = self._run((*words, "--timeout=120s"), _encode_objects(refs), only_reads=False, timeout_s=150.0)
         if not done.ok:
             raise self._error_from(done)
 
@@ -345,9 +344,7 @@ class Cluster:
         Raises:
             GpunodeError: as ``identify``.
         """
-        done = self._run(
-            ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_object_list(bodies), only_reads=False
-        )
+        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_objects(bodies), only_reads=False)
         return self._parse_result(done)
 
     def _parse_result(self, done: FinishedCommand) -> DryRunResult:
@@ -392,9 +389,7 @@ class Cluster:
         ]
         if not reviews:
             return ()
-        done = self._run(
-            ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_object_list(reviews), only_reads=True
-        )
+        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_objects(reviews), only_reads=True)
         if not done.ok:
             raise self._error_from(done)
         return tuple(bool(one.get("status", {}).get("allowed")) for one in _flatten_documents(done.stdout))
@@ -447,9 +442,7 @@ def find_kubectl() -> tuple[str, ...]:
         if program := find_program(name):
             return (program, *words)
     raise ProgramMissing(
-        "kubectl was not found",
-        why="gpunode reaches clusters through the user's own kubectl",
-        hint=_install_hint(),
+        "kubectl was not found", why="gpunode reaches clusters through the user's own kubectl", hint=_install_hint()
     )
 
 
@@ -489,7 +482,7 @@ def _name_and_namespace(body: Body) -> Mapping[str, str]:
     return {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
 
 
-def _encode_object_list(objects: Sequence[Body]) -> bytes:
+def _encode_objects(objects: Sequence[Body]) -> bytes:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}).encode()
 
 

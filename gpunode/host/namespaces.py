@@ -49,13 +49,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 _KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 
 _DEVICE_NODE_NAMES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-_DEVICE_FOLDER_LINKS: Final = {
-    "fd": "/proc/self/fd",
-    "stdin": "fd/0",
-    "stdout": "fd/1",
-    "stderr": "fd/2",
-    "ptmx": "pts/ptmx",
-}
+_DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
 _READ_ONLY_PROC: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN_PROC: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
@@ -233,7 +227,7 @@ def _make_devices() -> None:
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             # Read-only: not the device, but the mode and the owner of this machine's own node.
             _bind_mount(f"/dev/{name}", f"dev/{name}", _RDONLY | _NOSUID | _NOEXEC)
-    for name, target in _DEVICE_FOLDER_LINKS.items():
+    for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"dev/{name}")
     os.mkdir("dev/pts", 0o755)
     _mount_filesystem("devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")

@@ -20,20 +20,14 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
-from gpunode.host.capture import (
-    CAPTURE_INDEX_FILE_NAME,
-    ByteSource,
-    load_capture,
-    load_capture_stream,
-    unreadable_format,
-)
+from gpunode.host.capture import CAPTURE_INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
 
 MAX_REPORT_BYTES: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
 _REPORT_SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
 _MAX_DEPTH: Final = 6
 _MAX_ENTRIES: Final = 200_000
-_REPORT_FORMATS_HINT: Final = (
+_FORMATS_HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
     '{"source", "text"}, or the text of a terminal; - reads it from standard input'
 )
@@ -59,9 +53,7 @@ def read_report(name: str) -> Evidence:
             with open(descriptor, "rb", closefd=False) as stream:
                 return _read_stream(stream, name)
         if not _is_file(path):
-            raise UsageError(
-                f"{name} is not a report", why="it is neither a file nor a folder", hint=_REPORT_FORMATS_HINT
-            )
+            raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_FORMATS_HINT)
         with path.open("rb") as file:
             is_capture = _is_packed_capture(file.read(_MAX_HEAD_BYTES))
         if is_capture:
@@ -69,7 +61,7 @@ def read_report(name: str) -> Evidence:
         with path.open("rb") as file:
             return _parse_bytes(file.read(MAX_REPORT_BYTES + 1), name)
     except OSError as error:
-        hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _REPORT_FORMATS_HINT
+        hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _FORMATS_HINT
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
@@ -140,7 +132,7 @@ def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
         for one in _reports_in_folder(Path(name)) if is_fleet(name) else (FleetReport(name, name),):
             found.setdefault(str(Path(one.path).absolute()), one)
     if not found:
-        raise UsageError(f"{', '.join(names)} contains no report", hint=_REPORT_FORMATS_HINT)
+        raise UsageError(f"{', '.join(names)} contains no report", hint=_FORMATS_HINT)
     return tuple(found.values())
 
 
@@ -155,7 +147,7 @@ def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
         except OSError as error:
             why = error.strerror or str(error)
             if folder == top:
-                raise UsageError(f"{top} cannot be read", why=why, hint=_REPORT_FORMATS_HINT) from error
+                raise UsageError(f"{top} cannot be read", why=why, hint=_FORMATS_HINT) from error
             yield FleetReport(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
             continue
         if (left := left - len(entries)) < 0:
@@ -234,7 +226,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_capture(folder: Path) -> bool:
     try:
-        (folder / CAPTURE_INDEX_FILE_NAME).lstat()
+        (folder / CAPTURE_INDEX).lstat()
     except OSError:
         return False
     return True
@@ -261,14 +253,12 @@ def _parse_bytes(data: bytes, place: str) -> Evidence:
     if data.startswith(_GZIP):
         data, cut = _unpack(data, place)
     if len(data) > MAX_REPORT_BYTES:
-        raise Refused(
-            f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_REPORT_FORMATS_HINT
-        )
+        raise Refused(f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_FORMATS_HINT)
     if (kind := unreadable_format(data)) is not None:
         raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
     text = _decode_text(data)
     if not text.strip():
-        raise UsageError(f"{place} is empty", why=cut, hint=_REPORT_FORMATS_HINT)
+        raise UsageError(f"{place} is empty", why=cut, hint=_FORMATS_HINT)
     found = _parse_text(text, place)
     return {**found, TRUNCATION_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
 

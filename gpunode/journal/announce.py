@@ -16,12 +16,7 @@ CHANGE_FAILED_MESSAGE_ID: Final = "058aa45087c940af94da0361f545f210"
 RUN_ENDED_MESSAGE_ID: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
 # Of syslog(3).
 _ERROR, _WARNING, _NOTICE, _INFO = "3", "4", "5", "6"
-_PRIORITY_BY_RESULT: Mapping[Result, str] = {
-    "done": _NOTICE,
-    "waiting": _NOTICE,
-    "interrupted": _WARNING,
-    "failed": _ERROR,
-}
+_PRIORITIES: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interrupted": _WARNING, "failed": _ERROR}
 
 
 # Run, step and archive are the same in hundreds of messages.
@@ -78,7 +73,7 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     return {
         "MESSAGE": f"{begin.title} ended: {commit.result}{reason}",
         "MESSAGE_ID": RUN_ENDED_MESSAGE_ID,
-        "PRIORITY": _PRIORITY_BY_RESULT[commit.result],
+        "PRIORITY": _PRIORITIES[commit.result],
         "GPUNODE_RESULT": commit.result,
         "GPUNODE_REASON": commit.reason,
     }

@@ -11,7 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from gpunode.change import (
     CONFFILES_STEP_ID,
-    OVERWRITTEN_FILES_STEP_ID,
+    OVERWRITTEN_STEP_ID,
     PACKAGE_FILE_STEP_IDS,
     Change,
     CommandChange,
@@ -26,7 +26,7 @@ from gpunode.journal.history import RunRecord, find_effective_undos
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 
-_BACKUP_STEP_IDS = frozenset({CONFFILES_STEP_ID, OVERWRITTEN_FILES_STEP_ID})
+_BACKUP_STEP_IDS = frozenset({CONFFILES_STEP_ID, OVERWRITTEN_STEP_ID})
 
 FoundT = TypeVar("FoundT")
 StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
@@ -123,10 +123,7 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
         if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEP_IDS
     ]
     backups = (
-        span
-        for run in runs
-        if not run.is_fully_undone
-        for span in _find_backups(run, frozenset({OVERWRITTEN_FILES_STEP_ID}))
+        span for run in runs if not run.is_fully_undone for span in _find_backups(run, frozenset({OVERWRITTEN_STEP_ID}))
     )
     first = {span.change.path: span for span in reversed(tuple(backups))}
     return replace(_make_footprint(changes, _build_trails(changes)), conffiles=tuple(first.values()))

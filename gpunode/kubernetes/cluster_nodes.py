@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.catalog.gpus import GpuModel, find_by_label
 from gpunode.command import sudo_gpunode
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.machine import PROVIDER_DESCRIPTIONS
+from gpunode.facts.machine import PROVIDER_NAMES
 from gpunode.facts.model import KubeletKind, Provider
 from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
@@ -52,9 +52,7 @@ def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> 
         if node.provider is not None and node.provider in _PROVIDER_PLUGIN_REFUSALS:
             why, hint = _PROVIDER_PLUGIN_REFUSALS[node.provider]
             raise Refused(
-                f"{node.name} is {PROVIDER_DESCRIPTIONS[node.provider]}, and gpunode leaves it alone",
-                why=why,
-                hint=hint,
+                f"{node.name} is {PROVIDER_NAMES[node.provider]}, and gpunode leaves it alone", why=why, hint=hint
             )
         if node.provider == "gke":
             _refuse_gke(desired, node)
@@ -74,7 +72,7 @@ def _refuse_gke(desired: Kubernetes, node: ClusterNode) -> None:
     """
     if "device-plugin" in node.provides:
         raise Refused(
-            f"{node.name} is {PROVIDER_DESCRIPTIONS['gke']}, and gpunode leaves it alone",
+            f"{node.name} is {PROVIDER_NAMES['gke']}, and gpunode leaves it alone",
             why="GKE runs its own device plugin on every GPU node without the label that opts out of it",
             hint="let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
             "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4\n"

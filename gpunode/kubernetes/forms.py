@@ -68,7 +68,7 @@ def is_rendered_file(path: str, text: str) -> bool:
     return _RENDERED_PATHS.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
-def may_have_made_obsolete_objects(path: str, rendered: RenderedCluster) -> bool:
+def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:
     """Return whether an old file, if it was applied, made objects that are not among the ``rendered`` ones."""
     folder, _, name = path.rpartition("/")
     if folder in {gitops.BASE, gitops.RULES}:

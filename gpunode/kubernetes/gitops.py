@@ -102,7 +102,7 @@ def _application(
 
 # The folders in the order in which they are applied.
 BASE, RELEASES, RULES = "manifests", "releases", "rules"
-_HELM_RELEASE_API_VERSION: Final = "helm.toolkit.fluxcd.io/v2"
+_RELEASE_API: Final = "helm.toolkit.fluxcd.io/v2"
 
 
 def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -133,12 +133,7 @@ def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[s
         "upgrade": {"crds": "CreateReplace", "remediation": {"retries": 3}},
         "values": release.values,
     }
-    return repository, {
-        "apiVersion": _HELM_RELEASE_API_VERSION,
-        "kind": "HelmRelease",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return repository, {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "metadata": metadata, "spec": spec}
 
 
 def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartRelease]) -> Iterator[Mapping[str, Any]]:
@@ -147,9 +142,7 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
     for folder in folders:
         name = f"gpu-stack-{folder}"
         spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
-        checks = [
-            {"apiVersion": _HELM_RELEASE_API_VERSION, "kind": "HelmRelease", **_name_fields(one)} for one in releases
-        ]
+        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_name_fields(one)} for one in releases]
         spec |= {
             "interval": "10m",
             "retryInterval": "1m",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY
+from gpunode.catalog.repositories import TOOLKIT_REPOSITORY
 from gpunode.command import command
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
@@ -85,10 +85,7 @@ def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     parts = [
         _CHECK_DOCKER_SCRIPT,
         _PREPARE_WORKER_SCRIPT.format(
-            list=NVIDIA_TOOLKIT_REPOSITORY.list_file,
-            key=NVIDIA_TOOLKIT_REPOSITORY.keyring,
-            install=install,
-            configure=configure,
+            list=TOOLKIT_REPOSITORY.list_file, key=TOOLKIT_REPOSITORY.keyring, install=install, configure=configure
         ),
     ]
     parts += [_HIDE_OTHER_GPUS_SCRIPT] if kind.workers > 1 else []

@@ -52,8 +52,8 @@ InstallPolicy: TypeAlias = Literal["if-missing", "never"]
 CgroupDriver: TypeAlias = Literal["auto", "systemd"]
 RdmaMode: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
-_BRANCH_OR_VERSION_PATTERN = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
-_BRANCH_OR_VERSION_IN_WORDS = ("a branch such as 580", "a version such as 580.178.04")
+_BRANCH_OR_VERSION = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
+_VERSION_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
 # shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
@@ -67,12 +67,9 @@ _REPOSITORY_URL_IN_WORDS = (
     '"" for NVIDIA\'s own',
 )
 _FINGERPRINTS_PATTERN = r"|[0-9A-F]{40}( [0-9A-F]{40})*"
-_FINGERPRINTS_IN_WORDS = (
-    "40 upper-case hex digits; several keys with a blank between them",
-    '"" for NVIDIA\'s own key',
-)
-_KEY_FILE_NAME_PATTERN = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
-_KEY_FILE_NAME_IN_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
+_KEY_WORDS = ("40 upper-case hex digits; several keys with a blank between them", '"" for NVIDIA\'s own key')
+_KEY_FILE_NAME = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
+_KEY_FILE_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,8 @@ class Driver:
         str,
         KeySpec(
             "which driver; none leaves it alone",
-            rf"auto|production|lts|none|{_BRANCH_OR_VERSION_PATTERN}",
-            ("auto", "production", "lts", "none", *_BRANCH_OR_VERSION_IN_WORDS),
+            rf"auto|production|lts|none|{_BRANCH_OR_VERSION}",
+            ("auto", "production", "lts", "none", *_VERSION_WORDS),
         ),
     ] = "auto"
     kernel_module_type: Annotated[KernelModuleType, KeySpec("the kernel module; auto takes what the GPUs need")] = (
@@ -128,30 +125,22 @@ class Repositories:
         KeySpec(
             "every key in the key file of the CUDA repository, if it is not NVIDIA's present one",
             _FINGERPRINTS_PATTERN,
-            _FINGERPRINTS_IN_WORDS,
+            _KEY_WORDS,
         ),
     ] = ""
     cuda_key_file: Annotated[
-        str,
-        KeySpec(
-            "name of the key file beside the CUDA repository's index", _KEY_FILE_NAME_PATTERN, _KEY_FILE_NAME_IN_WORDS
-        ),
+        str, KeySpec("name of the key file beside the CUDA repository's index", _KEY_FILE_NAME, _KEY_FILE_WORDS)
     ] = ""
     toolkit_key_fingerprint: Annotated[
         str,
         KeySpec(
             "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one",
             _FINGERPRINTS_PATTERN,
-            _FINGERPRINTS_IN_WORDS,
+            _KEY_WORDS,
         ),
     ] = ""
     toolkit_key_file: Annotated[
-        str,
-        KeySpec(
-            "name of the key file at the base of the toolkit's repository",
-            _KEY_FILE_NAME_PATTERN,
-            _KEY_FILE_NAME_IN_WORDS,
-        ),
+        str, KeySpec("name of the key file at the base of the toolkit's repository", _KEY_FILE_NAME, _KEY_FILE_WORDS)
     ] = ""
 
 
@@ -282,10 +271,7 @@ class Expect:
     gpus: Annotated[int | None, KeySpec("how many GPUs")] = None
     model: Annotated[str, KeySpec("what every GPU's name contains (H100)")] = ""
     driver: Annotated[
-        str,
-        KeySpec(
-            "the branch or version of the loaded driver", f"|{_BRANCH_OR_VERSION_PATTERN}", _BRANCH_OR_VERSION_IN_WORDS
-        ),
+        str, KeySpec("the branch or version of the loaded driver", f"|{_BRANCH_OR_VERSION}", _VERSION_WORDS)
     ] = ""
     min_memory_mib: Annotated[int | None, KeySpec("the least memory of every GPU, in MiB")] = None
     ecc: Annotated[bool | None, KeySpec("whether ECC is on")] = None

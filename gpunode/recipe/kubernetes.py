@@ -21,20 +21,20 @@ GPU_PRESENT_LABEL: Final = "nvidia.com/gpu.present"
 # Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
 _RESERVED_LABEL_DOMAINS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
 # RFC 1123, as the API server checks names and label values.
-_DNS_LABEL_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_DNS_SUBDOMAIN_PATTERN = rf"{_DNS_LABEL_PATTERN}(\.{_DNS_LABEL_PATTERN})*"
+_DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_SUBDOMAIN = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
 _LABEL_VALUE_PATTERN = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
-LABEL_KEY_PATTERN = rf"({_DNS_SUBDOMAIN_PATTERN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+LABEL_KEY_PATTERN = rf"({_DNS_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _CHART_VERSION_PATTERN = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
 _REGISTRY_PATTERN = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
 # No ".." and nothing hidden: it names a folder of a repository, and becomes a part of paths.
-_PATH_SEGMENT_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-_REPOSITORY_PATH_PATTERN = rf"\.|(\./)?{_PATH_SEGMENT_PATTERN}(/{_PATH_SEGMENT_PATTERN})*"
+_PATH_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_REPO_PATH = rf"\.|(\./)?{_PATH_SEGMENT}(/{_PATH_SEGMENT})*"
 _HOST_AND_PORT_PATTERN = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
 # Without a password: the URL stands in files that are committed.
-_GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT_PATTERN}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
+_GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
 # It becomes the value of a label.
-_MIG_LAYOUT_NAME_PATTERN = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+_MIG_LAYOUT_NAME = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 
 
 def _chart_version(name: str) -> KeySpec:
@@ -69,7 +69,7 @@ class MigResources:
         str,
         KeySpec(
             "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
-            _MIG_LAYOUT_NAME_PATTERN,
+            _MIG_LAYOUT_NAME,
             ("a name as in mig-parted's configuration", '"" for none'),
         ),
     ] = ""
@@ -112,18 +112,11 @@ class ArgoCd:
     """The place in which Argo CD runs the Applications of ``k8s render --format argocd``."""
 
     project: Annotated[
-        str,
-        KeySpec(
-            "project of the Applications", _DNS_SUBDOMAIN_PATTERN, ("a name of lower-case letters, digits, - and .",)
-        ),
+        str, KeySpec("project of the Applications", _DNS_SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
     ] = "default"
     namespace: Annotated[
         str,
-        KeySpec(
-            "namespace in which Argo CD looks for Applications",
-            _DNS_LABEL_PATTERN,
-            ("lower-case letters, digits and -",),
-        ),
+        KeySpec("namespace in which Argo CD looks for Applications", _DNS_LABEL, ("lower-case letters, digits and -",)),
     ] = "argocd"
     server: Annotated[
         str,
@@ -152,18 +145,11 @@ class ArgoCd:
     revision: Annotated[
         str,
         KeySpec(
-            "branch, tag or commit of the repository",
-            rf"{_PATH_SEGMENT_PATTERN}(/{_PATH_SEGMENT_PATTERN})*",
-            ("a branch or tag",),
+            "branch, tag or commit of the repository", rf"{_PATH_SEGMENT}(/{_PATH_SEGMENT})*", ("a branch or tag",)
         ),
     ] = "HEAD"
     path: Annotated[
-        str,
-        KeySpec(
-            "the rendered folder in the repository",
-            _REPOSITORY_PATH_PATTERN,
-            ("a path without ..", '"." for all of it'),
-        ),
+        str, KeySpec("the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it'))
     ] = "gpu-stack"
 
 
@@ -172,24 +158,18 @@ class Flux:
     """The place in which Flux finds the folder of ``k8s render --format flux``."""
 
     namespace: Annotated[
-        str,
-        KeySpec("namespace of Flux and its GitRepository", _DNS_LABEL_PATTERN, ("lower-case letters, digits and -",)),
+        str, KeySpec("namespace of Flux and its GitRepository", _DNS_LABEL, ("lower-case letters, digits and -",))
     ] = "flux-system"
     source: Annotated[
         str,
         KeySpec(
             "name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system",
-            _DNS_SUBDOMAIN_PATTERN,
+            _DNS_SUBDOMAIN,
             ("a name of lower-case letters, digits, - and .",),
         ),
     ] = "flux-system"
     path: Annotated[
-        str,
-        KeySpec(
-            "the rendered folder in the repository",
-            _REPOSITORY_PATH_PATTERN,
-            ("a path without ..", '"." for all of it'),
-        ),
+        str, KeySpec("the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it'))
     ] = "gpu-stack"
 
 
@@ -219,11 +199,7 @@ class NamedConfig:
     strategy: Annotated[MigStrategy, KeySpec("as in [kubernetes.mig]")] = "none"
     layout: Annotated[
         str,
-        KeySpec(
-            "as in [kubernetes.mig]",
-            _MIG_LAYOUT_NAME_PATTERN,
-            ("a name as in mig-parted's configuration", '"" for none'),
-        ),
+        KeySpec("as in [kubernetes.mig]", _MIG_LAYOUT_NAME, ("a name as in mig-parted's configuration", '"" for none')),
     ] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
@@ -240,7 +216,7 @@ class Kubernetes:
         str,
         KeySpec(
             "where the objects are; empty: gpu-system, with gpu-operator gpu-operator, with hami kube-system",
-            rf"|{_DNS_LABEL_PATTERN}",
+            rf"|{_DNS_LABEL}",
             ("a name of lower-case letters, digits and -", '"" for the stack\'s own'),
         ),
     ] = ""
@@ -248,7 +224,7 @@ class Kubernetes:
         str,
         KeySpec(
             "the RuntimeClass of pods with GPUs; empty where nvidia is the default runtime",
-            rf"|{_DNS_SUBDOMAIN_PATTERN}",
+            rf"|{_DNS_SUBDOMAIN}",
             ("a name of lower-case letters, digits, - and .", '"" for none'),
         ),
     ] = "nvidia"

@@ -203,7 +203,7 @@ _NODE_CONTEXT_TEMPLATE: Final = (
     r"|\bobject=\\{0,7}\"/?|\bCN[ ]?=[ ]?)(WORDS(?:\.[a-z][a-z\d-]*)*)(?![a-z\d-])"
     r"|(?:://|@|\blookup[ ]|^127\.0\.1\.1[ \t]+|\bhostname[\"']?[:=][ ]?[\"']?)(WORDS)(?![a-z\d-])(?!\.\w)"
 )
-_WORDS_ANYWHERE_TEMPLATE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
+_ANYWHERE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
 MaskRule: TypeAlias = tuple[IdentityKind, str]
 # In this order. What they find is masked elsewhere, too.
 _MASK_RULES: Final[tuple[MaskRule, ...]] = (
@@ -262,23 +262,17 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
     hosts = {name.partition(".")[0] for name in find_names(*_HOST_NAME_PATTERNS)} | (certified - servers)
     if _NODE_NAME_EVIDENCE_KEY in evidence:
         hosts.add(evidence[_NODE_NAME_EVIDENCE_KEY].text.strip().partition(".")[0].lower())
-    yield from _mask_rule_for_words("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
+    yield from _word_mask_rule("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
-    yield from _mask_rule_for_words(
-        "serial", _WORDS_ANYWHERE_TEMPLATE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
+    yield from _word_mask_rule(
+        "serial", _ANYWHERE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
     )
     signers = {_common_name(signer) for signer in find_names(*_SIGNER_PATTERNS)}
-    yield from _mask_rule_for_words(
-        "signer", _WORDS_ANYWHERE_TEMPLATE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}"
-    )
-    yield from _mask_rule_for_words(
-        "user", _WORDS_ANYWHERE_TEMPLATE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER
-    )
-    yield from _mask_rule_for_words("server", _WORDS_ANYWHERE_TEMPLATE, servers, other_than=_PUBLIC_SERVER)
-    unmistakable = _WORDS_ANYWHERE_TEMPLATE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
-    yield from _mask_rule_for_words(
-        "host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_CLUSTER_NODE_NAME}"
-    )
+    yield from _word_mask_rule("signer", _ANYWHERE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
+    yield from _word_mask_rule("user", _ANYWHERE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER)
+    yield from _word_mask_rule("server", _ANYWHERE, servers, other_than=_PUBLIC_SERVER)
+    unmistakable = _ANYWHERE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
+    yield from _word_mask_rule("host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_CLUSTER_NODE_NAME}")
 
 
 def _queried_serials(text: str) -> Iterator[str]:
@@ -301,9 +295,7 @@ def _common_name(signer: str) -> str:
     return (found[1] if found else signer).strip()
 
 
-def _mask_rule_for_words(
-    kind: IdentityKind, pattern: str, words: Iterable[str], *, other_than: str
-) -> Iterator[MaskRule]:
+def _word_mask_rule(kind: IdentityKind, pattern: str, words: Iterable[str], *, other_than: str) -> Iterator[MaskRule]:
     """Yield the rule for any of ``words`` except ``other_than``."""
     kept = sorted((word for word in words if not compile_cached(other_than).fullmatch(word)), key=len, reverse=True)
     if kept:

@@ -75,7 +75,7 @@ _VALUE: Final = (
 )
 
 
-def _matches_whole_value(pattern: str, value: str) -> bool:
+def _matches_value(pattern: str, value: str) -> bool:
     return compile_cached(pattern).fullmatch(value) is not None
 
 
@@ -89,16 +89,14 @@ def is_plain_value(name: str, value: str) -> bool:
     """Return whether ``value`` is a configuration keyword, part of an error message, or a file path."""
     if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    is_file = name.endswith(("key", "file", "path")) and _matches_whole_value(PATH_VALUE, value.rstrip(";"))
-    return (
-        is_file or _matches_whole_value(_PLAIN_VALUE, value) or _matches_whole_value(_ERROR_WORD, value.rstrip(".,;:!"))
-    )
+    is_file = name.endswith(("key", "file", "path")) and _matches_value(PATH_VALUE, value.rstrip(";"))
+    return is_file or _matches_value(_PLAIN_VALUE, value) or _matches_value(_ERROR_WORD, value.rstrip(".,;:!"))
 
 
 def looks_secret(value: str) -> bool:
     """Return whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
-    if len(value) < 6 or _matches_whole_value(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
+    if len(value) < 6 or _matches_value(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
         return value.isdigit() and len(value) > 8
     if has_digit and has_letter:
         return not compile_cached(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
@@ -114,8 +112,8 @@ def is_secret(name: str, value: str, sign: str) -> bool:
         return False
     if (
         (how == "weak" or last.endswith("tokens"))
-        and _matches_whole_value(_NUMBER, value)
-        and not _matches_whole_value(r"\d{9,}", value)
+        and _matches_value(_NUMBER, value)
+        and not _matches_value(r"\d{9,}", value)
     ):
         return False  # a count
     if sign in {" ", "is"}:

@@ -20,9 +20,9 @@ from gpunode.runtimes.containerd_files import (
     FIRST_VERSION_BY_SCHEMA,
     ConfigFile,
     effective_cri_table,
-    find_overriding_default_runtime,
+    find_overriding_default,
     load_config_files,
-    parse_config_file,
+    parse_config,
     refuse_misshapen_cri_table,
     uses_drop_in,
 )
@@ -86,7 +86,7 @@ def parse_config_dump(data: bytes) -> ObservedConfig:
     Raises:
         Refused: it is not what that command prints.
     """
-    return _observe((parse_config_file(data, CONFIG_DUMP_SOURCE),), DesiredConfig())
+    return _observe((parse_config(data, CONFIG_DUMP_SOURCE),), DesiredConfig())
 
 
 def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
@@ -101,7 +101,7 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
     return ObservedConfig(
         handlers,
         NAMELESS_DEFAULT_NAME
-        if find_overriding_default_runtime(plugin, desired)
+        if find_overriding_default(plugin, desired)
         else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
@@ -196,7 +196,7 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     desired = _with_unit_config(files, desired)
     loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
-        loaded = (*loaded, parse_config_file(files[drop_in], drop_in, desired))
+        loaded = (*loaded, parse_config(files[drop_in], drop_in, desired))
     tables = ((file, (*file.cri, "containerd")) for file in loaded)
     return tuple(
         ConfigLayer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))

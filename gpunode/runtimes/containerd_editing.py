@@ -15,12 +15,12 @@ from gpunode.runtimes.containerd_files import (
     edit_document,
     effective_cri_table,
     files_in_effect,
-    find_overriding_default_runtime,
+    find_overriding_default,
     imports_matching,
     load_config_files,
     merge_tables,
     merges_cri_tables,
-    parse_config_file,
+    parse_config,
     refuse_misshapen_cri_table,
     uses_drop_in,
 )
@@ -52,7 +52,7 @@ class ContainerdEditor:
         if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
-                    now = parse_config_file(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
+                    now = parse_config(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
                     changed[file.path] = self._render_file(now, _with_cri_enabled(now))
         return changed
 
@@ -77,28 +77,26 @@ class ContainerdEditor:
         plugin = effective_cri_table(self.loaded, self.desired)
         if self.desired.source is None:
             return plugin
-        dumped = parse_config_file(self.desired.source, CONFIG_DUMP_SOURCE)
+        dumped = parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
         return merge_tables(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
 
     def _edit_by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
-        present = parse_config_file(self.files.get(path), path, self.desired)
+        present = parse_config(self.files.get(path), path, self.desired)
         refuse_misshapen_cri_table(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
-            present = parse_config_file(None, path, self.desired)
+            present = parse_config(None, path, self.desired)
         foreign = (
-            present
-            if self.desired.others is None
-            else parse_config_file(self.desired.others or None, path, self.desired)
+            present if self.desired.others is None else parse_config(self.desired.others or None, path, self.desired)
         )
-        foreign = foreign if foreign.schema == self.root.schema else parse_config_file(None, path, self.desired)
+        foreign = foreign if foreign.schema == self.root.schema else parse_config(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
         base = effective_cri_table(others, self.desired)
         if (
             self.desired.source is not None
-            and (dumped := parse_config_file(self.desired.source, CONFIG_DUMP_SOURCE)).schema == self.root.schema
+            and (dumped := parse_config(self.desired.source, CONFIG_DUMP_SOURCE)).schema == self.root.schema
         ):
             base = dumped.plugin
         own = merge_tables(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
@@ -239,7 +237,7 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
     needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
     content = removal.after.get(root.path)
-    now = parse_config_file(content, root.path, desired)
+    now = parse_config(content, root.path, desired)
     if needed:
         document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
         return removal.with_file(root.path, edit_document(now, document, content)).with_notes(
@@ -350,11 +348,11 @@ def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: D
 
 def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Note what becomes of the nameless default runtime if another default is requested."""
-    former = find_overriding_default_runtime(effective_cri_table(loaded, desired), desired)
+    former = find_overriding_default(effective_cri_table(loaded, desired), desired)
     if not former or not desired.default:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_overriding_default_runtime(effective_cri_table(load_config_files(after, desired), desired), desired):
+    if find_overriding_default(effective_cri_table(load_config_files(after, desired), desired), desired):
         yield (
             f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
             "default_runtime"

@@ -46,7 +46,7 @@ _FIRST_WITH_RELATIVE_PATTERNS = (1, 7)
 # The first containerd that reads this folder unasked (PR 12323).
 _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
-FIRST_VERSION_WITH_NEW_NAMES = (2,)
+FIRST_WITH_NEW_NAMES = (2,)
 CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
@@ -103,7 +103,7 @@ class ConfigFile(TomlFile):
         raise self.wrong_type_error(keys, value, "true or false")
 
 
-def parse_config_file(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
+def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
     """The file; a missing one is as one without keys.
 
     Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
@@ -115,7 +115,7 @@ def parse_config_file(data: bytes | None, path: str, desired: DesiredConfig | No
     dump = command("containerd", "--config", path, "config", "dump")
     text, document = parse_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
-    is_new = desired is not None and desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES
+    is_new = desired is not None and desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     file = ConfigFile(path, text, document, version, read_as)
@@ -146,9 +146,7 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
             found += [
-                place
-                for one in parse_config_file(files.get(path), path).imports
-                for place in _resolve_import(one, path)
+                place for one in parse_config(files.get(path), path).imports for place in _resolve_import(one, path)
             ]
     return tuple(
         dict.fromkeys(one for place in found for one in (widen_pattern(place) if is_pattern(place) else (place,)))
@@ -196,7 +194,7 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
         path, *pending = pending
         if path in loaded or (path not in files and path != root):
             continue
-        loaded[path] = parse_config_file(files.get(path), path, desired)
+        loaded[path] = parse_config(files.get(path), path, desired)
         for written in loaded[path].imports or _default_imports(loaded[path], root, desired):
             pending += _match_files(written, path, files, desired)
     return tuple(loaded.values())
@@ -280,12 +278,12 @@ def files_in_effect(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
     return tuple(file for file in loaded if file.has_cri_table and file.cri == loaded[0].cri)
 
 
-def find_overriding_default_runtime(plugin: Document, desired: DesiredConfig) -> Document:
+def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Document:
     """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES:
+    if desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES:
         return {}
     found = plugin.get("containerd", {}).get("default_runtime", {})
     return found if isinstance(found, dict) and found.get("runtime_type") else {}

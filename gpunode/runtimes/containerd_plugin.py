@@ -6,11 +6,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.runtimes.containerd_files import (
-    FIRST_VERSION_WITH_NEW_NAMES,
-    find_overriding_default_runtime,
-    merge_tables,
-)
+from gpunode.runtimes.containerd_files import FIRST_WITH_NEW_NAMES, find_overriding_default, merge_tables
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -57,7 +53,7 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
     whole = merge_tables(beside.inherited, plugin)
-    nameless = {} if mimics_nvidia_ctk(desired) else find_overriding_default_runtime(whole, desired)
+    nameless = {} if mimics_nvidia_ctk(desired) else find_overriding_default(whole, desired)
     model = _find_template(known, nameless, former.get("default_runtime_name", ""), desired)
     former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
     is_default_under_systemd = is_under_systemd(
@@ -68,7 +64,7 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     )
     if desired.default:
         containerd["default_runtime_name"] = desired.handler
-        if find_overriding_default_runtime(plugin, desired) and not mimics_nvidia_ctk(desired):
+        if find_overriding_default(plugin, desired) and not mimics_nvidia_ctk(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
             if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_RUNC_RUNTIME_TYPE:
@@ -94,11 +90,11 @@ def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> di
     for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
     """
     containerd = plugin.get("containerd", {})
-    nameless = find_overriding_default_runtime(plugin, desired)
+    nameless = find_overriding_default(plugin, desired)
     entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
     options = {name: entry.get("options", {}) for name, entry in entries.items()}
     found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
-    is_new = desired.version is not None and desired.version >= FIRST_VERSION_WITH_NEW_NAMES
+    is_new = desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES
     if plugin.get("systemd_cgroup") is True and not is_new:
         found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
     return found

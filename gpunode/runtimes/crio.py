@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.errors import Refused
-from gpunode.runtimes.crio_files import UNREAD_CRIO_FOLDER, folder_of, root_file_of
+from gpunode.runtimes.crio_files import UNREAD_FOLDER, folder_of, root_file_of
 from gpunode.runtimes.crio_files import reads as reads
 from gpunode.runtimes.model import (
     CRIO_DROP_IN,
@@ -207,11 +207,10 @@ def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str
                 hint="edit the configuration itself:\n"
                 "sudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
-        if folder_of(desired.drop_in) == UNREAD_CRIO_FOLDER:
+        if folder_of(desired.drop_in) == UNREAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {desired.drop_in}",
-                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_CRIO_FOLDER} by "
-                "mistake",
+                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_FOLDER} by mistake",
                 hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
         return desired.drop_in, f"drop-in {desired.drop_in}: as requested"
@@ -303,7 +302,7 @@ def _notes(files: Files, read: Sequence[_CrioFile], desired: DesiredConfig) -> I
 
 def _unread_file_notes(files: Files) -> Iterator[str]:
     for path in sorted(files):
-        if path.startswith(f"{UNREAD_CRIO_FOLDER}/"):
+        if path.startswith(f"{UNREAD_FOLDER}/"):
             yield (
                 f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {CRIO_FOLDER}; it can be removed"
             )

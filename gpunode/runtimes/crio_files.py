@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.runtimes.model import CRIO_CONFIG, CRIO_FOLDER, DesiredConfig, Files, keep_row
 
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
-UNREAD_CRIO_FOLDER = "/etc/crio/conf.d"
+UNREAD_FOLDER = "/etc/crio/conf.d"
 locate_row = keep_row
 
 
@@ -17,7 +17,7 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         f"{CRIO_FOLDER}/*",
         f"{CRIO_FOLDER}/.*",
         f"{CRIO_FOLDER}/*/*",
-        f"{UNREAD_CRIO_FOLDER}/*",
+        f"{UNREAD_FOLDER}/*",
     ]
     if desired.drop_in:
         patterns += [desired.drop_in, f"{folder_of(desired.drop_in)}/*"]

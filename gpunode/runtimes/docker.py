@@ -25,7 +25,7 @@ from gpunode.runtimes.model import (
     Files,
     ObservedConfig,
     Removal,
-    runs_desired_binary,
+    runs_binary,
 )
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.text import has_byte_order_mark as has_byte_order_mark
@@ -36,7 +36,7 @@ _RESERVED_RUNTIME_NAME = "runc"
 # From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 # Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
-_FIRST_ACCEPTING_BYTE_ORDER_MARK = (23,)
+_FIRST_TAKING_BOM = (23,)
 # A member's path with its new value.
 KeyChange: TypeAlias = tuple[Path, Any]
 # sed's words for it.
@@ -99,7 +99,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     if (
         has_byte_order_mark(files.get(node.config))
         and desired.version is not None
-        and desired.version < _FIRST_ACCEPTING_BYTE_ORDER_MARK
+        and desired.version < _FIRST_TAKING_BOM
     ):
         raise bom_refusal(node.config)
     configured = _observe(node, document)
@@ -252,7 +252,7 @@ def _refuse_bad_names(desired: DesiredConfig, path: str) -> None:
 
 
 def _handler_changes(document: Document, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
-    if runs_desired_binary(observed.handlers.get(desired.handler), desired):
+    if runs_binary(observed.handlers.get(desired.handler), desired):
         return []
     where = ("runtimes", desired.handler)
     existing = object_at(document, "runtimes").get(desired.handler, {})

@@ -92,16 +92,16 @@ def _microk8s_row(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
 def _k0s_row(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     from gpunode.runtimes import k0s
 
-    state = known(facts.file(k0s.K0S_CONTAINERD_CONFIG_FILE), None)
+    state = known(facts.file(k0s.K0S_CONFIG_FILE), None)
     is_managed = k0s.is_managed_by_k0s(state.content if state else None)
     return replace(
         _bundled_containerd(containerd, "k0s", kubelet, k0s.locate),
-        config=k0s.K0S_CONTAINERD_CONFIG_FILE,
+        config=k0s.K0S_CONFIG_FILE,
         beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
         configure=k0s.configure,
         inspect=k0s.inspect,
-        generated=frozenset({k0s.K0S_CONTAINERD_CONFIG_FILE} if is_managed else ()),
+        generated=frozenset({k0s.K0S_CONFIG_FILE} if is_managed else ()),
         watches=is_managed,
     )
 

@@ -15,10 +15,10 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import first_merging_version, imports_matching, parse_config_file
+from gpunode.runtimes.containerd_files import first_merging_version, imports_matching, parse_config
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
-K0S_CONTAINERD_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
+K0S_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
 K0S_DROP_IN_FOLDER: Final = "/etc/k0s/containerd.d"
 DROP_IN: Final = f"{K0S_DROP_IN_FOLDER}/99-nvidia.toml"
 _MANAGED_BY_K0S_LINE: Final = "# k0s_managed=true"
@@ -48,14 +48,12 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: a file cannot be read, or the request is impossible there.
     """
-    if not is_managed_by_k0s(files.get(K0S_CONTAINERD_CONFIG_FILE)):
+    if not is_managed_by_k0s(files.get(K0S_CONFIG_FILE)):
         edited = containerd.configure(files, locate(files, desired))
-        return replace(
-            edited, how=f"{edited.how}; {K0S_CONTAINERD_CONFIG_FILE} lacks the mark of k0s, so k0s leaves it alone"
-        )
-    if K0S_CONTAINERD_CONFIG_FILE not in files:
+        return replace(edited, how=f"{edited.how}; {K0S_CONFIG_FILE} lacks the mark of k0s, so k0s leaves it alone")
+    if K0S_CONFIG_FILE not in files:
         raise Refused(
-            f"{K0S_CONTAINERD_CONFIG_FILE} does not exist yet",
+            f"{K0S_CONFIG_FILE} does not exist yet",
             why="k0s creates it at its first start, and its schema is not known until then",
             hint="start k0s once, then run the command again",
         )
@@ -68,14 +66,14 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
     edited = _with_actual_before(files, containerd.configure(_with_drop_ins(files), locate(files, desired)))
-    if any(edit.path == K0S_CONTAINERD_CONFIG_FILE for edit in edited.edits):
+    if any(edit.path == K0S_CONFIG_FILE for edit in edited.edits):
         raise _lost_edit_error("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
 
 
 def _lost_edit_error(what: str) -> Refused:
     return Refused(
-        f"{K0S_CONTAINERD_CONFIG_FILE}: {what}",
+        f"{K0S_CONFIG_FILE}: {what}",
         why="k0s regenerates it at every start, so the edit would be lost",
         hint=f"leave --mode out, and put other settings into a file in {K0S_DROP_IN_FOLDER}",
     )
@@ -83,13 +81,11 @@ def _lost_edit_error(what: str) -> Refused:
 
 def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
     """Return ``desired`` for the generated file and the drop-in that k0s reads."""
-    if not is_managed_by_k0s(files.get(K0S_CONTAINERD_CONFIG_FILE)):
-        return replace(desired, config=K0S_CONTAINERD_CONFIG_FILE, version=None)
+    if not is_managed_by_k0s(files.get(K0S_CONFIG_FILE)):
+        return replace(desired, config=K0S_CONFIG_FILE, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
-    version = first_merging_version(
-        parse_config_file(files.get(K0S_CONTAINERD_CONFIG_FILE), K0S_CONTAINERD_CONFIG_FILE).schema
-    )
-    return replace(desired, config=K0S_CONTAINERD_CONFIG_FILE, drop_in=DROP_IN, mode="auto", version=version)
+    version = first_merging_version(parse_config(files.get(K0S_CONFIG_FILE), K0S_CONFIG_FILE).schema)
+    return replace(desired, config=K0S_CONFIG_FILE, drop_in=DROP_IN, mode="auto", version=version)
 
 
 def _with_drop_ins(files: Files) -> Files:
@@ -97,18 +93,15 @@ def _with_drop_ins(files: Files) -> Files:
 
     Our drop-in of another schema is from before an upgrade of k0s, and not read any more.
     """
-    data = files.get(K0S_CONTAINERD_CONFIG_FILE)
+    data = files.get(K0S_CONFIG_FILE)
     if data is None or not is_managed_by_k0s(data):
         return files
-    root = parse_config_file(data, K0S_CONTAINERD_CONFIG_FILE)
-    if DROP_IN in files and parse_config_file(files[DROP_IN], DROP_IN).schema != root.schema:
+    root = parse_config(data, K0S_CONFIG_FILE)
+    if DROP_IN in files and parse_config(files[DROP_IN], DROP_IN).schema != root.schema:
         files = {path: content for path, content in files.items() if path != DROP_IN}
     if any(imports_matching(root, DROP_IN)):
         return files
-    return {
-        **files,
-        K0S_CONTAINERD_CONFIG_FILE: f'version = {root.schema}\nimports = ["{K0S_DROP_IN_FOLDER}/*.toml"]\n'.encode(),
-    }
+    return {**files, K0S_CONFIG_FILE: f'version = {root.schema}\nimports = ["{K0S_DROP_IN_FOLDER}/*.toml"]\n'.encode()}
 
 
 def _with_actual_before(files: Files, edited: ConfigEdit) -> ConfigEdit:

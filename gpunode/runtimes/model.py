@@ -267,7 +267,7 @@ def with_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> D
     return desired
 
 
-def runs_desired_binary(binary: str | None, desired: DesiredConfig) -> bool:
+def runs_binary(binary: str | None, desired: DesiredConfig) -> bool:
     """Return whether a handler with this ``binary`` runs what is desired.
 
     dockerd looks the bare name up in its PATH, where the package puts it.

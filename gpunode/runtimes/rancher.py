@@ -20,7 +20,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, parse_config_file
+from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, parse_config
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal
 
 _DROP_IN_FILE_NAME: Final = "99-nvidia.toml"
@@ -116,7 +116,7 @@ class Rancher:
         return self._configure_by_detection(files, located)
 
     def _read_generated(self, files: Files) -> ConfigFile:
-        return parse_config_file(files.get(self.config), self.config)
+        return parse_config(files.get(self.config), self.config)
 
     def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
         """Return ``desired`` for the generated file, and for the drop-in that it imports."""

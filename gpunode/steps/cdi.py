@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpunode.runtimes import podman
 
 CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
-CDI_REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
+REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
 # What the unit's owner may have told it, such as another place for its output.
 CDI_REFRESH_ENVIRONMENT_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
@@ -105,7 +105,7 @@ def _stale_unrequested_spec_notes(recipe: Recipe, facts: Facts) -> Iterator[str]
 
 def _enable_units(facts: Facts) -> Iterator[ServiceChange]:
     """Enable the toolkit's units, which write it at boot and when the driver changes, unless they are masked."""
-    for name, watches in ((CDI_REFRESH_UNIT, False), (CDI_REFRESH_PATH_UNIT, True)):
+    for name, watches in ((CDI_REFRESH_UNIT, False), (REFRESH_PATH_UNIT, True)):
         fact = facts.unit(name)
         if isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
             before = fact.value.state

@@ -27,7 +27,7 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.leftovers import find_run_toolkits
-from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
@@ -77,7 +77,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
-    states = ((name, locked_state_or_default(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
+    states = ((name, desired_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
         PackageChange(name, packages.get(name), replace(state, auto=name in strays and packages[name].auto))
         for name, state in states

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
-    STANDALONE_LIBRARY_PREFIX,
+    STANDALONE_PREFIX,
     STANDALONE_TOOLS,
     driver_versioned_package_names,
     is_cuda_metapackage,
@@ -27,7 +27,6 @@ from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
-    driver_version_prefix,
     explain_manual_marks,
     installed_driver_packages,
     is_at_version,
@@ -35,14 +34,10 @@ from gpunode.steps.installed_driver import (
     pinned_by_nvidia_package,
     plan_manual_marks,
     version_matches,
+    version_prefix,
 )
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import (
-    locked_driver_packages,
-    locked_state_or_default,
-    packages_off_lock,
-    refuse_held_packages,
-)
+from gpunode.steps.packages import desired_state, locked_driver_packages, packages_off_lock, refuse_held_packages
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     PURPOSE_BY_SOURCE_GLOB,
@@ -259,7 +254,7 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
 def _is_helper(package: PackageId, state: PackageState) -> bool:
     """Return whether a package goes where it is of no use, and only the package manager knows whether it is."""
     is_relation = purge_reason(package.name, state.version) == "relation"
-    return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_LIBRARY_PREFIX)
+    return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_PREFIX)
 
 
 def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
@@ -269,7 +264,7 @@ def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
     if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
         return branch_of(version) != chosen.branch
     return purge_reason(name, version) not in {None, "relation"} and not version_matches(
-        version, driver_version_prefix(chosen)
+        version, version_prefix(chosen)
     )
 
 
@@ -277,7 +272,7 @@ CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_d
 
 
 # In the paths of what a driver's packages bring.
-_FILES_CHECKED_FOR_DIVERSION = (
+_DIVERTIBLE_FILES = (
     "libcuda.so",
     "libnvidia-ml.so",
     "libnvidia-ptxjit",
@@ -302,8 +297,7 @@ _SKIPPED_ENROLMENT_WARNING = (
 
 
 _PURPOSE_BY_FIRMWARE_GLOB = dict.fromkeys(
-    ("/lib/firmware/nvidia/*", "/usr/lib/firmware/nvidia/*"),
-    "the open modules load the GPU's firmware from there",
+    ("/lib/firmware/nvidia/*", "/usr/lib/firmware/nvidia/*"), "the open modules load the GPU's firmware from there"
 )
 
 
@@ -330,9 +324,9 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"driver {driver_version_prefix(chosen)}*")
+        return refuse_held_packages(facts, held, f"driver {version_prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
-    away = tuple(system(facts).diverted(facts, _FILES_CHECKED_FOR_DIVERSION))
+    away = tuple(system(facts).diverted(facts, _DIVERTIBLE_FILES))
     marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
@@ -342,7 +336,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_driver_version(recipe, facts, driver)
-    after = KnownAfter(f"{version}-" if version else driver_version_prefix(chosen), "driver")
+    after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")
     states = ((one, packages.get(one)) for one in wanted)
     as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
     changes = tuple(
@@ -386,11 +380,11 @@ def _target_state(
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """Return the state to bring about; a dependency goes on counting as one."""
-    if (own := package_version_prefix(package, driver.chosen)) != driver_version_prefix(driver.chosen):
+    if (own := package_version_prefix(package, driver.chosen)) != version_prefix(driver.chosen):
         otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
-    return replace(locked_state_or_default(recipe, package, otherwise), auto=auto)
+    return replace(desired_state(recipe, package, otherwise), auto=auto)
 
 
 def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:

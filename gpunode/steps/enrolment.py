@@ -22,7 +22,7 @@ ENROLMENT_HASH_FILE: Final = "/run/gpunode-mok-password"
 KEY_BACKUP_FOLDER: Final = "/var/lib/gpunode/module-key"
 """Where a copy of a key that gpunode made is kept."""
 _MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
-_ENDLESS_TIMEOUT: Final = -1
+_ENDLESS: Final = -1
 _REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")
 # As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
 # that something else has made meanwhile is left as it is.
@@ -137,11 +137,9 @@ def _plan_enrolment_request(key: ModuleKey, request: FileState | None) -> Iterat
     if not key.has_key:
         argv = ("sh", "-c", _MAKE_KEY_SCRIPT, f"make the key {key.key} and its certificate", key.key, key.certificate)
         yield CommandChange(argv, "DKMS signs modules with it")
-    if key.timeout_s != _ENDLESS_TIMEOUT:
+    if key.timeout_s != _ENDLESS:
         undo = ("mokutil", "--timeout", str(key.timeout_s))
-        yield CommandChange(
-            ("mokutil", "--timeout", str(_ENDLESS_TIMEOUT)), "the next boot waits for the console", undo
-        )
+        yield CommandChange(("mokutil", "--timeout", str(_ENDLESS)), "the next boot waits for the console", undo)
     queue = ("mokutil", "--import", key.certificate, "--hash-file", ENROLMENT_HASH_FILE)
     yield CommandChange(queue, "the next boot asks whether to enrol the key", ("mokutil", "--revoke-import"))
 
@@ -152,7 +150,7 @@ def _plan_timeout_restore(key: ModuleKey, request: FileState | None) -> Iterator
         return
     yield FileChange(ENROLMENT_REQUEST_FILE, request, None)
     seconds = _read_saved_timeout(request)
-    if key.timeout_s == _ENDLESS_TIMEOUT and seconds != _ENDLESS_TIMEOUT:
+    if key.timeout_s == _ENDLESS and seconds != _ENDLESS:
         yield CommandChange(("mokutil", "--timeout", str(seconds)), "as it was before the key was enrolled")
 
 
@@ -177,11 +175,7 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
         )
     if key.queued:
         yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
-    if (
-        request is not None
-        and key.timeout_s == _ENDLESS_TIMEOUT
-        and (seconds := _read_saved_timeout(request)) != _ENDLESS_TIMEOUT
-    ):
+    if request is not None and key.timeout_s == _ENDLESS and (seconds := _read_saved_timeout(request)) != _ENDLESS:
         yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
 
 

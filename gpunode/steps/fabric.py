@@ -39,9 +39,9 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
-from gpunode.steps.installed_driver import driver_version_prefix, is_at_version, plan_manual_marks
+from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, version_prefix
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
@@ -129,7 +129,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     needed = _fabric_packages(fabric, driver, facts)
     version = "" if recipe.upgrade else installed_driver_version(facts, driver)
-    of_driver = f"{version}-" if version else driver_version_prefix(driver.chosen)
+    of_driver = f"{version}-" if version else version_prefix(driver.chosen)
     locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
@@ -142,7 +142,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(
             name,
             packages.get(name),
-            locked_state_or_default(
+            desired_state(
                 recipe, name, KnownAfter(of_driver, "driver") if name in locked else KnownAfter(why="fabric")
             ),
         )
@@ -274,12 +274,7 @@ FABRIC_STEP = Step(
     packages=StepPackages(wanted_fabric_packages, lambda package: is_fabric_package(package.name)),
 )
 FABRIC_BRIDGE_STEP = Step(
-    "fabric-bridge",
-    "fabric module",
-    "kernel",
-    plan_bridge_module,
-    needs=("fabric",),
-    for_driver=True,
+    "fabric-bridge", "fabric module", "kernel", plan_bridge_module, needs=("fabric",), for_driver=True
 )
 FABRIC_SERVICE_STEP = Step(
     "fabric-service",

@@ -10,8 +10,8 @@ from gpunode.facts.model import Facts, known
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import FABRIC_STEP, wanted_fabric_packages
-from gpunode.steps.installed_driver import driver_version_prefix, is_at_version
-from gpunode.steps.packages import locked_state_or_default
+from gpunode.steps.installed_driver import is_at_version, version_prefix
+from gpunode.steps.packages import desired_state
 from gpunode.steps.selection import WantedDriver, kept_driver_version
 
 
@@ -23,10 +23,10 @@ def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDrive
     if FABRIC_STEP.id not in recipe.skip:
         return ()
     packages, version = known(facts.packages, {}), kept_driver_version(recipe, facts, driver)
-    after = KnownAfter(f"{version}-" if version else driver_version_prefix(driver.chosen), "driver")
+    after = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver")
     there = {package_stem(one.name): state for one, state in packages.items() if is_at_version(state, "")}
     return tuple(
-        PackageChange(one, packages.get(one), locked_state_or_default(recipe, one, after))
+        PackageChange(one, packages.get(one), desired_state(recipe, one, after))
         for one in _version_locked_packages(recipe, facts)
         if (state := there.get(package_stem(one.name))) and not is_at_version(state, after.prefix)
     )

@@ -22,7 +22,7 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.kernel import MODULE_LOAD_STEP
-from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
@@ -179,9 +179,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(
             one,
             packages.get(one),
-            locked_state_or_default(
-                recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY_FEATURE.packages else "gds")
-            ),
+            desired_state(recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY_FEATURE.packages else "gds")),
         )
         for one in wanted
     )

@@ -11,7 +11,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
-    STANDALONE_LIBRARY_PREFIX,
+    STANDALONE_PREFIX,
     STANDALONE_TOOLS,
     driver_packages,
     purge_reason,
@@ -52,19 +52,14 @@ def family_of(facts: Facts) -> Family | Refusal:
 
 
 PINNING_PACKAGE_PREFIX = "nvidia-driver-pinning-"
-NAMED_BRANCH_KINDS: Final = frozenset({"lts", "production"})
+BRANCH_KINDS: Final = frozenset({"lts", "production"})
 """The kinds of branches that a recipe may name in place of a branch."""
 _BRANCH_IN_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARY_PACKAGE_NAME = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 _SINGLE_LIBRARY_PACKAGES = frozenset({"libcuda1", "libnvidia-ml1"})
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_PREFIXES_WITH_OWN_VERSION = (
-    STANDALONE_LIBRARY_PREFIX,
-    "nvidia-firmware-",
-    "nvidia-fabricmanager",
-    "nvidia-persistenced",
-)
+_PREFIXES_WITH_OWN_VERSION = (STANDALONE_PREFIX, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
     ):
         return None
     version = str(branch)
-    if recipe.driver.version in NAMED_BRANCH_KINDS:
+    if recipe.driver.version in BRANCH_KINDS:
         if not is_branch_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
@@ -188,7 +183,7 @@ def allowed_flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
 
 def is_dkms_package_installed(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
     """Return whether the package that builds the kernel modules is installed in the chosen version."""
-    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), driver_version_prefix(chosen))
+    return is_at_version(known(facts.packages, {}).get(PackageId(dkms_package)), version_prefix(chosen))
 
 
 def is_branch_maintained(number: int) -> bool:
@@ -203,11 +198,7 @@ def is_branch_of_kind(number: int, wanted: str) -> bool:
     True for a ``wanted`` that names no kind (``auto``).
     """
     row = branches.find(number)
-    return (
-        wanted not in NAMED_BRANCH_KINDS
-        or branches.is_newer_than_table(number)
-        or (row is not None and row.kind == wanted)
-    )
+    return wanted not in BRANCH_KINDS or branches.is_unlisted(number) or (row is not None and row.kind == wanted)
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
@@ -265,7 +256,7 @@ def is_chosen_driver_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> 
     return all(is_at_version(packages.get(one), package_version_prefix(one, chosen)) for one in map(PackageId, names))
 
 
-def driver_version_prefix(chosen: Choice) -> str:
+def version_prefix(chosen: Choice) -> str:
     """Return the start of the version of each driver package, without its epoch."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
 
@@ -278,7 +269,7 @@ def package_version_prefix(package: PackageId, chosen: Choice) -> str:
     if chosen.source == "distro" and package.name in SEPARATELY_VERSIONED_IN_DISTROS:
         return f"{chosen.branch}."
     is_module = package.name.startswith("linux-modules-nvidia-")
-    return "" if chosen.source == "distro" and is_module else driver_version_prefix(chosen)
+    return "" if chosen.source == "distro" and is_module else version_prefix(chosen)
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:

@@ -22,12 +22,12 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PreexistingDriver,
-    driver_version_prefix,
     explain_manual_marks,
     family_of,
     is_version_of,
     plan_manual_marks,
     preexisting_driver,
+    version_prefix,
     wants_driver,
 )
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment, lacks_enrolment
@@ -328,7 +328,7 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
         notes = () if has_source else (note_lost_source(driver, facts),)
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
-    return Planned(changes, f"no NVIDIA module of {driver_version_prefix(chosen)}* for {' and '.join(missing)}")
+    return Planned(changes, f"no NVIDIA module of {version_prefix(chosen)}* for {' and '.join(missing)}")
 
 
 def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:

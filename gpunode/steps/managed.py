@@ -6,7 +6,7 @@ from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
-from gpunode.facts.machine import PROVIDER_DESCRIPTIONS
+from gpunode.facts.machine import PROVIDER_NAMES
 from gpunode.facts.model import Facts, Provider, Unknown, known
 from gpunode.outcome import Refusal
 
@@ -50,10 +50,10 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
         return None
     if provider in _UNSUPPORTED_PROVIDERS:
         why, hint = _UNSUPPORTED_PROVIDERS[provider]
-        return Refusal(f"this is {PROVIDER_DESCRIPTIONS[provider]}, and gpunode leaves its host alone", why, hint)
+        return Refusal(f"this is {PROVIDER_NAMES[provider]}, and gpunode leaves its host alone", why, hint)
     if has_providers_driver(facts):
         return Refusal(
-            f"this is {PROVIDER_DESCRIPTIONS[provider]} with a driver of its provider, and gpunode leaves both alone",
+            f"this is {PROVIDER_NAMES[provider]} with a driver of its provider, and gpunode leaves both alone",
             "a driver is loaded that belongs to no installed package",
             f"{_DRIVER_ADVICE_BY_PROVIDER[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
@@ -75,6 +75,4 @@ def node_replacement_notes(facts: Facts) -> tuple[str, ...]:
     if provider is None or provider not in _DRIVER_ADVICE_BY_PROVIDER:
         return ()
     name = provider.upper()
-    return (
-        f"this is {PROVIDER_DESCRIPTIONS[provider]}: {name} replaces upgraded nodes, so run setup on each new node",
-    )
+    return (f"this is {PROVIDER_NAMES[provider]}: {name} replaces upgraded nodes, so run setup on each new node",)

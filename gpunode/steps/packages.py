@@ -8,12 +8,7 @@ from itertools import chain
 from typing import Final
 
 from gpunode.catalog.conflicts import driver_versioned_package_names
-from gpunode.catalog.repositories import (
-    CUDA_KEYRING,
-    TOOLKIT_KEYRING,
-    cuda_repository,
-    toolkit_repository,
-)
+from gpunode.catalog.repositories import CUDA_KEYRING, TOOLKIT_KEYRING, cuda_repository, toolkit_repository
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN_PROBE_KEY
@@ -22,13 +17,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import (
-    driver_version_prefix,
-    family_of,
-    is_at_version,
-    preexisting_driver,
-    wants_driver,
-)
+from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, version_prefix, wants_driver
 from gpunode.steps.kernel import header_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, wanted_driver
 
@@ -154,7 +143,7 @@ TOOLKIT_REPOSITORY_STEP = Step(
 )
 
 
-def locked_state_or_default(
+def desired_state(
     recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter
 ) -> PackageState | KnownAfter:
     """Return the state of ``package`` in the locked version, or ``otherwise`` without a lock."""
@@ -259,8 +248,8 @@ def _missing_dependency_state(
     ):
         # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_driver_version(facts, driver)
-        anyhow = KnownAfter(f"{version}-" if version else driver_version_prefix(driver.chosen), "driver", auto=True)
-    return replace(locked_state_or_default(recipe, missing.package, anyhow), auto=True)
+        anyhow = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver", auto=True)
+    return replace(desired_state(recipe, missing.package, anyhow), auto=True)
 
 
 MISSING_DEPENDENCIES_STEP = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)

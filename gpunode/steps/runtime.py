@@ -40,7 +40,7 @@ from gpunode.runtimes.installations import (
 )
 from gpunode.runtimes.pod_cdi import explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import locked_state_or_default, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
 
@@ -88,7 +88,7 @@ def _plan_missing_runtime(
     if recipe.lock is not None and first not in recipe.lock.packages:
         return refuse_package_without_lock(recipe.lock, first)
     reason = f"{row.id} is missing; the distribution's package will be installed"
-    after = locked_state_or_default(recipe, first, KnownAfter(why="runtime"))
+    after = desired_state(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 
 
@@ -119,7 +119,7 @@ def _plan_installed_runtime(
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
     if present.held:
         return refuse_held_packages(facts, (package,), lock.file)
-    after = locked_state_or_default(recipe, package, KnownAfter(why="runtime"))
+    after = desired_state(recipe, package, KnownAfter(why="runtime"))
     return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
 

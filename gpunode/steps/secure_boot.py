@@ -18,7 +18,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, wants_driver
 
 AWAITS_ENROLMENT_REASON: Final = "waits until the firmware has this machine's key, see Secure Boot"
-_SIGNATURE_ENFORCEMENT_ARGUMENT: Final = "module.sig_enforce"
+_ENFORCEMENT_ARGUMENT: Final = "module.sig_enforce"
 
 
 def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
@@ -94,7 +94,7 @@ def _explain_signature_policy(facts: Facts) -> str:
     found = [
         word
         for word in arguments
-        if word in {_SIGNATURE_ENFORCEMENT_ARGUMENT, *(f"{_SIGNATURE_ENFORCEMENT_ARGUMENT}={on}" for on in "1yY")}
+        if word in {_ENFORCEMENT_ARGUMENT, *(f"{_ENFORCEMENT_ARGUMENT}={on}" for on in "1yY")}
     ]
     if found:
         return f"it was started with {found[0]}"

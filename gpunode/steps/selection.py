@@ -30,11 +30,10 @@ from gpunode.packages.version import without_epoch
 from gpunode.recipe import Driver, Recipe, VersionLock
 from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
-    NAMED_BRANCH_KINDS,
+    BRANCH_KINDS,
     PINNING_PACKAGE_PREFIX,
     allowed_flavours,
     branch_of,
-    driver_version_prefix,
     family_of,
     installed_branches,
     is_at_version,
@@ -45,6 +44,7 @@ from gpunode.steps.installed_driver import (
     is_version_of,
     pinned_by_nvidia_package,
     preexisting_driver,
+    version_prefix,
     wants_driver,
 )
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment
@@ -175,10 +175,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
         return _choose_locked(recipe, recipe.lock, facts, present)
     if preexisting := preexisting_driver(recipe, facts):
         return preexisting.chosen
-    if (
-        recipe.driver.version in NAMED_BRANCH_KINDS
-        and (kept := _choose_installed_driver(recipe, facts, present)) is not None
-    ):
+    if recipe.driver.version in BRANCH_KINDS and (kept := _choose_installed_driver(recipe, facts, present)) is not None:
         return kept
     if recipe.driver.version == "auto":
         is_nvidias = recipe.driver.source == "nvidia"
@@ -213,13 +210,11 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
     chosen = next(chain(whole, begun), None)
     if chosen is None:
         return None
-    status = (
-        "newer than what gpunode knows" if branches.is_newer_than_table(chosen.branch) else "maintained and suitable"
-    )
+    status = "newer than what gpunode knows" if branches.is_unlisted(chosen.branch) else "maintained and suitable"
     status = status if chosen.source == "nvidia" else "of the distribution's own archive and suitable"
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
     best = choose_from_source(facts, models, recipe.driver)
-    if recipe.driver.version in NAMED_BRANCH_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
+    if recipe.driver.version in BRANCH_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
@@ -363,9 +358,9 @@ def module_package_version(facts: Facts, driver: WantedDriver) -> str:
         if find_foreign_packages(packages, driver):
             return ""  # the packages of both packagers have the same names, so nothing tells whose these are
     own, rival = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    if own and is_at_version(own, driver_version_prefix(driver.chosen)):
+    if own and is_at_version(own, version_prefix(driver.chosen)):
         return own.version
-    if rival is None or not is_at_version(rival, driver_version_prefix(driver.chosen)):
+    if rival is None or not is_at_version(rival, version_prefix(driver.chosen)):
         return ""
     is_rebuilt = driver.family.id == "debian" and _UBUNTU_VERSION_MARK in rival.version
     return f"{upstream(rival.version)}-1" if is_rebuilt else rival.version

@@ -11,8 +11,8 @@ from itertools import groupby
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES_STEP_ID,
-    OVERWRITTEN_FILES_STEP_ID,
-    SET_ASIDE_FILES_STEP_ID,
+    OVERWRITTEN_STEP_ID,
+    SET_ASIDE_STEP_ID,
     Change,
     FileChange,
     FileState,
@@ -34,15 +34,7 @@ from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, StagePlan, StepPlan
-from gpunode.workflow.events import (
-    PACKAGE_TRANSACTION_STEP_ID,
-    Applied,
-    Applying,
-    Notice,
-    Observer,
-    Triggered,
-    Triggering,
-)
+from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied, Applying, Notice, Observer, Triggered, Triggering
 
 InterruptCheck = Callable[[], None]
 _UNIT_TRIGGER_KINDS = frozenset({"reload", "restart"})
@@ -265,7 +257,7 @@ class Applier:
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
         """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
-        self.on_event(Applying(stage, PACKAGE_TRANSACTION_STEP_ID, batch))
+        self.on_event(Applying(stage, TRANSACTION_STEP_ID, batch))
         started = time.monotonic()
         seqs = [
             *self.run.record_intents(
@@ -273,7 +265,7 @@ class Applier:
             )
         ]
         seqs += self.run.record_intents(
-            stage, OVERWRITTEN_FILES_STEP_ID, self._find_unowned_driver_files(batch), "a package may overwrite it"
+            stage, OVERWRITTEN_STEP_ID, self._find_unowned_driver_files(batch), "a package may overwrite it"
         )
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.record_intents(stage, step, tuple(same))
@@ -285,7 +277,7 @@ class Applier:
                 self._record_package_files(batch, former)
             raise
         self._record_package_files(batch, former)
-        self.on_event(Applied(stage, PACKAGE_TRANSACTION_STEP_ID, batch, time.monotonic() - started))
+        self.on_event(Applied(stage, TRANSACTION_STEP_ID, batch, time.monotonic() - started))
 
     def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
         """Record files that the transaction put beside edited configuration, and user files that new packages ship.
@@ -304,8 +296,8 @@ class Applier:
                 if state is not None and live_state.package_checksum(state.content) != shipped[path]:
                     theirs.append(FileChange(path, state, None))
         for step, found, reason in (
-            (SET_ASIDE_FILES_STEP_ID, aside, "put beside an edited file by its package"),
-            (OVERWRITTEN_FILES_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+            (SET_ASIDE_STEP_ID, aside, "put beside an edited file by its package"),
+            (OVERWRITTEN_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
         ):
             changes = map(self.host.complete_change, found)
             self.run.record_done(*self.run.record_intents("packages", step, changes, reason))

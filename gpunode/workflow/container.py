@@ -13,7 +13,7 @@ from gpunode.runtimes import Runtime
 from gpunode.workflow.driver_checks import count_gpus
 from gpunode.workflow.verify import ReadEffectiveConfig
 
-_CONTAINER_CHECK_TITLE = "a container sees the same GPUs"
+_CHECK_TITLE = "a container sees the same GPUs"
 _POD_HINT = "start a pod that requests nvidia.com/gpu"
 
 
@@ -26,23 +26,14 @@ def make_container_check(
         commands = _container_commands(row, read_effective_config)
         if commands is None:
             return Check(
-                "container",
-                _CONTAINER_CHECK_TITLE,
-                "skipped",
-                f"{row.id} runs containers only for a kubelet",
-                _POD_HINT,
+                "container", _CHECK_TITLE, "skipped", f"{row.id} runs containers only for a kubelet", _POD_HINT
             )
         found = container.check_container(runner, commands, inventory.uuids)
         if found.passed:
             return Check(
-                "container",
-                _CONTAINER_CHECK_TITLE,
-                "passed",
-                f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}",
+                "container", _CHECK_TITLE, "passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}"
             )
-        return Check(
-            "container", _CONTAINER_CHECK_TITLE, "failed", "; ".join(found.problems), str(sudo_gpunode("doctor"))
-        )
+        return Check("container", _CHECK_TITLE, "failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
 
     return check
 

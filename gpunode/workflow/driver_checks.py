@@ -185,7 +185,7 @@ def check_vector_addition(host: HostView) -> Check:
     return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
 
 
-_FABRIC_CHECK_TITLE = "the GPUs are registered with the NVSwitches"
+_CHECK_TITLE = "the GPUs are registered with the NVSwitches"
 # NVIDIA's own scripts give up after about two minutes.
 _PATIENCE_S, _POLL_INTERVAL_S = 120.0, 3.0
 _JOINING_STATES = frozenset({"not started", "in progress"})
@@ -218,36 +218,30 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     # In a container the service is the host's; there the GPUs' own states are all that tells.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
-        yield Check("fabric", _FABRIC_CHECK_TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
+        yield Check("fabric", _CHECK_TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
     if is_host and not _is_manager_active(facts):
-        yield Check("fabric", _FABRIC_CHECK_TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
+        yield Check("fabric", _CHECK_TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
         return
     states = [str(gpu.fabric) for gpu in answer.gpus if isinstance(gpu.fabric, str)]
     known = [state for state in states if state != "not supported"]
     unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, UnreadNvmlValue) and gpu.fabric.supported]
     if unfinished := sorted({state for state in known if state != "completed"}):
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
-        yield Check("fabric", _FABRIC_CHECK_TITLE, "failed", behind, hint)
+        yield Check("fabric", _CHECK_TITLE, "failed", behind, hint)
     elif unread:
         yield Check(
-            "fabric",
-            _FABRIC_CHECK_TITLE,
-            "skipped",
-            f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}",
-            hint,
+            "fabric", _CHECK_TITLE, "skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint
         )
     elif not known and not is_host:
         yield Check(
-            "fabric", _FABRIC_CHECK_TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host"
+            "fabric", _CHECK_TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host"
         )
     elif known:
-        yield Check("fabric", _FABRIC_CHECK_TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
+        yield Check("fabric", _CHECK_TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
     else:
         # Up to Ampere a GPU has no such state: the service has programmed the switches, or has ended.
-        yield Check(
-            "fabric", _FABRIC_CHECK_TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own"
-        )
+        yield Check("fabric", _CHECK_TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
 
 
 def _has_gpu_joining_fabric(answer: NvmlAnswer) -> bool:

@@ -35,7 +35,7 @@ class StageBegun:
     plan: StagePlan
 
 
-PACKAGE_TRANSACTION_STEP_ID: Final = "packages"
+TRANSACTION_STEP_ID: Final = "packages"
 """The step under which all package changes of a stage are announced."""
 
 

@@ -175,7 +175,7 @@ def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
 def _check_refresh_units(facts: Facts) -> Iterator[Check]:
     """Yield the check of the units that write the specification at boot and when the driver changes."""
     title = "the CDI specification is regenerated when the driver changes"
-    service, path = (facts.unit(name) for name in (cdi.CDI_REFRESH_UNIT, cdi.CDI_REFRESH_PATH_UNIT))
+    service, path = (facts.unit(name) for name in (cdi.CDI_REFRESH_UNIT, cdi.REFRESH_PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
         detail = f"{cdi.CDI_REFRESH_UNIT} is missing; toolkit 1.18 and later have it"
         yield Check("cdi-refresh", title, "skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
@@ -191,12 +191,12 @@ def _check_refresh_units(facts: Facts) -> Iterator[Check]:
         return
     units = {
         cdi.CDI_REFRESH_UNIT: service.value,
-        **({cdi.CDI_REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}),
+        **({cdi.REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}),
     }
     wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]
     wrong += [f"{name} is not enabled" for name, unit in units.items() if not unit.state.enabled]
     if wrong:
-        both = f"{cdi.CDI_REFRESH_PATH_UNIT} {cdi.CDI_REFRESH_UNIT}"
+        both = f"{cdi.REFRESH_PATH_UNIT} {cdi.CDI_REFRESH_UNIT}"
         hint = f"systemctl reset-failed {cdi.CDI_REFRESH_UNIT}\nsystemctl enable --now {both}"
         yield Check("cdi-refresh", title, "failed", "; ".join(wrong), hint)
         return

@@ -43,7 +43,7 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
     wanted = sorted(
         {
             *_requested_packages(recipe, facts),
-            *_driver_packages_to_lock(recipe, facts, packages),
+            *_lockable_packages(recipe, facts, packages),
             *_cuda_components(recipe, facts),
         }
     )
@@ -79,9 +79,7 @@ def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
     return find_components(recipe, facts)
 
 
-def _driver_packages_to_lock(
-    recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]
-) -> Iterator[PackageId]:
+def _lockable_packages(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
     """Yield the driver's packages: all of its version, and those with their own versions that came along."""
     driver = wanted_driver(recipe, facts) if DRIVER_STEP.id not in recipe.skip else None
     if not isinstance(driver, WantedDriver):

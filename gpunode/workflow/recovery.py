@@ -81,7 +81,7 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         JournalDamaged: one of the journals is.
     """
     pending_triggers, cut = still_pending_triggers(store.pending_triggers(), facts), store.interrupted_run()
-    marks = find_missing_package_marks(cut, known(facts.packages, {})) if cut is not None else ()
+    marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
     runs = store.runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
@@ -163,9 +163,7 @@ def _list_subjects(changes: Sequence[Change]) -> str:
     return join_names(dict.fromkeys(one.subject for one in changes), _MAX_SUBJECTS_NAMED)
 
 
-def find_missing_package_marks(
-    run: RunRecord, installed: Mapping[PackageId, PackageState]
-) -> tuple[PackageChange, ...]:
+def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all packages that are named as manually installed; a setup sets the marks after the

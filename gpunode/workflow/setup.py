@@ -22,15 +22,8 @@ from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.origins import describe_problem_archives, with_origins
-from gpunode.workflow.plan import (
-    Losses,
-    describe_differences,
-    find_losses,
-    plan,
-    resolve_stage,
-    unplanned_removals,
-)
-from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_package_marks
+from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage, unplanned_removals
+from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +130,7 @@ def setup(
     untriggered_changes = tuple(
         change for change in store.untriggered_changes() if change.triggers & set(left.pending_triggers)
     )
-    run = store.begin(
-        "setup",
-        recipe=recipe.name,
-        recipe_sha256=options.recipe_sha256,
-    )
+    run = store.begin("setup", recipe=recipe.name, recipe_sha256=options.recipe_sha256)
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, losses)
     with recording_failure(applier):
@@ -211,9 +200,7 @@ class _SetupRun:
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
-        if self.left.cut is not None and (
-            missing := find_missing_package_marks(self.left.cut, known(self.facts.packages, {}))
-        ):
+        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, known(self.facts.packages, {}))):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 

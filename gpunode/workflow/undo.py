@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from gpunode.change import (
     CONFFILES_STEP_ID,
-    OBSOLETE_FILES_STEP_ID,
-    OVERWRITTEN_FILES_STEP_ID,
-    SET_ASIDE_FILES_STEP_ID,
+    OBSOLETE_STEP_ID,
+    OVERWRITTEN_STEP_ID,
+    SET_ASIDE_STEP_ID,
     Change,
     CommandChange,
     FileChange,
@@ -196,7 +196,7 @@ class UndoExecutor:
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES_STEP_ID))
         for change in live_state.find_set_aside_changes(self.host, aside):
             back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
-            self.applier.apply_change("packages", SET_ASIDE_FILES_STEP_ID, back, "put there by this undo")
+            self.applier.apply_change("packages", SET_ASIDE_STEP_ID, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete()
         # Configuration files that only the removed version shipped go; those that somebody edited stay.
         for path in sorted(now.keys() - former.keys()):
@@ -204,7 +204,7 @@ class UndoExecutor:
             if state is not None and live_state.package_checksum(state.content) == now[path]:
                 change = FileChange(path, state, None)
                 self.applier.apply_change(
-                    "packages", OBSOLETE_FILES_STEP_ID, change, "its package's former version does not ship it"
+                    "packages", OBSOLETE_STEP_ID, change, "its package's former version does not ship it"
                 )
 
     def _apply_step(self, step: UndoStep) -> None:
@@ -215,7 +215,7 @@ class UndoExecutor:
                 file = replace(file, before=live_state.read_file_state(self.host, file.path))
             if step.step_id == CONFFILES_STEP_ID and file.before is None:
                 return  # its package did not come back
-            if step.step_id == OVERWRITTEN_FILES_STEP_ID and file.before is not None:
+            if step.step_id == OVERWRITTEN_STEP_ID and file.before is not None:
                 return  # a package that stays has the place
             if step.expectation is not None:
                 note = self.host.check_candidate_files(step.expectation, (file,))
@@ -334,12 +334,7 @@ def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], 
 
 
 def run_package_repair(
-    repair: CommandChange,
-    host: Host,
-    store: Store,
-    *,
-    on_event: Observer,
-    check_interrupt: Callable[[], None],
+    repair: CommandChange, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None]
 ) -> None:
     """Carry out ``repair`` as a run of its own.
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
     CONFIGURATION_STAGE,
-    OVERWRITTEN_FILES_STEP_ID,
+    OVERWRITTEN_STEP_ID,
     FileChange,
     FileState,
     MigChange,
@@ -319,9 +319,7 @@ def _plan_conffile_restores(
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
-    owners = live_state.find_owners(
-        host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_FILES_STEP_ID]
-    )
+    owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_STEP_ID])
     for span, back in backed_up:
         now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
         is_as_shipped = now is not None and live_state.package_checksum(now.content) == shipped.get(back.path)

@@ -232,7 +232,7 @@ def test_plain_word_needs_no_quotes(word: str) -> None:
     for is_sound in (
         commands.is_package_name,
         commands.is_unit_name,
-        commands.is_version_or_kernel_release,
+        commands.is_release_name,
         commands.is_plain_name,
         commands.is_gpu_id,
     ):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.node import short_model_name
 from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARK_BY_STATE
+from gpunode.cli.screen.words import STATE_MARK
 from gpunode.wording import count, join_names, join_with_and
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
         style = _STYLE_BY_CHECK_STATUS[check.status]
         title = pad_right(check.title, width)
         detail = f"not run: {check.detail}" if check.status == "skipped" else check.detail
-        yield line(MARK_BY_STATE[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
+        yield line(STATE_MARK[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
         if check.status == "failed" and check.hint.strip():
             yield from indent_lines(hint_lines(check.hint), 4)
@@ -60,10 +60,10 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     idle = sum(check.status == "skipped" for check in report.checks)
     left_out = f", {idle} not run" if idle else ""
     if bad:
-        return line(MARK_BY_STATE["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
+        return line(STATE_MARK["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
     if idle and not is_proven:
         return line(
-            MARK_BY_STATE["skipped"],
+            STATE_MARK["skipped"],
             f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
             hang=2,
         )
@@ -74,7 +74,7 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
         if idle
         else ""
     )
-    return line(MARK_BY_STATE["passed"], span(good, "good"), seen, hang=2)
+    return line(STATE_MARK["passed"], span(good, "good"), seen, hang=2)
 
 
 def inventory_text(inventory: NvmlInventory) -> str:

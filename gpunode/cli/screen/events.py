@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import (
     CONFFILES_STEP_ID,
-    OBSOLETE_FILES_STEP_ID,
-    OVERWRITTEN_FILES_STEP_ID,
-    SET_ASIDE_FILES_STEP_ID,
+    OBSOLETE_STEP_ID,
+    OVERWRITTEN_STEP_ID,
+    SET_ASIDE_STEP_ID,
     Change,
     PackageChange,
     Trigger,
@@ -17,13 +17,13 @@ from gpunode.change import (
 )
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import MARK_BY_STATE, describe_trigger, format_seconds, trigger_labels
+from gpunode.cli.screen.words import STATE_MARK, describe_trigger, format_seconds, trigger_labels
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
 from gpunode.wording import count, join_with_and
-from gpunode.workflow.events import PACKAGE_TRANSACTION_STEP_ID, Applied
+from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied
 
 if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _TITLE_BY_STEP = {
     **{step.id: step.title for step in (*STEPS, GPU_SERVICES_STEP)},
-    **dict.fromkeys((OBSOLETE_FILES_STEP_ID, SET_ASIDE_FILES_STEP_ID), "obsolete file"),
+    **dict.fromkeys((OBSOLETE_STEP_ID, SET_ASIDE_STEP_ID), "obsolete file"),
     CONFFILES_STEP_ID: "configuration file",
-    OVERWRITTEN_FILES_STEP_ID: "overwritten file",
+    OVERWRITTEN_STEP_ID: "overwritten file",
 }
 _TITLE_WIDTH = max(map(len, _TITLE_BY_STEP.values()))
 # Shorter durations are not shown.
@@ -43,7 +43,7 @@ RESTORED_PHRASE = "restored byte for byte"
 
 def current_change_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
-    if step == PACKAGE_TRANSACTION_STEP_ID:
+    if step == TRANSACTION_STEP_ID:
         return f"{count(len(changes), 'package')} in one transaction"
     return changes[0].describe_progress(_TITLE_BY_STEP.get(step, step))
 
@@ -56,7 +56,7 @@ def current_trigger_title(triggers: Sequence[Trigger]) -> str:
 def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
     """Yield the line of a change that was made, with its duration, or rehearsed."""
     did = ", ".join(_summarize_changes(event.changes))
-    mark = Span("○ ", "dim") if rehearsed else MARK_BY_STATE["done"]
+    mark = Span("○ ", "dim") if rehearsed else STATE_MARK["done"]
     title = pad_right(_TITLE_BY_STEP.get(event.step, event.step), _TITLE_WIDTH)
     took = Span("") if rehearsed else _elapsed_span(event.seconds)
     yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_TITLE_WIDTH + 6)
@@ -80,18 +80,18 @@ def trigger_line(one: TriggerResult, *, rehearsed: bool) -> Line:
     if rehearsed:
         return line(Span("  "), Span("○ ", "dim"), title, done, hang=_TITLE_WIDTH + 6)
     if one.skipped:
-        return line(Span("  "), MARK_BY_STATE["skipped"], title, span(one.skipped, "dim"), hang=_TITLE_WIDTH + 6)
+        return line(Span("  "), STATE_MARK["skipped"], title, span(one.skipped, "dim"), hang=_TITLE_WIDTH + 6)
     if one.had_failed:
-        return line(Span("  "), MARK_BY_STATE["done"], title, "started (it had failed before)", hang=_TITLE_WIDTH + 6)
+        return line(Span("  "), STATE_MARK["done"], title, "started (it had failed before)", hang=_TITLE_WIDTH + 6)
     if one.trigger.kind == "restart":
         return line(
             Span("  "),
-            MARK_BY_STATE["done"],
+            STATE_MARK["done"],
             title,
             f"restarted, down {format_seconds(one.seconds)}",
             hang=_TITLE_WIDTH + 6,
         )
-    return line(Span("  "), MARK_BY_STATE["done"], title, done, _elapsed_span(one.seconds), hang=_TITLE_WIDTH + 6)
+    return line(Span("  "), STATE_MARK["done"], title, done, _elapsed_span(one.seconds), hang=_TITLE_WIDTH + 6)
 
 
 def _elapsed_span(elapsed: float) -> Span:
@@ -109,11 +109,7 @@ def downtime_text(trigger_results: Sequence[TriggerResult]) -> str:
 def stopped_line(title: str, elapsed: float) -> Line:
     """Return the line of the change that was in progress when the run stopped."""
     return line(
-        Span("  "),
-        MARK_BY_STATE["failed"],
-        span(title, "bad"),
-        span(f"  after {format_seconds(elapsed)}", "dim"),
-        hang=4,
+        Span("  "), STATE_MARK["failed"], span(title, "bad"), span(f"  after {format_seconds(elapsed)}", "dim"), hang=4
     )
 
 

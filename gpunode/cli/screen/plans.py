@@ -28,7 +28,7 @@ from gpunode.cli.screen.text import (
     span,
     warning_line,
 )
-from gpunode.cli.screen.words import MARK_BY_STATE, describe_trigger
+from gpunode.cli.screen.words import STATE_MARK, describe_trigger
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suffices
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
@@ -61,13 +61,13 @@ def plan_lines(
             yield from state_note_lines(collect_notes(plans))
         what = "the image" if facts.is_image else "this node"
         yield line(
-            MARK_BY_STATE["nothing"],
+            STATE_MARK["nothing"],
             f"nothing to do: {matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)}",
             hang=2,
         )
         if left.unread_reason:
             yield line(
-                MARK_BY_STATE["skipped"],
+                STATE_MARK["skipped"],
                 span(f"what an earlier run may have left undone: {left.unread_reason}", "dim"),
                 hang=2,
             )
@@ -111,11 +111,9 @@ def _unchanged_lines(unchanged: Sequence[StepPlan]) -> Iterator[Line]:
     later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.deferred]
     good = [step.step.title for step in applicable if step not in later]
     if good:
-        yield line(MARK_BY_STATE["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
+        yield line(STATE_MARK["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:
-        yield line(
-            MARK_BY_STATE["skipped"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2
-        )
+        yield line(STATE_MARK["skipped"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2)
 
 
 def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
@@ -137,11 +135,11 @@ def note_line(text: str) -> Line:
 def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
         case Planned(reason=reason, deferred=later):
-            return MARK_BY_STATE["change" if step.changes else "skipped" if later else "nothing"], reason
+            return STATE_MARK["change" if step.changes else "skipped" if later else "nothing"], reason
         case Blocked(waits_for=waits_for, reason=reason):
-            return MARK_BY_STATE["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
+            return STATE_MARK["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
         case Refusal(what=what):
-            return MARK_BY_STATE["refused"], what
+            return STATE_MARK["refused"], what
 
 
 def _transaction_span(stage: StagePlan) -> Iterator[Span]:

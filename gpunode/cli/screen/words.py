@@ -51,7 +51,7 @@ def _repository_name(trigger: Trigger) -> str:
 
 
 DOT = Span(" · ", "dim")
-MARK_BY_STATE: dict[str, Span] = {
+STATE_MARK: dict[str, Span] = {
     "nothing": Span("✓ ", "good"),
     "done": Span("✓ ", "good"),
     "change": Span("● ", "change"),

@@ -308,13 +308,11 @@ def running_initramfs_listings(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the listings of the running kernel's image, without those of other kernels."""
     running = system.running_kernel(snapshot)
     return tuple(
-        item
-        for item in snapshot.items_of("initramfs")
-        if not running or _kernel_release_of_initramfs(item) in {"", running}
+        item for item in snapshot.items_of("initramfs") if not running or _release_of_initramfs(item) in {"", running}
     )
 
 
-def _kernel_release_of_initramfs(item: EvidenceItem) -> str:
+def _release_of_initramfs(item: EvidenceItem) -> str:
     match = _INITRAMFS_RELEASE.search(item.subject)
     return match["release"] if match else ""
 

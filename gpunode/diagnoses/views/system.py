@@ -232,7 +232,7 @@ def has_external_driver(snapshot: Snapshot) -> bool:
 
 
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
-_VIRTUAL_HARDWARE_WORDS: Final = Pattern(
+_VIRTUAL_HARDWARE: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
@@ -266,6 +266,5 @@ def is_guest(snapshot: Snapshot) -> bool | None:
         if any(line.strip() in _HYPERVISORS for line in item.lines):
             return True
     return (
-        any(snapshot.contains(one, *_HYPERVISOR_SOURCE_KINDS) for one in (_VIRTUAL_HARDWARE_WORDS, _HYPERVISOR_FLAG))
-        or None
+        any(snapshot.contains(one, *_HYPERVISOR_SOURCE_KINDS) for one in (_VIRTUAL_HARDWARE, _HYPERVISOR_FLAG)) or None
     )

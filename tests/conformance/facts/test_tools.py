@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpunode.catalog.gpus import LIST_GPUS_COMMAND
+from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.facts import kernels, machine
 from gpunode.facts.evidence import GlobMatch
 from gpunode.packages.deb import sources as apt_sources
@@ -80,7 +80,7 @@ def test_lspci_and_sysfs_agree(sysfs: Path) -> None:
 
 @needs("lspci")
 def test_lspci_filter_lists_only_gpus(sysfs: Path) -> None:
-    commands = [command.split() for command in LIST_GPUS_COMMAND.split("; ")]
+    commands = [command.split() for command in LIST_GPUS.split("; ")]
     tree = ("-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}/bus/pci")
     lines = [line for lspci_, *options in commands for line in run(lspci_, *tree, *options).splitlines()]
     assert sorted(re.findall(r"\[10de:([0-9a-f]{4})\]", "\n".join(lines))) == ["1b80", "2330"]

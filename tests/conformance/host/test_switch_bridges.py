@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.bridges import BRIDGES_PROBE_KEY, bridge_probe, derive_switch_bridges
+from gpunode.facts.bridges import BRIDGES_KEY, bridge_probe, derive_switch_bridges
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Known, PciDevice, Unknown
 from gpunode.host.local import LocalHost
@@ -37,24 +37,24 @@ def bus(tmp_path: Path) -> Path:
 def test_bridges_are_told_from_network_cards_of_the_same_id(bus: Path) -> None:
     (bus / CARDS[1].address / "vpd").write_bytes(make_vpd(is_bridge=True))
     seen = look(bus)
-    assert derive_switch_bridges({BRIDGES_PROBE_KEY: seen}) == Known((CARDS[1].address,), BRIDGES_PROBE_KEY)
+    assert derive_switch_bridges({BRIDGES_KEY: seen}) == Known((CARDS[1].address,), BRIDGES_KEY)
     assert b"MT2309" not in seen.data, "no serial number is kept"
 
 
 def test_machine_with_ordinary_cards_has_no_bridge(bus: Path) -> None:
-    assert derive_switch_bridges({BRIDGES_PROBE_KEY: look(bus)}) == Known((), BRIDGES_PROBE_KEY)
+    assert derive_switch_bridges({BRIDGES_KEY: look(bus)}) == Known((), BRIDGES_KEY)
 
 
 def test_virtual_function_without_vital_product_data_is_no_bridge(bus: Path) -> None:
     (bus / CARDS[0].address / "vpd").unlink()
-    assert derive_switch_bridges({BRIDGES_PROBE_KEY: look(bus)}) == Known((), BRIDGES_PROBE_KEY)
+    assert derive_switch_bridges({BRIDGES_KEY: look(bus)}) == Known((), BRIDGES_KEY)
 
 
 def test_unreadable_data_is_no_answer(bus: Path) -> None:
     (bus / CARDS[0].address / "vpd").unlink()
     (bus / CARDS[0].address / "vpd").mkdir()
-    assert isinstance(derive_switch_bridges({BRIDGES_PROBE_KEY: look(bus)}), Unknown)
+    assert isinstance(derive_switch_bridges({BRIDGES_KEY: look(bus)}), Unknown)
 
 
 def test_program_that_failed_without_a_word_is_no_answer() -> None:
-    assert isinstance(derive_switch_bridges({BRIDGES_PROBE_KEY: Capture("grep", "failed", exit_status=2)}), Unknown)
+    assert isinstance(derive_switch_bridges({BRIDGES_KEY: Capture("grep", "failed", exit_status=2)}), Unknown)

@@ -7,7 +7,7 @@ import pytest
 from gpunode.catalog import tables
 from gpunode.catalog.repositories import (
     CUDA_BASE_URL,
-    NVIDIA_TOOLKIT_REPOSITORY,
+    TOOLKIT_REPOSITORY,
     cuda_repository,
     describe_former_address,
     describe_other_cuda_folder,
@@ -82,22 +82,18 @@ def test_mirror_changes_addresses_and_its_own_key() -> None:
 def test_toolkit_repository_and_its_mirror() -> None:
     mirror = toolkit_repository("http://mirror.example/ctk/")
 
-    assert NVIDIA_TOOLKIT_REPOSITORY.uri == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
-    assert NVIDIA_TOOLKIT_REPOSITORY.key.url == "https://nvidia.github.io/libnvidia-container/gpgkey"
+    assert TOOLKIT_REPOSITORY.uri == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
+    assert TOOLKIT_REPOSITORY.key.url == "https://nvidia.github.io/libnvidia-container/gpgkey"
     assert mirror.uri == "http://mirror.example/ctk/stable/deb/$(ARCH)"
     assert mirror.key.url == "http://mirror.example/ctk/gpgkey"
     assert (
-        mirror.key.fingerprints
-        == NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints
-        == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
+        mirror.key.fingerprints == TOOLKIT_REPOSITORY.key.fingerprints == {"C95B321B61E88C1809C4F759DDCAE044F796ECB0"}
     )
 
 
 def test_every_pinned_key_is_a_full_fingerprint_and_not_retired() -> None:
     retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
-    pinned = {
-        row["fingerprint"] for row in tables.rows("cuda_repositories.csv")
-    } | NVIDIA_TOOLKIT_REPOSITORY.key.fingerprints
+    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | TOOLKIT_REPOSITORY.key.fingerprints
 
     assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned)
     assert retired not in pinned

@@ -7,7 +7,7 @@ import pytest
 from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.releases import release
-from gpunode.catalog.repositories import NVIDIA_TOOLKIT_REPOSITORY, cuda_repository
+from gpunode.catalog.repositories import TOOLKIT_REPOSITORY, cuda_repository
 from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Distro
@@ -109,7 +109,7 @@ def test_list_file_equals_that_of_nvidia() -> None:
         b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
         b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
     )
-    assert source_list(NVIDIA_TOOLKIT_REPOSITORY.uri, NVIDIA_TOOLKIT_REPOSITORY.keyring) == (
+    assert source_list(TOOLKIT_REPOSITORY.uri, TOOLKIT_REPOSITORY.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
         b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
     )

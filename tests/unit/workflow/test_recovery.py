@@ -17,7 +17,7 @@ from gpunode.package_id import PackageId
 from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
 from gpunode.workflow.recovery import (
     describe_interrupted_run,
-    find_missing_package_marks,
+    find_missing_marks,
     read_backlog,
 )
 from tests.ids import by_id
@@ -93,10 +93,10 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
     cut = interrupted(begun=(FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert find_missing_package_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert find_missing_package_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
+    assert find_missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
 
 
 class TestRecordOfInterruptedChanges:
@@ -213,6 +213,6 @@ def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb)
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
     cut = interrupted(begun=begun[:1], failed=begun[1:], verb=verb)
-    assert find_missing_package_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

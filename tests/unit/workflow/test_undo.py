@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.change import (
     CONFFILES_STEP_ID,
-    OVERWRITTEN_FILES_STEP_ID,
+    OVERWRITTEN_STEP_ID,
     Change,
     Deferred,
     FileChange,
@@ -880,7 +880,7 @@ class TestWholeRollback:
     ) -> None:
         path, foreign, packaged = "/usr/bin/nvidia-smi", FileState(b"of a .run driver\n", 0o755), FileState(b"other\n")
         run = store.begin("setup", version="test")
-        run.record_done(*run.record_intents("packages", OVERWRITTEN_FILES_STEP_ID, (FileChange(path, foreign, None),)))
+        run.record_done(*run.record_intents("packages", OVERWRITTEN_STEP_ID, (FileChange(path, foreign, None),)))
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("nvidia-smi"), None, NEW)))
         run.commit("done")
         host.files[path], host.owned = packaged, {"nvidia-smi": (path,)} if is_packaged else {}
@@ -902,9 +902,7 @@ class TestWholeRollback:
         applier = Applier(host, run, lambda _: None, lambda: None)
         applier.apply_packages("packages", (PackageChange(PackageId("libcuda1"), None, NEW),), lambda _: "driver")
         run.commit("done")
-        kept = [
-            one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN_FILES_STEP_ID
-        ]
+        kept = [one.change for one in run.entries() if isinstance(one, Intent) and one.step == OVERWRITTEN_STEP_ID]
         assert [change.subject for change in kept] == [paths["nvidia-smi"]]
 
     def test_folder_in_the_place_of_a_packages_file_fails_no_transaction(self, host: Machine, store: Store) -> None:
