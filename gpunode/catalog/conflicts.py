@@ -75,7 +75,7 @@ def _is_listed(name: str, action: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def driver_versioned_package_names(branch: int) -> tuple[str, ...]:
+def versioned_names(branch: int) -> tuple[str, ...]:
     """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
@@ -94,7 +94,7 @@ def version_locked_packages(
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
     without which nothing runs on a GPU. Those named ``exempt`` may have any version.
     """
-    names = {*driver_versioned_package_names(branch)} - exempt
+    names = {*versioned_names(branch)} - exempt
     return {
         package: version
         for package, state in sorted(packages.items())

@@ -41,7 +41,7 @@ Action: TypeAlias = Literal[
 ]  # fmt: skip
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
-CONFIGURATION_STAGE = "runtime"
+CONFIG_STAGE = "runtime"
 # The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
 # overwrite, or that go with it since it ships a configuration file of that name.
@@ -50,7 +50,7 @@ OBSOLETE_STEP_ID = "obsolete"
 OVERWRITTEN_STEP_ID = "overwritten"
 # The step of what the package manager put beside configuration files that somebody had edited.
 SET_ASIDE_STEP_ID = "set-aside"
-PACKAGE_FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_STEP_ID, OVERWRITTEN_STEP_ID})
+FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_STEP_ID, OVERWRITTEN_STEP_ID})
 
 
 @dataclass(frozen=True, slots=True)

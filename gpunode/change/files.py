@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import (
-    CONFIGURATION_STAGE,
-    PACKAGE_FILE_STEP_IDS,
-    SET_ASIDE_STEP_ID,
-    Action,
-    BaseChange,
-    Trigger,
-)
+from gpunode.change.base import CONFIG_STAGE, FILE_STEP_IDS, SET_ASIDE_STEP_ID, Action, BaseChange, Trigger
 
 
 def digest(content: bytes) -> str:
@@ -198,24 +191,14 @@ class FileChange(BaseChange):
         return replace(self, before=self.after, after=self.before)
 
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
-        if step in PACKAGE_FILE_STEP_IDS:
+        if step in FILE_STEP_IDS:
             return 3 if is_redo else 4
         if step == SET_ASIDE_STEP_ID:
             return 1  # before packages change once more, which may put another one there
-        return (
-            {"sources": 0, CONFIGURATION_STAGE: 5}.get(stage, 1)
-            if is_redo
-            else 1
-            if stage == CONFIGURATION_STAGE
-            else 4
-        )
+        return {"sources": 0, CONFIG_STAGE: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIG_STAGE else 4
 
     def withdraws_support(self, stage: str, step: str) -> bool:
-        return (
-            self.after is None
-            and stage != CONFIGURATION_STAGE
-            and step not in {*PACKAGE_FILE_STEP_IDS, SET_ASIDE_STEP_ID}
-        )
+        return self.after is None and stage != CONFIG_STAGE and step not in {*FILE_STEP_IDS, SET_ASIDE_STEP_ID}
 
     def restrict_writes_to_root(self) -> FileChange:
         return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self

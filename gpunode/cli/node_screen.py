@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.output_options import ReportScreen
 from gpunode.cli.screen.commands import command_with_yes
-from gpunode.cli.screen.events import (
-    applied_lines,
-    current_change_title,
-    current_trigger_title,
-    stopped_line,
-    trigger_line,
-)
+from gpunode.cli.screen.events import applied_lines, change_title, stopped_line, trigger_line, trigger_title
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
@@ -73,9 +67,9 @@ class Screen(ReportScreen):
             case Applying(step=step, changes=changes):
                 if step == "put-back":
                     self._end_progress_line()
-                self._show_running(current_change_title(step, changes), announce=len(changes) > 1)
+                self._show_running(change_title(step, changes), announce=len(changes) > 1)
             case Triggering(triggers=triggers):
-                self._show_running(current_trigger_title(triggers))
+                self._show_running(trigger_title(triggers))
             case _:
                 self._show_done(event)
 

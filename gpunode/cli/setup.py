@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.change import CONFIGURATION_STAGE, CommandChange, Trigger
+from gpunode.change import CONFIG_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
@@ -305,7 +305,7 @@ def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
     """
     made = ((stage.stage, change) for stage in done.applied for change in stage.ordered_changes)
     is_configuration = [
-        stage == CONFIGURATION_STAGE and change.is_configuration
+        stage == CONFIG_STAGE and change.is_configuration
         for stage, change in made
         if change.inverse() is not None and change.is_undoable
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import (
-    PACKAGE_FILE_STEP_IDS,
+    FILE_STEP_IDS,
     FileChange,
     FileState,
     ModuleChange,
@@ -52,7 +52,7 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     takes a handler out, is the user's own, and no addition.
     """
     records = [(run, one) for run in runs for one in run.change_records if one.outcome != "failed"]
-    made = [(run, one.change) for run, one in records if one.intent.step not in PACKAGE_FILE_STEP_IDS]
+    made = [(run, one.change) for run, one in records if one.intent.step not in FILE_STEP_IDS]
     changed = [change for change in FileChange.among(change for _, change in made) if not change.is_generated]
     found = {change.path: _backup_name_of(change.before) for change in reversed(changed)}
     services = ServiceChange.among(change for _, change in made)

@@ -11,8 +11,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from gpunode.change import (
     CONFFILES_STEP_ID,
+    FILE_STEP_IDS,
     OVERWRITTEN_STEP_ID,
-    PACKAGE_FILE_STEP_IDS,
     Change,
     CommandChange,
     FileChange,
@@ -120,7 +120,7 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
         for run in runs
         for one in run.change_records
         # A package's own configuration files go and come with it.
-        if one.outcome != "failed" and one.intent.step not in PACKAGE_FILE_STEP_IDS
+        if one.outcome != "failed" and one.intent.step not in FILE_STEP_IDS
     ]
     backups = (
         span for run in runs if not run.is_fully_undone for span in _find_backups(run, frozenset({OVERWRITTEN_STEP_ID}))

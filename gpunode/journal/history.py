@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIGURATION_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
+from gpunode.change import CONFIG_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -89,7 +89,7 @@ def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 def is_configuration_change(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
-    return intent.stage == CONFIGURATION_STAGE and intent.change.is_configuration
+    return intent.stage == CONFIG_STAGE and intent.change.is_configuration
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
     STANDALONE_PREFIX,
     STANDALONE_TOOLS,
-    driver_versioned_package_names,
     is_cuda_metapackage,
     purge_reason,
     upstream,
+    versioned_names,
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
@@ -74,9 +74,7 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
-    names = dict.fromkeys(
-        (*(package.name for package in driver.packages(recipe)), *driver_versioned_package_names(chosen.branch))
-    )
+    names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *versioned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from gpunode.catalog.conflicts import driver_versioned_package_names
+from gpunode.catalog.conflicts import versioned_names
 from gpunode.catalog.repositories import CUDA_KEYRING, TOOLKIT_KEYRING, cuda_repository, toolkit_repository
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, MissingDependency, need
@@ -241,11 +241,7 @@ def _missing_dependency_state(
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     is_nvidias = driver is not None and driver.chosen.source == "nvidia"
-    if (
-        driver is not None
-        and is_nvidias
-        and missing.package.name in driver_versioned_package_names(driver.chosen.branch)
-    ):
+    if driver is not None and is_nvidias and missing.package.name in versioned_names(driver.chosen.branch):
         # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_driver_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver", auto=True)

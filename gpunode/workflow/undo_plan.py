@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.change import (
-    CONFIGURATION_STAGE,
+    CONFIG_STAGE,
     OVERWRITTEN_STEP_ID,
     FileChange,
     FileState,
@@ -172,8 +172,8 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         as ``plan_undo``.
     """
     footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == CONFIGURATION_STAGE}
-    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION_STAGE}
+    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == CONFIG_STAGE}
+    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIG_STAGE}
     files, notes, kept = _plan_file_restores(request, host, trails)
     layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
     pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()

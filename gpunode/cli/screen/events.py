@@ -41,14 +41,14 @@ _MIN_SHOWN_DURATION_S = 0.05
 RESTORED_PHRASE = "restored byte for byte"
 
 
-def current_change_title(step: str, changes: Sequence[Change]) -> str:
+def change_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
     if step == TRANSACTION_STEP_ID:
         return f"{count(len(changes), 'package')} in one transaction"
     return changes[0].describe_progress(_TITLE_BY_STEP.get(step, step))
 
 
-def current_trigger_title(triggers: Sequence[Trigger]) -> str:
+def trigger_title(triggers: Sequence[Trigger]) -> str:
     """Return the title of the triggers in progress."""
     return join_with_and([describe_trigger(trigger) for trigger in triggers[:2]]) + (" …" if len(triggers) > 2 else "")
 

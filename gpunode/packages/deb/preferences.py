@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from gpunode.catalog.conflicts import driver_versioned_package_names
+from gpunode.catalog.conflicts import versioned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts
@@ -121,7 +121,7 @@ def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
     ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
     """
-    names = driver_versioned_package_names(choice.branch)
+    names = versioned_names(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
     if choice.source == "distro":
         # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.

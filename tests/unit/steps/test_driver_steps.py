@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches
-from gpunode.catalog.conflicts import driver_versioned_package_names
+from gpunode.catalog.conflicts import versioned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
@@ -224,7 +224,7 @@ def test_modules_of_the_other_flavour_are_purged_whatever_their_version() -> Non
     st.dictionaries(
         st.sampled_from(
             [
-                *driver_versioned_package_names(580),
+                *versioned_names(580),
                 "libcuda1:i386",
                 "libnvidia-container1",
                 "nvidia-firmware-580-580.65.06",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.conflicts import driver_versioned_package_names
+from gpunode.catalog.conflicts import versioned_names
 from gpunode.catalog.fabric import IMEX_NODES_FILE, FabricKind, find_packages
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.bridges import bridge_probe
@@ -239,7 +239,7 @@ def test_unread_imex_nodes_are_not_called_missing() -> None:
 @pytest.mark.parametrize("branch", [570, 595])
 @pytest.mark.parametrize("kind", ["nvswitch", "nvlink5", "rack"])
 def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch: int) -> None:
-    assert {*find_packages(kind, branch, "amd64").locked} <= {*driver_versioned_package_names(branch)}
+    assert {*find_packages(kind, branch, "amd64").locked} <= {*versioned_names(branch)}
 
 
 def test_the_manager_of_a_dgx_2_is_not_called_needless() -> None:
