@@ -11,7 +11,6 @@ from posixpath import normpath
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from gpunode.catalog import openpgp
 from gpunode.change import (
     Change,
     CommandChange,
@@ -212,6 +211,8 @@ class LocalHost:
         if not isinstance(change, FileChange) or change.is_generated:
             return change
         if isinstance(key := change.after, SigningKey):
+            from gpunode.catalog import openpgp  # loaded on use: keys are fetched once
+
             with self._prepared_root():
                 data = self.packages.fetch(key.url, _MAX_SIGNING_KEY_BYTES)
             change = replace(change, after=FileState(openpgp.checked_keyring(data, key), key.mode))

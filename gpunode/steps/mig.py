@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpunode.catalog import gpus, mig
+from gpunode.catalog import gpus
 from gpunode.change import Change, FileChange, FileState, MigChange, MigInstance, MigLayout, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
@@ -40,6 +40,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
         if not layout:
             return _plan_nothing(recipe.kubernetes)
+        from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
+
         _refuse_mig_rivals(recipe, facts)
         if not recipe.mig.file and layout != mig.ALL_DISABLED_LAYOUT:
             _refuse_gpus_without_mig(recipe, facts, layout)
@@ -122,6 +124,8 @@ def _refuse_mig_rivals(recipe: Recipe, facts: Facts) -> None:
 
 def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
     """Refuse a layout for GPUs without MIG by the catalog, even before a driver is installed."""
+    from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
+
     models = [gpus.lookup(one.device) for one in find_own_gpus(known(facts.devices, ()))]
     if without := [model.label for model in models if mig.cannot_have_mig(model)]:
         raise Refused(
@@ -209,6 +213,8 @@ def _instance_counts(
     recipe: Recipe, facts: Facts, name: str, index: int, device: PciDevice
 ) -> tuple[bool, Mapping[str, int] | None]:
     """Return whether the layout applies to the GPU, and its instances per profile there; None with MIG off."""
+    from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
+
     if recipe.mig.file:
         return _counts_from_file(recipe.mig.file, facts, name, index, device)
     try:
@@ -249,6 +255,8 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
     Raises:
         Refused: if the GPU does not support it.
     """
+    from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
+
     label, profiles = gpus.lookup(device.device).name, mig.max_instances_by_profile(device.device)
     if gpu.layout is None or not profiles:
         raise Refused(

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from functools import cache
 
-from gpunode.catalog import openpgp
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, PackageChange
 from gpunode.facts.evidence import Probe
@@ -100,6 +99,8 @@ def _describe_keys(word: str, host: HostView) -> str:
     """Return the fingerprints of a keyring, or the one that the entry itself names."""
     if named := _KEY_FINGERPRINT.fullmatch(word):
         return named[1].upper()
+    from gpunode.catalog import openpgp  # loaded on use: a run that changes nothing asks for no origins
+
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
         found = openpgp.fingerprints(capture.data) if capture.outcome == "ok" else ()

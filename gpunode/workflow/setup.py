@@ -20,8 +20,6 @@ from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import RESUME_STEP_ID, Advance, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
-from gpunode.workflow.locking import missing_versions_error
-from gpunode.workflow.origins import describe_problem_archives, with_origins
 from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage, unplanned_removals
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
@@ -211,6 +209,10 @@ class _SetupRun:
             ChangeFailed: the package manager cannot install what the plan asks for.
             Refused: it would remove more than the plan named, or what no archive has.
         """
+        # Loaded on use: a run that finds everything done resolves nothing.
+        from gpunode.workflow.locking import missing_versions_error
+        from gpunode.workflow.origins import describe_problem_archives, with_origins
+
         exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files
@@ -114,6 +113,8 @@ def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
     """Return the keys in the keyring that it should not hold."""
     if (present := known(facts.file(repository.keyring), None)) is None:
         return
+    from gpunode.catalog.openpgp import fingerprints  # loaded on use: a new node has no keyring yet
+
     try:
         found = fingerprints(present.content)
     except ValueError as error:
@@ -163,6 +164,8 @@ def _has_sound_mode(state: FileState) -> bool:
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
     """Return whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
+    from gpunode.catalog.openpgp import fingerprints  # loaded on use: a new node has no keyring yet
+
     try:
         return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
     except ValueError:
