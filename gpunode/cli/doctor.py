@@ -24,6 +24,7 @@ from gpunode.cli.screen.text import (
     mark_commands,
     pad_right,
     span,
+    warning_line,
     wrap_line,
 )
 from gpunode.command import gpunode
@@ -90,7 +91,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
     """Diagnose the node of ``report``, or this machine."""
     from gpunode.host.reports import read_report
     from gpunode.redaction.evidence import redact
-    from gpunode.workflow.doctor import diagnose_evidence
+    from gpunode.workflow.doctor import add_hazard_notes, diagnose_evidence
 
     is_read_here = True
     with options.open_report_screen() as screen:
@@ -100,7 +101,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
         try:
             evidence = read_report(report) if report else collect_evidence()
             # A page leaves the machine: it is made of what a capture would hold.
-            examined = diagnose_evidence(redact(evidence) if html else evidence)
+            examined = add_hazard_notes(diagnose_evidence(redact(evidence) if html else evidence))
         except MemoryError as error:
             raise _report_too_large_error(report) from error
         if html:
@@ -247,6 +248,7 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
             {"question": one.question, "commands": one.look_at, "citations": _citation_rows(one.citations)}
             for one in examined.diagnosis.open_questions
         ],
+        notes=examined.notes,
         result={
             "stack": examined.stack,
             "next": examined.diagnosis.next_step,
@@ -390,6 +392,10 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
         yield BLANK_LINE
     if diagnosis.suspects:
         yield from _suspect_lines(diagnosis, display)
+        yield BLANK_LINE
+    if examined.notes:
+        yield line(span("no fault, but worth knowing", "bold"))
+        yield from indent_lines(map(warning_line, examined.notes), 2)
         yield BLANK_LINE
     yield from _stack_lines(examined.stack)
     if examined.denied:

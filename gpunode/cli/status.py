@@ -95,7 +95,7 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
 def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
-    installed = f"{found.driver} installed" if found.driver else "none installed"
+    installed = f"{found.driver} installed" if found.driver else "no driver package"
     loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
     mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))

@@ -70,6 +70,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_questions(diagnosis.open_questions, examined, detail),
         _render_unexplained(diagnosis.unexplained, examined, detail),
         _render_suspects(diagnosis, examined, detail),
+        _render_state_notes(examined.notes),
         _render_denied_sources(examined.denied),
         render_topology(examined.snapshot, _concerned_gpus(diagnosis)),
         render_timeline(examined.snapshot),
@@ -199,6 +200,11 @@ def _render_link(source: str) -> Markup:
     if not source.startswith(("https://", "http://")):
         return tag("span", source)
     return tag("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
+
+
+def _render_state_notes(notes: Iterable[str]) -> Markup | None:
+    rows = [tag("li", _render_prose(note)) for note in notes]
+    return card("No fault, but worth knowing", tag("ul.plain", rows)) if rows else None
 
 
 def _render_denied_sources(sources: Iterable[str]) -> Markup | None:

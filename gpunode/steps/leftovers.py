@@ -52,6 +52,15 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
     yield from _note_withdrawn_key(facts)
 
 
+def note_run_driver(facts: Facts) -> Iterator[str]:
+    """Yield a note on a .run driver. Setup refuses such a node, so no step has one."""
+    if known(facts.run_installer, default=False):
+        yield (
+            "NVIDIA's .run installer has installed a driver: it belongs to no package, so no upgrade reaches it; setup "
+            "replaces it by packages with --remove-runfile-driver, and refuses without"
+        )
+
+
 def _note_toolkits(facts: Facts) -> Iterator[str]:
     for release, removal in find_run_toolkits(facts).items():
         yield (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
@@ -62,6 +63,7 @@ class Examination:
         stack: its layers, from the PCI bus up.
         driver_works: whether the driver itself was seen to work.
         denied: what the system kept from us, as it would be written; root would have seen it.
+        notes: hazards of the next boot or start, where gpunode examined the node itself; no fault yet.
     """
 
     snapshot: Snapshot
@@ -69,6 +71,7 @@ class Examination:
     stack: tuple[LayerState, ...]
     driver_works: bool
     denied: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -145,3 +148,18 @@ def diagnose_evidence(evidence: Evidence) -> Examination:
     return Examination(
         seen, redact_recursively(diagnosis), redact_recursively(stack_layers(seen, diagnosis)), works, kept
     )
+
+
+def add_hazard_notes(examined: Examination) -> Examination:
+    """Add status's notes on the driver's future; a report that its author selected has none.
+
+    What status says of runtimes is left to it: that takes all steps, which would double the time for a capture.
+    """
+    if not is_examined(examined.snapshot):
+        return examined
+    from gpunode.steps.kernel import driver_hazard_notes
+    from gpunode.steps.leftovers import find_leftovers, note_run_driver
+
+    facts = examined.snapshot.facts
+    notes = (*note_run_driver(facts), *driver_hazard_notes(facts), *find_leftovers(facts))
+    return replace(examined, notes=redact_recursively(notes))

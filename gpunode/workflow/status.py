@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from gpunode.catalog import cuda
@@ -26,6 +27,7 @@ from gpunode.steps.cuda_release import installed_releases
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import branch_of, has_driver, installed_driver_packages
+from gpunode.steps.leftovers import note_run_driver
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 
@@ -197,7 +199,8 @@ def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
 def _state_notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
     """Return the notes of the state for plain recipes, one for each of these runtimes: status is given no recipe."""
     recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in runtimes)
-    return tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts)))
+    notes = (note for recipe in recipes for note in state_notes(recipe, facts))
+    return tuple(dict.fromkeys(chain(note_run_driver(facts), notes)))
 
 
 def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,8 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host import bugs
 from gpunode.host.port import HostView
 from tests.unit.workflow.test_fleet import NOUVEAU
+
+SAMPLES = Path(diagnoses.__file__).parent.parent / "samples"
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
@@ -244,6 +247,35 @@ architecture = "amd64"
 [packages]
 nvidia-open-580 = "580.95.05-1"
 """
+
+
+def test_hazards_of_the_next_boot_are_told_and_are_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A .run driver works until a new kernel comes, and a loaded module until a boot heeds a blacklist."""
+    node, page = tmp_path / "node", tmp_path / "page.html"
+    shutil.copytree(SAMPLES / "debian12-run-driver", node)
+    blacklist = {"path": "/etc/modprobe.d/mine.conf", "text": "blacklist nvidia\n", "mode": "0644", "uid": 0, "gid": 0}
+    with (node / "data/modprobe-d").open("a") as files:
+        files.write(f"{json.dumps(blacklist)}\n")
+    assert exit_code_of_doctor(str(node), html=str(page)) == 13
+    found = answer(capsys)
+    assert found["findings"] == []
+    assert [one.partition(":")[0] for one in found["notes"]] == [
+        "NVIDIA's .run installer has installed a driver",
+        "/etc/modprobe.d/mine.conf",
+    ]
+    assert "No fault, but worth knowing" in page.read_text()
+    assert exit_code_of_doctor(str(node), json_=False) == 13
+    shown = capsys.readouterr().out
+    assert "\nno fault, but worth knowing\n  ! NVIDIA's .run installer has installed a driver" in shown
+
+
+def test_selected_report_has_no_notes_on_the_whole_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps(NOUVEAU))
+    assert exit_code_of_doctor(str(report)) == 8
+    assert answer(capsys)["notes"] == []
 
 
 def test_lock_implies_the_recipe_it_was_written_with(
