@@ -12,7 +12,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import BLANK_LINE, Line, escape_controls, line, next_command_line, pad_right, span
 from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
-from gpunode.errors import UsageError
+from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import render
 from gpunode.redaction.secrets import redact_text as redact
 
@@ -35,12 +35,18 @@ def show_recipe(name: str, output: OutputOptions) -> None:
 
 
 def check_recipe(file: str, output: OutputOptions) -> None:
-    """Check that a recipe is valid."""
+    """Check that a recipe is valid, whatever the node."""
+    from gpunode.steps.daemons import refuse_mps_with_others
+    from gpunode.steps.mig import wanted_layout
+
     found = load_recipe(file)
     if found.kubernetes and found.kubernetes.stack != "none":
         from gpunode.kubernetes import checks
 
         checks.refuse_bad_tables(found)
+    wanted_layout(found, ())
+    if refused := refuse_mps_with_others(found):
+        raise Refused(refused.what, why=refused.why, hint=refused.hint)
     output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {found.name} is valid", file))
     output.emit(Envelope("recipe check", result={"recipe": found}))
 

@@ -99,13 +99,8 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", requested=False)
-    if recipe.kubernetes is not None and recipe.kubernetes.stack != "none":
-        return Refusal(
-            "[mps] is for hosts outside of Kubernetes",
-            "the device plugin runs an MPS daemon of its own; two on one GPU end each other's clients "
-            "(NVIDIA/k8s-device-plugin issues 712 and 762)",
-            'leave [mps] out, and set mode = "mps" in [kubernetes.sharing] where pods are to share GPUs',
-        )
+    if refused := refuse_mps_with_others(recipe):
+        return refused
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
         return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", deferred=True)
@@ -122,6 +117,26 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     running = "runs" if wanted.active else "starts with the next boot"
     notes = (_MPS_JOIN_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
+
+
+def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
+    """Return the refusal of [mps] in a recipe that shares the GPUs in another way, too; None where it does not."""
+    if not recipe.mps.enabled:
+        return None
+    if recipe.kubernetes is not None and recipe.kubernetes.stack != "none":
+        return Refusal(
+            "[mps] is for hosts outside of Kubernetes",
+            "the device plugin runs an MPS daemon of its own; two on one GPU end each other's clients "
+            "(NVIDIA/k8s-device-plugin issues 712 and 762)",
+            'leave [mps] out, and set mode = "mps" in [kubernetes.sharing] where pods are to share GPUs',
+        )
+    if recipe.mig.layout:
+        return Refusal(
+            "[mps] and MIG exclude each other",
+            "one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",
+            "leave one of them out of the recipe",
+        )
+    return None
 
 
 def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:

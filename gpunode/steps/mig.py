@@ -42,7 +42,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             return _plan_nothing(recipe.kubernetes)
         from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
-        _refuse_mig_rivals(recipe, facts)
+        _refuse_mig_manager(facts)
         if not recipe.mig.file and layout != mig.ALL_DISABLED_LAYOUT:
             _refuse_gpus_without_mig(recipe, facts, layout)
         present = _current_gpus(recipe, facts)
@@ -105,7 +105,7 @@ def _plan_nothing(wanted: Kubernetes | None) -> Planned:
     return Planned((), "not requested", requested=False)
 
 
-def _refuse_mig_rivals(recipe: Recipe, facts: Facts) -> None:
+def _refuse_mig_manager(facts: Facts) -> None:
     unit = facts.unit(MANAGER_UNIT)
     if isinstance(unit, Known) and unit.value.state.enabled:
         raise Refused(
@@ -113,12 +113,6 @@ def _refuse_mig_rivals(recipe: Recipe, facts: Facts) -> None:
             why="NVIDIA's package nvidia-mig-manager is installed on this host",
             hint=f"disable it, then run the same command again:\nsystemctl disable --now {MANAGER_UNIT}\n"
             "or leave layout out of the recipe",
-        )
-    if recipe.mps.enabled:
-        raise Refused(
-            "[mps] and MIG exclude each other",
-            why="one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",
-            hint="leave one of them out of the recipe",
         )
 
 

@@ -16,7 +16,7 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, MigGpu, PciDevice, P
 from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Blocked, Planned
-from gpunode.recipe import Mps, Recipe
+from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.steps.mig import MIG_STEP
 from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, with_driver
@@ -151,7 +151,6 @@ def test_mig_change_refreshes_the_cdi_specification() -> None:
             node(files={FILE: CONFIG.replace(b'"1g.10gb": 2, "4g.40gb": 1', b'"3g.40gb": 1, "2g.20gb": 3')}),
             "does not fit on",
         ),
-        (replace(mig_recipe(), mps=Mps(enabled=True)), node(), "[mps] and MIG exclude each other"),
         (
             mig_recipe(more='[kubernetes]\nstack = "gpu-operator"'),
             node(),
