@@ -262,6 +262,9 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.change_driver(snapshot, text)
 
 
+# HAMi's library stands between the program and CUDA, and answers in CUDA's place.
+_HAMI_REFUSED: Final = message_line(r"\[HAMI-core ERROR")
+
 _rule = partial(Rule, layer="driver")
 
 RULES: Final = (
@@ -328,9 +331,12 @@ RULES: Final = (
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
         share=0.8,
-        decisive=all_of(_CUDA_UNKNOWN_ERROR, _SUSPENDED, _UVM_LOADED),
+        decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED, _UVM_LOADED),
         typical=any_of(
-            unless(_CUDA_UNKNOWN_ERROR, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
+            unless(
+                _CUDA_UNKNOWN_ERROR,
+                *(symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW, _HAMI_REFUSED),
+            ),
             all_of(_SUSPENDED, _UVM_LOADED, _UVM_COMMAND_RUN),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),

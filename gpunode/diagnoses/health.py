@@ -11,6 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
 from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, GPU_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
+from gpunode.diagnoses.pci import REGION_WITHOUT_ADDRESS
 from gpunode.diagnoses.remedies import (
     always,
     drain,
@@ -189,6 +190,7 @@ RULES: Final = (
             all_of(custom_sign(_odd_gpu_counts), _GPUS_ON_BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
         context=custom_sign(_odd_gpu_counts),
+        against=(REGION_WITHOUT_ADDRESS,),  # it is there, and cannot be started
         remedy=always(
             run_step(
                 "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")

@@ -217,15 +217,20 @@ def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
 
 
 def _packages_of_two_packagers(snapshot: Snapshot) -> list[packages.Package]:
-    """Return the driver's packages if they are by NVIDIA and by others, by revision or repository."""
-    installed = [
-        one
-        for one in snapshot.view(packages.listed_packages).values()
-        if one.is_installed and is_driver_package(one.name)
-    ]
-    theirs = [one for one in installed if _NVIDIA_REVISION.search(one.version) or "cuda" in one.origin]
-    others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
-    return [*theirs, *others] if theirs and others else []
+    """Return the driver's packages if they are by two packagers, of which one may be NVIDIA."""
+    listed = snapshot.view(packages.listed_packages).values()
+    driver_packages = [one for one in listed if one.is_installed and is_driver_package(one.name)]
+    found = [(one, packager) for one in driver_packages if (packager := _packager(one))]
+    return [one for one, _ in found] if len({packager for _, packager in found}) > 1 else []
+
+
+def _packager(package: packages.Package) -> str:
+    """Return whose package it is, by its revision or repository; empty if unknown."""
+    if _NVIDIA_REVISION.search(package.version) or "cuda" in package.origin:
+        return "NVIDIA"
+    if match := _OTHERS_ORIGIN.search(package.origin):
+        return match[0]
+    return "other" if _OTHERS_REVISION.search(package.version) else ""
 
 
 def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
@@ -237,6 +242,7 @@ def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
 
 _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
+# The last are negativo17's.
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET_DEPENDENCIES: Final = custom_sign(_unmet_dependencies)
 _DRIVER_PACKAGES_HELD: Final = custom_sign(lambda snapshot: _held_driver_packages(snapshot).values())

@@ -255,7 +255,7 @@ def _has_window_above_4g(snapshot: Snapshot) -> bool | None:
 
 
 _UNPLACED: Final = custom_sign(_unplaced_regions)
-_UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
+_UNASSIGNED: Final = Pattern(r"\bMemory at <(?:unassigned|ignored)>")
 _NO_REGION_ADDRESS: Final = any_of(
     _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED))
 )

@@ -38,9 +38,12 @@ _STRATEGY_REJECTED: Final = message_line(
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
-_STRATEGY_STILL_REJECTED: Final = unless(_STRATEGY_REJECTED, _ALL_GPUS_OFFERED)
+# Where the plugin of one node registered, that of another may just be on a node without GPUs.
+_PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
+_STRATEGY_STILL_REJECTED: Final = unless(_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
 _PLUGIN_WITHOUT_NVML: Final = unless(
-    any_of(_NVML_MISSING, _STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_WORDS)), _ALL_GPUS_OFFERED
+    any_of(_NVML_MISSING, _STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_WORDS)),
+    *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
 )
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.

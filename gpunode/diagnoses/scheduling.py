@@ -196,7 +196,8 @@ _NO_NVCC: Final = unless(
     symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH,
     symptoms.NO_DEVICES,
 )  # fmt: skip
-_HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d+ / \d+")
+# A demand near 2^64 is none: HAMi-core's counter has gone below zero (Project-HAMi/HAMi issue 1181).
+_HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d{1,18} / \d+")
 
 _rule = partial(Rule, layer="kubernetes")
 

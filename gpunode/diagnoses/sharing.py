@@ -329,6 +329,11 @@ def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
+# Helm itself stopped, so no plugin has any configuration.
+_CHART_NOT_INSTALLED: Final = message_line(
+    r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
+)
+
 _rule = partial(Rule, layer="config")
 
 RULES: Final = (
@@ -361,6 +366,7 @@ RULES: Final = (
         may_be_normal=True,
         against=(
             unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
+            _CHART_NOT_INSTALLED,
         ),
         summary="GPU sharing is configured, but the running device plugin does not have that configuration",
         remedy=_configure_slicing,

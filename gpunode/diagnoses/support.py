@@ -166,6 +166,21 @@ def _make_summary(cause: str, words: str) -> Callable[[Snapshot], str]:
     return summary
 
 
+def _summarize_refused_gpu(snapshot: Snapshot) -> str:
+    if virtualization.is_vgpu(snapshot):
+        return _make_summary(NEW_GPU_CAUSE, "{gpu} is a vGPU here, which {driver} does not drive")(snapshot)
+    return _make_summary(NEW_GPU_CAUSE, "{driver} does not support {gpu}: it is older than that GPU")(snapshot)
+
+
+def _is_newer_than_gpus(snapshot: Snapshot) -> bool:
+    """Return whether the driver is of a later branch than the first that drives each of the GPUs.
+
+    Of GPUs that current branches no longer drive, the catalog does not have the first one.
+    """
+    branch, models = snapshot.view(installed_driver).branch, [one.model for one in snapshot.view(gpu_models.whole_gpus)]
+    return bool(models) and all(one.listed and one.last_branch is None and branch > one.first_branch for one in models)
+
+
 def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
     """Return the addresses of GPUs that the driver rejects; an empty one if unknown.
 
@@ -276,6 +291,9 @@ _DRIVER_WORKS_FOR_OTHER_GPU: Final = any_of(
     symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU")
 )
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
+# It refuses them all the same where each is a share of a GPU, which only the guest driver drives.
+_DRIVER_NEWER_THAN_GPUS: Final = predicate(_is_newer_than_gpus, "earlier drivers drive these GPUs")
+_VGPU: Final = predicate(virtualization.is_vgpu, "the GPU is a vGPU")
 _SIGNS_AGAINST_MISFIT: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all GPUs"),)
 
 
@@ -322,10 +340,10 @@ RULES: Final = (
         share=1.2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
-        decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER),
+        decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER, unless(_DRIVER_NEWER_THAN_GPUS, _VGPU)),
         typical=_catalog_sign(NEW_GPU_CAUSE),
         latent=_DRIVER_WORKS_FOR_OTHER_GPU,
-        summary=_make_summary(NEW_GPU_CAUSE, "{driver} does not support {gpu}: it is older than that GPU"),
+        summary=_summarize_refused_gpu,
         context=_GPU_NEEDING_OPEN_MODULES,
         against=_SIGNS_AGAINST_MISFIT,
         remedy=_change_driver(),
@@ -373,6 +391,6 @@ RULES: Final = (
         ),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),
-        explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
+        explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform", "xid-62-pmu-halt"},
     ),
 )

@@ -246,7 +246,7 @@ BUS_ERRORS: Final = message_line(
 REGION_NOT_ASSIGNED: Final = message_line(
     r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
     r"|I/O regions? [^\n]{0,30}invalid"
-    r"|Region \d: Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
+    r"|^\s+(?:Region \d: )?Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
 )
 
 # What container engines and the toolkit say.

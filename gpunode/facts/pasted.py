@@ -243,10 +243,18 @@ def _split_paragraphs(text: str) -> Iterator[str]:
         # Behind a table and a blank line is no more of it; a file goes on.
         is_over = seen is not None and seen.kind in TABLE_KINDS - {"file"}
         if part and (other or is_over) and other != seen:
-            yield part
+            yield from _split_at_fences(part) if seen else (part,)
             part, seen = "", None
         part, seen = f"{part}\n\n{paragraph}" if part else paragraph, other or seen
-    yield part
+    yield from _split_at_fences(part) if seen else (part,)
+
+
+def _split_at_fences(text: str) -> Iterator[str]:
+    """Split the text into blocks of Markdown and what is between them: a fence is no part of a file."""
+    block, rest = _cut_at_fence(text.split("\n"))
+    yield "\n".join(block)
+    if rest:
+        yield from _split_at_fences("\n".join(rest))
 
 
 _BLANK: Final = Pattern(r"\n(?:[ \t]*\n)+")

@@ -139,6 +139,37 @@ LOOK_ALIKES: dict[str, tuple[Rows, dict[str, Rows]]] = {
     "version mismatch in a container": ((("docker exec web nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 560.35"),), {
         "container-driver-mismatch": (_WORKS,),
     }),
+    "a driver that refuses its GPU": ((("dmesg", "NVRM: The NVIDIA GPU 0000:05:00.0 (PCI ID: 10de:26b9)\nNVRM: installed in this system is not supported by the\n"
+            "NVRM: NVIDIA 570.86.15 driver release.\nNVRM: The NVIDIA probe routine failed for 1 device(s)."),), {
+        "gpu-too-new-for-driver: install a driver for this vGPU": (("lspci -nnv -s 05:00.0", "05:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)\n"
+            "\tSubsystem: NVIDIA Corporation Device [10de:1890]\n\tPhysical Slot: 0-5\n\tKernel modules: nvidia_drm, nvidia"),),
+        "": (("lspci -nn -s 05:00.0", "05:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)"),),
+    }),
+    "a GPU that nvidia-smi does not show": ((("nvidia-smi -L", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-2f7c0b7e-9a1d-3d55-8c0e-6b4f1a2d9e07)"),), {
+        "gpu-missing-from-inventory": (("lspci -v -d 10de:", "09:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)\n\tPhysical Slot: 0-8\n"
+            "0a:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)\n\tPhysical Slot: 0-9"),),
+        "bar-above-4g-disabled": (("lspci -v -d 10de:", "09:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)\n\tPhysical Slot: 0-8\n"
+            "0a:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)\n\tPhysical Slot: 0-9\n\tMemory at <ignored> (64-bit, prefetchable) [disabled]"),),
+    }),
+    "HAMi ends a program": ((), {
+        "hami-memory-limit": (("kubectl logs train", "[HAMI-core ERROR (pid:1 thread=140160828682240 allocator.c:53)]: Device 0 OOM 3189768192 / 3145728000"),),
+        "": (("kubectl logs train", "[HAMI-core ERROR (pid:1 thread=140160828682240 allocator.c:53)]: Device 0 OOM 18446744073707737660 / 24146608128\n"
+            'Error: DriverError(CUDA_ERROR_UNKNOWN, "<Failure when calling cuGetErrorString()>")'), _WORKS),
+    }),
+    "a plugin without NVML": ((("kubectl logs nvidia-device-plugin-daemonset-8cxvz", "Loading NVML\nFailed to initialize NVML: could not load NVML library.\n"
+            "If this is a GPU node, did you set the docker default runtime to `nvidia`?"),), {
+        "": (("kubectl logs nvidia-device-plugin-daemonset-m2l6p", "Starting to serve on /var/lib/kubelet/device-plugins/nvidia.sock\nRegistered device plugin with Kubelet"),),
+    }),
+    "vfio-pci owns the GPU": ((("lspci -nnk -s 3b:00", "3b:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP102 [GeForce GTX 1080 Ti] [10de:1b06] (rev a1)\n"
+            "\tKernel driver in use: vfio-pci\n\tKernel modules: nouveau"),), {
+        "vfio-bound": (("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),),
+        "": (("kubectl get kubevirt -o yaml", "    permittedHostDevices:\n      pciHostDevices:\n      - pciVendorSelector: 10de:10ef"),),
+    }),
+    "a sharing configuration without effect": ((("values.yaml", "config:\n  map:\n    default: |-\n      version: v1\n      sharing:\n        timeSlicing:\n          resources:\n"
+            "          - name: nvidia.com/gpu\n            replicas: 4"),), {
+        "": (("helm upgrade -i nvdp nvdp/nvidia-device-plugin", 'Error: parse error at (nvidia-device-plugin/templates/daemonset-device-plugin.yml:52): undefined variable "$hasServiceAccount"'),
+             ("kubectl get nodes -o yaml | grep nvidia.com/gpu", '    nvidia.com/gpu: "1"')),
+    }),
 }  # fmt: skip
 CASES = [
     pytest.param(symptom, cause, decides, id=f"{name}-{cause or 'another'}")

@@ -22,6 +22,8 @@ _FUNCTION_LINE: Final = Pattern(
 _VENDOR_AND_DEVICE_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
 _UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
+# By lspci -vmm, which is for programs; "Physical Slot:" is a detail of lspci -v.
+_MACHINE_READABLE: Final = Pattern(r"^Slot:", re.MULTILINE)
 _NVSWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
 _GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
 
@@ -127,7 +129,7 @@ def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
                 place = cite_fact("lspci", said, devices.probe)
                 yield PciFunction(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
     for item in snapshot.items_of("lspci"):
-        if "Slot:" not in item.text[:2000]:
+        if not _MACHINE_READABLE.search(item.text):
             yield from (found for found in parse_lspci(item) if is_nvidia(found))
 
 

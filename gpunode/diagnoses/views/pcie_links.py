@@ -20,7 +20,7 @@ from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _PLAIN_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-_VERBOSE_LSPCI_LINE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=)")
+_VERBOSE_LSPCI_LINE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=|Memory at <)")
 _LINK_SPEED_AND_WIDTH: Final = Pattern(
     r"\bLnk(?P<what>Sta|Cap):.{0,200}?Speed (?P<speed>[\d.]{1,6})GT/s.{0,60}?Width x(?P<width>\d{1,3})"
     r"(?P<narrow> \(downgraded\))?"

@@ -84,7 +84,13 @@ PASSTHROUGH_DRIVERS: Final = frozenset(
 
 _GUEST_RUNNING: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
 _GUEST_LIST_COMMAND: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
-_HYPERVISOR_TRACE: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion)\b|/etc/pve/|/etc/libvirt/")
+_HYPERVISOR_TRACE: Final = Pattern(
+    r"\b(?:qm (?:list|config|status)|virsh|pveversion|kubevirt|virt-(?:controller|handler|launcher)\S*)\b"
+    r"|/etc/pve/|/etc/libvirt/"
+)
+
+
+_KUBEVIRT_LINE: Final = Pattern(r"\"component\":\"virt-(?:controller|handler|launcher)\"|\bpermittedHostDevices\b")
 
 
 def passed_through_gpus(snapshot: Snapshot) -> tuple[pci.PciFunction, ...]:
@@ -104,4 +110,6 @@ def has_running_guests(snapshot: Snapshot) -> bool:
 
 def is_hypervisor(snapshot: Snapshot) -> bool:
     """Return whether the host is seen to run virtual machines."""
-    return system.is_proxmox(snapshot) or any(_HYPERVISOR_TRACE.search(item.written) for item in snapshot.items)
+    if system.is_proxmox(snapshot) or snapshot.contains(_KUBEVIRT_LINE):
+        return True
+    return any(_HYPERVISOR_TRACE.search(item.written) for item in snapshot.items)

@@ -209,3 +209,11 @@ def test_truncated_kubectl_json_is_read_as_far_as_possible() -> None:
     evidence = pasted.collect_pieces([("kubectl get node n -o json", whole[: whole.index("more") + 3])])
     (found,) = kubernetes_nodes.kube_nodes(take_snapshot(evidence))
     assert found.capacity["nvidia.com/gpu"].value == 8
+
+
+def test_fence_of_markdown_is_no_part_of_a_file() -> None:
+    post = 'I made the file:\n\n```\n{\n    "default-runtime": "nvidia"\n}\n```\nand it fails\n'
+    node = take_snapshot(pasted.collect_pieces([("", post)]))
+    (file,) = node.files("*daemon.json")
+    assert json.loads(file.text) == {"default-runtime": "nvidia"}
+    assert "and it fails" in [item.text.strip() for item in node.items]
