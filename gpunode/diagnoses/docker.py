@@ -13,7 +13,17 @@ from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
-from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.facts.model import Known
@@ -178,6 +188,7 @@ _DISABLE_TOOLKIT_CGROUPS: Final = always(
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
+_ANY_RUNTIME_UNKNOWN: Final = any_line(r"\b(?:unknown|invalid) (?:or invalid )?runtime\b", re.IGNORECASE)
 _HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES_LINE}[^\n]*\bnvidia\b")
 _LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
@@ -331,7 +342,10 @@ RULES: Final = (
         cause="nvidia-runtime-not-registered",
         disruption="restart-service",
         decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
-        typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
+        typical=any_of(
+            _RUNTIME_UNKNOWN,
+            all_of(any_of(command_run(r"runtimes?\b"), _ANY_RUNTIME_UNKNOWN), _LACKS_NVIDIA_RUNTIME),
+        ),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_DEVICE_DRIVER),
         against=(_HAS_NVIDIA_RUNTIME, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),

@@ -96,6 +96,8 @@ _NO_KERNEL_IMAGE: Final = message_line(
     r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
+# JAX's, of a build without CUDA, and of one that cannot start it.
+_JAX_FELL_BACK: Final = message_line(r"No GPU/TPU found, falling back to CPU")
 _CPU_ONLY: Final = message_line(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
     r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
@@ -339,7 +341,8 @@ RULES: Final = (
         shows_in="programs",
         share=1.5,
         decisive=_CPU_BUILD,
-        symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY),
+        typical=unless(_JAX_FELL_BACK, symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.VERSION_MISMATCH),
+        symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY, _JAX_FELL_BACK),
         against=(_NO_DRIVER, _NO_KERNEL_IMAGE),
         summary="the installed build of the framework has no CUDA support and computes on the CPU",
         look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),

@@ -40,7 +40,9 @@ from gpunode.facts.patterns import Pattern
 # ---- is there a GPU at all
 
 _COMMON_SYMPTOMS: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
-_NO_SUCH_DEVICE: Final = message_line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
+_NO_SUCH_DEVICE: Final = message_line(
+    r"could not insert ['‘\"]?nvidia(?:[_-](?:current|\d{3}))?['’\"]?: No such device"
+)
 _NO_GPU_REPORTED: Final = any_of(
     kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
     _NO_SUCH_DEVICE,

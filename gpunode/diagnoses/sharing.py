@@ -141,7 +141,8 @@ _OWN_MEMORY: Final = Pattern(
 )
 _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NO_MEMORY: Final = message_line(
-    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
+    r"CUDA out of memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|cuda_driver\.cc:\d+\] failed to allocate"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
 _PROCESS_TABLE_ROW: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
@@ -164,8 +165,10 @@ def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Cit
 
 def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs whose memory is mostly in use although nvidia-smi lists no process."""
-    for item in snapshot.items_of("nvidia-smi"):
-        if item.where == "host" and "Processes:" in item.text and not _PROCESS_TABLE_ROW.search(item.text):
+    for item in snapshot.items_of("nvidia-smi", "text"):
+        is_smi = item.kind == "nvidia-smi" and "Processes:" in item.text
+        is_listed = is_smi or "No running processes found" in item.text
+        if item.where == "host" and is_listed and not _PROCESS_TABLE_ROW.search(item.text):
             rows = ((_MEMORY_USAGE_CELL.search(one.line), one) for one in lines_with(item, _MEMORY_USAGE_CELL))
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
 
@@ -329,6 +332,8 @@ def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
+# What an unlicensed vGPU does not do looks as if somebody else did it.
+_VGPU_RESTRICTED: Final = any_line(r"License Status\s*: Unlicensed")
 # Helm itself stopped, so no plugin has any configuration.
 _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
@@ -344,7 +349,7 @@ RULES: Final = (
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
-        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE, _VGPU_RESTRICTED),
         may_be_normal=True,
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
         remedy=_restore_default_mode,

@@ -112,7 +112,8 @@ KERNEL_UPGRADED: Final = message_line(
 REBOOT_HELPS: Final = message_line(
     r"\breboot(?:ing|ed)?\b(?: it| the \w+| once)?(?: then| always| usually)?"
     r" (?:fix(?:es|ed)|solve[sd]|help(?:s|ed)|cure[sd])\b"
-    r"|\bworks?(?:ed)? (?:again |fine )?(?:only )?(?:after|with) (?:a |the |each |every )?reboot",
+    r"|\bworks?(?:ed)? (?:again |fine )?(?:only )?(?:after|with) (?:a |the |each |every )?reboot"
+    r"|\b(?:if|when|after|once)\b[^\n.]{0,20}\breboot[^\n.]{0,40}\b(?:gone|works|disappears|disappeared|goes away)",
     flags=re.IGNORECASE,
 )
 REBOOT_IN_VAIN: Final = message_line(

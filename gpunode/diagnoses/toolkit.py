@@ -12,7 +12,17 @@ from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.diagnoses.views.runtimes import container_engine
@@ -25,6 +35,11 @@ _SEARCHED_IN_VAIN: Final = custom_sign(
 _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
+)
+# Who has installed the toolkit names it somewhere.
+_GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
+_TOOLKIT_NAMED: Final = any_line(
+    r"nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop", re.IGNORECASE
 )
 _GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
@@ -209,7 +224,7 @@ RULES: Final = (
         layer="toolkit",
         disruption="restart-service",
         decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _OPERATOR),
-        typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
+        typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN, unless(_GPU_NOT_SELECTED, _TOOLKIT_NAMED, _OPERATOR)),
         symptoms=_GPU_REQUEST_SYMPTOMS,
         against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
         may_be_normal=True,

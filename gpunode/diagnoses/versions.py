@@ -392,6 +392,25 @@ def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
         yield _make_proof(snapshot, what, done, sure=bool(done and loaded))
 
 
+def _mismatch_under_old_module(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield a mismatch where nothing of the driver is shown but, perhaps, a loaded module older than the libraries.
+
+    Libraries are seldom older than their module, so the driver was upgraded under it.
+    """
+    found = snapshot.view(driver_versions)
+    loaded, library = found.loaded, found.user_version
+    is_all = not (found.disk or found.kernel_packages or found.user_packages or found.upgrades)
+    is_older = not (loaded and library) or version_key(loaded.version) < version_key(library.version)
+    if is_all and found.mismatches and is_older:
+        yield from found.citations
+
+
+_MISMATCH_UNDER_OLD_MODULE: Final = custom_sign(_mismatch_under_old_module)
+_CHANGE_TOLD: Final = any_line(
+    r"\b(?:updat|upgrad|install)(?:ed|es?|ing)\b|\bnew (?:driver|packages?)\b", re.IGNORECASE
+)
+
+
 def _versions_differed_long_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
     """Return whether newer libraries were refused long after boot, so that an upgrade brought them."""
     if (
@@ -507,6 +526,13 @@ RULES: Final = (
         layer="driver",
         disruption="reboot",
         check=_find_pending_reboot,
+        typical=unless(
+            any_of(
+                all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH),
+                all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD),
+            ),
+            *(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_WORKS),
+        ),
         share=10,
         symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
         context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH)),

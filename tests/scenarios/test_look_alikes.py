@@ -170,6 +170,14 @@ LOOK_ALIKES: dict[str, tuple[Rows, dict[str, Rows]]] = {
         "": (("helm upgrade -i nvdp nvdp/nvidia-device-plugin", 'Error: parse error at (nvidia-device-plugin/templates/daemonset-device-plugin.yml:52): undefined variable "$hasServiceAccount"'),
              ("kubectl get nodes -o yaml | grep nvidia.com/gpu", '    nvidia.com/gpu: "1"')),
     }),
+    "a person's words with one line": ((), {
+        "toolkit-not-installed": (("post", 'I put CUDA 12.2 on my desktop, nvidia-smi shows my card.\n\ndocker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n'),),
+        "": (("post", 'Today I ran apt-get install -y nvidia-container-toolkit.\n\ndocker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n'),),
+        "nvidia-runtime-not-registered": (("post", "My compose file (it has runtime: nvidia) says unknown runtime, and docker info has\n\n Runtimes: io.containerd.runc.v2 runc\n Default Runtime: runc\n"),),
+        "no-gpu-present": (("post", "nvidia-modprobe IS installed. I tried the module by hand:\n\nmodprobe: ERROR: could not insert 'nvidia_375': No such device\n"),),
+        "driver-library-mismatch-reboot-pending": (("post", "The driver role installed new packages. A few tasks later one step dies:\n\nFailed to initialize NVML: Driver/library version mismatch\n"),),
+        "framework-cpu-only": (("python dalle.py", "WARNING:absl:No GPU/TPU found, falling back to CPU. (Set TF_CPP_MIN_LOG_LEVEL=0 and rerun for more info.)"),),
+    }),
 }  # fmt: skip
 CASES = [
     pytest.param(symptom, cause, decides, id=f"{name}-{cause or 'another'}")
