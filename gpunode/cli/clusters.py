@@ -28,7 +28,7 @@ from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
-from gpunode.host.cluster import Cluster, ClusterIdentity
+from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import run_label
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 _CONSENT_EFFECT: Final = "changes the cluster"
 # Commands in hints, which are written for the current context,
 _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
-    r"\bkubectl(?= (?:api-resources|apply|auth|cluster-info|delete|describe|drain|get|label|logs|taint|uncordon)\b)"
+    r"(?<![\w/.-])kubectl(?= (?:api-resources|apply|auth|cluster-info|config get-contexts|delete|describe|drain|edit"
+    r"|get|label|logs|taint|uncordon)\b)"
 )
 # for the default recipe and this machine,
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
@@ -85,7 +86,7 @@ class ClusterRef:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
-        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join(("kubectl", *options)), hint)
+        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*choose_kubectl()), *options)), hint)
         found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join(("helm", *of_helm)), found)
         found = _CLUSTER_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
         return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)

@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from gpunode.command import Command, command
+from gpunode.command import command
 from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import (
@@ -107,20 +106,6 @@ class Cluster:
             Refused: if Helm is not installed.
         """
         return Helm(*self._location)
-
-    def command(self, *words: str) -> Command:
-        """Return the kubectl command for this cluster, as a user would type it."""
-        program = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
-        return command(*(Path(program[0]).name, *program[1:]), *words)
-
-    def helm_command(self, *words: str) -> Command:
-        """Return the Helm command for this cluster, as a user would type it."""
-        context, kubeconfig = self._location
-        options = (
-            *(("--kube-context", context) if context else ()),
-            *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
-        )
-        return command("helm", *options, *words)
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster.
@@ -334,7 +319,7 @@ class Cluster:
             raise Conflict(
                 f"Node {node} has another taint with the key and effect of {taint}",
                 why="somebody else set it, and gpunode does not change it",
-                hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
+                hint=f"look at it, then choose: {command('kubectl', 'describe', 'node', node)}",
             )
         raise self._error_from(done)
 
@@ -404,7 +389,7 @@ class Cluster:
         return done.stdout
 
     def _error_from(self, done: FinishedCommand) -> GpunodeError:
-        return explain_failure(done, self.command, describe_install_location)
+        return explain_failure(done)
 
     def _run(
         self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_TIMEOUT_S
@@ -432,15 +417,20 @@ _APPLY_OPTIONS: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TI
 _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 
 
+def choose_kubectl() -> tuple[str, ...]:
+    """Return the command that starts kubectl as a user types it: the first whose program is here."""
+    return next((one for one in _KUBECTL_COMMANDS if find_program(one[0])), _KUBECTL_COMMANDS[0])
+
+
 def find_kubectl() -> tuple[str, ...]:
     """Return the command that starts the user's own kubectl, or one that a Kubernetes distribution ships.
 
     Raises:
         ProgramMissing: if there is none.
     """
-    for name, *words in _KUBECTL_COMMANDS:
-        if program := find_program(name):
-            return (program, *words)
+    name, *words = choose_kubectl()
+    if program := find_program(name):
+        return (program, *words)
     raise ProgramMissing(
         "kubectl was not found", why="gpunode reaches clusters through the user's own kubectl", hint=_install_hint()
     )

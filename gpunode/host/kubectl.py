@@ -6,16 +6,13 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final
 
-from gpunode.command import Command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
 from gpunode.host.process import PATH, FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
-CommandBuilder: TypeAlias = Callable[..., Command]
 # --show-managed-fields, which gpunode needs to tell its own fields from those of others, came with it: kubernetes issue
 # 107947 names the change, number 96878. Debian 12 packages 1.20.
 MINIMUM_VERSION: Final = (1, 21)
@@ -102,23 +99,20 @@ def main_error_line(output: str) -> str:
     return next(filter(_KUBECTL_ERROR.match, lines), lines[0] if lines else "")
 
 
-def explain_failure(
-    done: FinishedCommand, build_command: CommandBuilder, install_location: Callable[[str], str] = lambda _: "your PATH"
-) -> GpunodeError:
-    """Return the error that explains why kubectl failed.
-
-    Args:
-        done: the finished kubectl.
-        build_command: returns the kubectl command for some words, as the user types it.
-        install_location: returns where to install the program of a name.
-    """
+def explain_failure(done: FinishedCommand) -> GpunodeError:
+    """Return the error that explains why kubectl failed."""
     output = clean_output(done)
+    if _INCOMPLETE_API_LIST_ERROR in output:
+        return ChangeFailed(
+            "the cluster does not list all of its kinds of objects",
+            why=main_error_line(output),
+            hint="repair the aggregated API that is not available, or delete its APIService:\nkubectl get apiservices",
+        )
     return (
-        _explain_incomplete_list(output, build_command)
-        or _explain_configuration(output, build_command)
-        or _explain_login(output, build_command, install_location)
-        or _explain_connection(done, output, build_command)
-        or _explain_request(done, output, build_command)
+        _explain_configuration(output)
+        or _explain_login(output)
+        or _explain_connection(done, output)
+        or _explain_request(done, output)
     )
 
 
@@ -128,26 +122,13 @@ def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
     return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
 
 
-def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> ChangeFailed | None:
-    """Return an error if an aggregated API keeps the kinds from being listed, else None."""
-    if _INCOMPLETE_API_LIST_ERROR not in output:
-        return None
-    return ChangeFailed(
-        "the cluster does not list all of its kinds of objects",
-        why=main_error_line(output),
-        hint="repair the aggregated API that is not available, or delete its APIService:\n"
-        f"{build_command('get', 'apiservices')}",
-    )
-
-
-def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageError | None:
+def _explain_configuration(output: str) -> UsageError | None:
     """Return an error if the kubeconfig is wrong, else None."""
     if match := _CONTEXT_NOT_FOUND.search(output):
-        hint = f"list them:\n{build_command('config', 'get-contexts')}"
         return UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
-            hint=hint,
+            hint="list them:\nkubectl config get-contexts",
         )
     if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
         return UsageError(
@@ -164,16 +145,14 @@ def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageE
     return None
 
 
-def _explain_login(
-    output: str, build_command: CommandBuilder, install_location: Callable[[str], str]
-) -> GpunodeError | None:
+def _explain_login(output: str) -> GpunodeError | None:
     """Return an error if kubectl could not log in, else None."""
-    check = f"then check: {build_command('auth', 'whoami')}"
+    check = "then check: kubectl auth whoami"
     if match := _PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
         advice = _INSTALL_HINT_IN_OUTPUT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
-        location = "" if "/" in program else f"\nit must be in {install_location(program)}"
+        location = "" if "/" in program else f"\nit must be in {describe_install_location(program)}"
         return Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
             why=main_error_line(output),
@@ -194,7 +173,7 @@ def _explain_login(
     return None
 
 
-def _explain_connection(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError | None:
+def _explain_connection(done: FinishedCommand, output: str) -> GpunodeError | None:
     """Return an error if the API server cannot be reached, else None."""
     if _WEBHOOK_FAILED.search(output):
         return None
@@ -208,7 +187,7 @@ def _explain_connection(done: FinishedCommand, output: str, build_command: Comma
         return Undetermined(
             "the cluster does not answer",
             why=main_error_line(output) or f"kubectl took longer than {done.seconds:.0f} s",
-            hint=f"check that you can reach it:\n{build_command('cluster-info')}",
+            hint="check that you can reach it:\nkubectl cluster-info",
         )
     return None
 
@@ -226,29 +205,28 @@ def _certificate_hint(output: str) -> str:
     )
 
 
-def _explain_request(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError:
+def _explain_request(done: FinishedCommand, output: str) -> GpunodeError:
     """Return the error for a request that the API server, or kubectl itself, rejects."""
     if match := _WEBHOOK_FAILED.search(output):
-        kinds = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
         return Refused(
             f"the admission webhook {match[1]} of this cluster does not answer",
             why=main_error_line(output),
-            hint=f"have its owner fix it; this shows whose it is: {build_command('get', kinds)}",
+            hint="have its owner fix it; this shows whose it is: kubectl get "
+            "validatingwebhookconfigurations,mutatingwebhookconfigurations",
         )
     if match := _KIND_NOT_FOUND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
         return Refused(
             f"this cluster does not know {kind}",
             why=main_error_line(output),
-            hint="its Kubernetes is too old for it, or a custom resource is missing; check with: "
-            + build_command("api-resources"),
+            hint="its Kubernetes is too old for it, or a custom resource is missing; check with: kubectl api-resources",
         )
     if _FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1
         return Forbidden(
             "your credentials may not do this",
             why=main_error_line(output) + (f"; and {more} more like this" if more else ""),
-            hint=f"see what they may do:\n{build_command('auth', 'can-i', '--list')}",
+            hint="see what they may do:\nkubectl auth can-i --list",
         )
     if match := _FIELD_CONFLICT.search(output):
         return Conflict(
@@ -261,12 +239,12 @@ def _explain_request(done: FinishedCommand, output: str, build_command: CommandB
             f"{match[1]} is still being deleted",
             why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
             "block that",
-            hint=f"see what is still there:\n{build_command('get', 'pods', '--all-namespaces', '--output', 'wide')}",
+            hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
     return ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
         why=output or f"exit status {done.exit_status}",
-        hint=f"check that kubectl reaches the cluster:\n{build_command('get', 'nodes')}",
+        hint="check that kubectl reaches the cluster:\nkubectl get nodes",
     )
 
 

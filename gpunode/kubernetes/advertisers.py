@@ -6,11 +6,11 @@ Nodes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.command import Command, gpunode
+from gpunode.command import command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import MANAGED_BY_LABEL, RenderedCluster
@@ -18,7 +18,6 @@ from gpunode.kubernetes.owned import object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
 
 Body: TypeAlias = Mapping[str, Any]
-CommandBuilder: TypeAlias = Callable[..., Command]
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
@@ -132,8 +131,6 @@ def refuse_second_advertiser(
     objects: Sequence[Body],
     nodes: Sequence[Body],
     releases: Sequence[HelmRelease],
-    kubectl: CommandBuilder,
-    helm: CommandBuilder,
 ) -> tuple[str, ...]:
     """Refuse to offer GPUs that something else offers; return a note for each such thing that cannot run.
 
@@ -142,8 +139,6 @@ def refuse_second_advertiser(
         objects: as for ``find_advertisers``.
         nodes: the Nodes that they are for.
         releases: the cluster's releases of the same charts; one of each gets the recipe's values.
-        kubectl: returns the kubectl command of some words for this cluster.
-        helm: returns the Helm command.
 
     Raises:
         Refused: if something does; names it and what to do about it.
@@ -164,7 +159,7 @@ def refuse_second_advertiser(
             "the labels that it selects; a node with these labels would offer each GPU twice."
             for one in advertisers
         )
-    raise _second_advertiser_error(active, kubectl, helm)
+    raise _second_advertiser_error(active)
 
 
 def _foreign_advertisers(
@@ -180,9 +175,7 @@ def _foreign_advertisers(
     return advertisers
 
 
-def _second_advertiser_error(
-    active: Sequence[AdvertiserObject], kubectl: CommandBuilder, helm: CommandBuilder
-) -> Refused:
+def _second_advertiser_error(active: Sequence[AdvertiserObject]) -> Refused:
     """Return the error about the first of them, with the way out."""
     # Of an operator what made its DaemonSet, which it would make again.
     first = min(active, key=lambda one: (one.kind == "gpu-operator", _is_operand(one), not one.release))
@@ -194,7 +187,7 @@ def _second_advertiser_error(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",
-        hint=_removal_advice(first, kubectl, helm),
+        hint=_removal_advice(first),
     )
 
 
@@ -227,25 +220,25 @@ def _is_operand(advertiser: AdvertiserObject) -> bool:
     return advertiser.kind == "gpu-operator" and advertiser.body["kind"] == "DaemonSet"
 
 
-def _removal_advice(advertiser: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuilder) -> str:
+def _removal_advice(advertiser: AdvertiserObject) -> str:
     if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
     metadata = advertiser.body["metadata"]
     where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
     target = (advertiser.body["kind"].lower(), *where, metadata["name"])
-    removal = f"or remove it first: {kubectl('delete', *target)}"
+    removal = f"or remove it first: {command('kubectl', 'delete', *target)}"
     if advertiser.release:
         namespace, _, name = advertiser.release.partition("/")
-        uninstall = helm("uninstall", name, "--namespace", namespace)
+        uninstall = command("helm", "uninstall", name, "--namespace", namespace)
         removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.kind == "gpu-operator" and advertiser.release:
         return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
     if _is_operand(advertiser):
-        return f"find the operator that made it, and keep or remove it: {helm('list', '--all-namespaces')}"
+        return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
     if advertiser.release:
         values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
-    return f"look at it: {kubectl('get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
+    return f"look at it: {command('kubectl', 'get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
 
 
 def _image_name(image: str) -> str:

@@ -258,7 +258,7 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
         raise ChangeFailed(
             f"Node {change.name} is gone",
             why="it was there when the plan was made",
-            hint=f"run the command again when it is back: {cluster.command('get', 'nodes')}",
+            hint="run the command again when it is back: kubectl get nodes",
         )
     body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(object_ref(change))
     body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}

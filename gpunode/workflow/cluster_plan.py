@@ -181,8 +181,7 @@ def _read_live_state(
     if with_others:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
         operators, unseen = _find_operators(cluster)
-        others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
-        notes = (*refuse_second_advertiser(rendered, others, nodes, releases, *typed), *unseen)
+        notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
         ours = [one for one in workloads if _is_managed_by_gpunode(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
@@ -272,7 +271,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
         raise Forbidden(
             "your credentials may not apply this",
             why=messages,
-            hint=f"see what they may do: {cluster.command('auth', 'can-i', '--list')}",
+            hint="see what they may do: kubectl auth can-i --list",
         )
     raise Refused(
         "the API server rejects what the recipe asks for",
@@ -344,5 +343,5 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
         why=redact("\n".join(lines)) or message,
         hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
-        f"same command again:\n{cluster.command('edit', kind.lower(), *where, name)}",
+        f"same command again:\n{command('kubectl', 'edit', kind.lower(), *where, name)}",
     )

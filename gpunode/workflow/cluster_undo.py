@@ -272,11 +272,11 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
         own_fields = json.loads(fields) if change.kind != "Node" else without_taints(fields)
         if again != own_fields:
             where = ("--namespace", change.namespace) if change.namespace else ()
-            words = ("get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
+            words = ("kubectl", "get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
             raise Conflict(
                 f"{change.subject} was changed since that run",
                 why=why or "gpunode or somebody else has changed it since",
-                hint=f"undo the later run first (gpunode log), or look at it: {cluster.command(*words)}",
+                hint=f"undo the later run first (gpunode log), or look at it: {command(*words)}",
             )
 
 

@@ -308,11 +308,11 @@ def _delete_objects(bodies: Sequence[Body], first: GpuTestPod, cluster: Cluster)
         cluster.delete(*bodies)
     except GpunodeError as error:
         run = first.pod["metadata"]["labels"][RUN_LABEL]
-        words = ("delete", "pods,jobs", "--namespace", first.namespace, "--selector", f"{RUN_LABEL}={run}")
+        words = ("kubectl", "delete", "pods,jobs", "--namespace", first.namespace, "--selector", f"{RUN_LABEL}={run}")
         raise ChangeFailed(
             "the pods of the test were not deleted",
             why=f"{error.what}: {error.why}",
-            hint=f"delete them: {cluster.command(*words)}",
+            hint=f"delete them: {command(*words)}",
         ) from error
 
 

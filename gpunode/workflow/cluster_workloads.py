@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.command import command
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
@@ -97,13 +98,13 @@ def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, Po
     desired, ready = count_desired_and_ready(found.live or {})
     if found.live is None and found.release is not None:
         place = ("--namespace", found.release.namespace, found.release.name)
-        return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
+        return "it offers no GPUs", PodProblem("", found.why, f"look at it: {command('helm', 'status', *place)}")
     if not desired:
-        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
+        chosen = f"kubectl describe nodes --selector {GPU_PRESENT_LABEL}=true"
         why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
         return "no node runs it", PodProblem("", why, f"look at the nodes: {chosen}")
     where = ("--namespace", found.namespace)
-    show = cluster.command("describe", "pods", *where, "--selector", found.selector)
+    show = command("kubectl", "describe", "pods", *where, "--selector", found.selector)
     trouble = PodProblem("", "no pod says why", f"look at its pods: {show}")
     try:
         pods = cluster.list("pods", *where, "--selector", found.selector)

@@ -12,6 +12,7 @@ from gpunode.cli.boundary import run_cli
 from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
+from gpunode.host import cluster
 from gpunode.host.cluster import _batches
 from gpunode.host.kubectl import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
@@ -41,6 +42,11 @@ def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
     with pytest.raises(Refused) as refused, FAR.adapt_error_hints():
         raise Refused("no", hint=hint)
     assert refused.value.hint == meant
+
+
+def test_hint_command_starts_the_kubectl_that_gpunode_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_program", lambda name: "/usr/local/bin/k3s" if name == "k3s" else None)
+    assert FAR.adapt_hint("look: kubectl get nodes") == f"look: k3s kubectl {OPTIONS} get nodes"
 
 
 PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "--check"]

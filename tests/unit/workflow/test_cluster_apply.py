@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from gpunode.change import ObjectChange
-from gpunode.command import Command, command
 from gpunode.errors import Conflict, VerifyFailed
 from gpunode.host.cluster import Body, Cluster, ClusterIdentity
 from gpunode.journal.record import Commit
@@ -29,9 +28,6 @@ class Unready:
 
     def list(self, *_: str) -> tuple[Body, ...]:
         return ()
-
-    def command(self, *words: str) -> Command:
-        return command("kubectl", "--context", "prod", *words)
 
     def apply(self, body: Body, _: str) -> Body:
         return body
@@ -62,7 +58,7 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
         apply_plan(plan, store, RunHeader("k8s apply", ()), wait=wait, on_event=never)
     assert said in failed.value.why
-    assert "kubectl --context prod describe pods" in failed.value.hint
+    assert "kubectl describe pods" in failed.value.hint
     (commit,) = [entry for entry in store.read_with_contents(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 
