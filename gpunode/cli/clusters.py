@@ -183,8 +183,7 @@ def verify(
     recipe_path: str, captures: Sequence[str], target: ClusterRef, output: OutputOptions, *, image: str, timeout_s: int
 ) -> None:
     """Show whether pods get the GPUs of the nodes."""
-    from gpunode.workflow.cluster_verify import VerifyRequest
-    from gpunode.workflow.cluster_verify import verify as run_verify
+    from gpunode.workflow.cluster_verify import ClusterVerification
 
     if image and not _ALLOWED_IMAGE_NAME.fullmatch(image):
         hint = "write it as in a pod, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
@@ -201,13 +200,11 @@ def verify(
         identity = cluster.identify()
         screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK_LINE)
         apply = cluster_apply_command(sys.argv[1:])
-        request = VerifyRequest(
-            recipe, found, image, timeout_s, apply, _local_handler_check(recipe) if here else (lambda _: None)
-        )
+        check_handler = _local_handler_check(recipe) if here else (lambda _: None)
+        common = (stop.raise_if_received, screen.update_progress)
+        verification = ClusterVerification(cluster, recipe, found, image, timeout_s, apply, check_handler, *common)
         try:
-            report = run_verify(
-                request, cluster, check_interrupt=stop.raise_if_received, progress=screen.update_progress
-            )
+            report = verification.run()
         except Interrupted as error:
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error

@@ -253,17 +253,26 @@ class RequiredDaemonSet:
     release: ChartRelease | None = None
 
     @property
+    def pod_counts(self) -> tuple[int, int]:
+        """The number of nodes that it is for, and of those where its current version is ready."""
+        live = self.live or {}
+        status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
+        desired = int(status.get("desiredNumberScheduled", 0))
+        if status.get("observedGeneration", 0) < generation:
+            return desired, 0
+        ready, updated = int(status.get("numberReady", 0)), int(status.get("updatedNumberScheduled", 0))
+        return desired, min(ready, updated)
+
+    @property
     def is_ready(self) -> bool:
         """True if it has pods and all of them are ready."""
-        desired, ready = count_desired_and_ready(self.live or {})
+        desired, ready = self.pod_counts
         return ready >= desired > 0
 
     @property
     def is_running(self) -> bool:
         """True if its pods are ready, or it may run on no node and does not."""
-        return self.is_ready or (
-            self.live is not None and not self.must_run and not count_desired_and_ready(self.live)[0]
-        )
+        return self.is_ready or (self.live is not None and not self.must_run and not self.pod_counts[0])
 
     @property
     def namespace(self) -> str:
@@ -275,16 +284,6 @@ class RequiredDaemonSet:
         """The label selector of its pods, as kubectl takes it."""
         labels = (self.live or {}).get("spec", {}).get("selector", {}).get("matchLabels", {})
         return ",".join(f"{name}={value}" for name, value in labels.items())
-
-
-def count_desired_and_ready(live: Body) -> tuple[int, int]:
-    """Return the number of nodes that the DaemonSet is for, and of those where its current version is ready."""
-    status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
-    desired = int(status.get("desiredNumberScheduled", 0))
-    if status.get("observedGeneration", 0) < generation:
-        return desired, 0
-    ready, updated = int(status.get("numberReady", 0)), int(status.get("updatedNumberScheduled", 0))
-    return desired, min(ready, updated)
 
 
 def find_required_daemon_sets(rendered: RenderedCluster, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
@@ -346,20 +345,31 @@ def check_daemon_set(
     title = workload.title
     if workload.live is None:
         return Check(id, title, "failed", workload.why or "it is not in this cluster", str(apply))
-    desired, ready = count_desired_and_ready(workload.live)
+    desired, ready = workload.pod_counts
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
     if not desired and not workload.must_run:
         return Check(id, title, "skipped", "no node matches it")
+    state, problem = explain_unready(workload, pods, events)
+    why = f"{state}: {problem.why}" + (f"; {diagnosis}" if diagnosis else "")
+    return Check(id, title, "failed", why, problem.hint if desired else f"{problem.hint}\n{apply}")
+
+
+def explain_unready(
+    workload: RequiredDaemonSet, pods: Sequence[Body], events: Sequence[Body]
+) -> tuple[str, PodProblem]:
+    """Return how many of the workload's pods are ready, and why the others are not."""
+    desired, ready = workload.pod_counts
+    if workload.live is None and workload.release is not None:
+        look = command("helm", "status", "--namespace", workload.release.namespace, workload.release.name)
+        return "it offers no GPUs", PodProblem("", workload.why, f"look at it: {look}")
     if not desired:
-        return Check(
-            id, title, "failed", "no node matches it: none has the label that it selects", _missing_label_hint(apply)
-        )
-    found = find_first_pod_problem(pods, events)
-    why = f"{ready} of {desired} pods ready" + (f": {found.why}" if found else "; no pod says why")
+        why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
+        hint = f"look at the nodes: kubectl describe nodes --selector {GPU_PRESENT_LABEL}=true"
+        return "no node runs it", PodProblem("", why, hint)
     show = command("kubectl", "describe", "pods", "--namespace", workload.namespace, "--selector", workload.selector)
-    hint = found.hint if found else f"look at its pods: {show}"
-    return Check(id, title, "failed", why + (f"; {diagnosis}" if diagnosis else ""), hint)
+    unknown = PodProblem("", "no pod says why", f"look at its pods: {show}")
+    return f"{ready} of {desired} pods are ready", find_first_pod_problem(pods, events) or unknown
 
 
 def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
@@ -374,8 +384,3 @@ def find_crashing_pod(pods: Sequence[Body]) -> Body | None:
             if not one.get("ready") and (one.get("restartCount") or one.get("state", {}).get("terminated")):
                 return pod
     return None
-
-
-def _missing_label_hint(apply: Command) -> str:
-    nodes = command("kubectl", "get", "nodes", "--show-labels")
-    return f"see whether the GPU nodes have {GPU_PRESENT_LABEL}=true: {nodes}\n{apply}"

@@ -69,6 +69,11 @@ class GpuTestPod:
         """The namespace of the pod."""
         return str(self.pod["metadata"]["namespace"])
 
+    @property
+    def run(self) -> str:
+        """The run that it belongs to."""
+        return str(self.pod["metadata"]["labels"][RUN_LABEL])
+
 
 def make_test_pods(
     node: ClusterNode,
@@ -99,11 +104,11 @@ def make_test_pods(
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")
     for resource in expected or (own_resource,):
         purpose = _choose_purpose(limits, config)
-        copies = _count_sharing_test_pods(live, resource, config, expected or {}) if purpose == "shared" else 1
-        for name in (new_name() for _ in range(copies)):
-            options = _PodOptions(name, run, live, image, timeout_s)
-            others = [_make_body(one.body, options) for one in test_pod[:-1]]
-            pod = _make_pod(test_pod[-1].body, options, {own_resource: resource}, purpose)
+        # One more than there are GPUs, or instances, if the node offers so many.
+        copies = (expected or {}).get(resource, 0) // config.replicas + 1 if purpose == "shared" else 1
+        for name in (new_name() for _ in range(copies if read_resource(live, resource)[1] >= copies else 1)):
+            *others, pod = (_make_body(one.body, name, run) for one in test_pod)
+            _adapt_pod_spec(pod, live, {own_resource: resource}, purpose, image, timeout_s)
             yield GpuTestPod(node.name, resource, (*others, pod), purpose)
 
 
@@ -150,17 +155,6 @@ def is_left_over(body: Body, now: float) -> bool:
     return created + limit + _LOG_READING_TIME_S + _CLOCK_SKEW_S < now
 
 
-@dataclass(frozen=True, slots=True)
-class _PodOptions:
-    """The name and run of a test pod, and the options of ``make_test_pods``."""
-
-    name: str
-    run: str
-    node: Body
-    image: str
-    timeout_s: int
-
-
 def resource_limits(pod: Body) -> Mapping[str, Any]:
     """Return the resource limits of the pod's container."""
     found: Mapping[str, Any] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
@@ -175,42 +169,38 @@ def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> TestPod
     return "mig" if config.strategy != "none" else ""
 
 
-def _count_sharing_test_pods(live: Body, resource: str, config: SharingConfig, expected: Mapping[str, int]) -> int:
-    """Return one more than there are GPUs, or instances, if the node offers so many."""
-    copies = expected.get(resource, 0) // config.replicas + 1
-    return copies if read_resource(live, resource)[1] >= copies > 1 else 1
-
-
-def _make_body(body: Body, options: _PodOptions) -> dict[str, Any]:
+def _make_body(body: Body, name: str, run: str) -> dict[str, Any]:
     """Return the object under its own name, with the label of its run."""
     made: dict[str, Any] = copy.deepcopy(dict(body))
     metadata = made["metadata"]
-    metadata |= {"name": options.name, "labels": {**metadata.get("labels", {}), RUN_LABEL: options.run}}
+    metadata |= {"name": name, "labels": {**metadata.get("labels", {}), RUN_LABEL: run}}
     return made
 
 
-def _make_pod(
-    body: Body, options: _PodOptions, resources: Mapping[str, str], purpose: TestPodPurpose
-) -> dict[str, Any]:
-    """Return the pod for its node alone, with its ``resources`` in place of the recipe's."""
-    made = _make_body(body, options)
-    spec, container = made["spec"], made["spec"]["containers"][0]
-    node = options.node["metadata"]
+def _adapt_pod_spec(
+    pod: dict[str, Any],
+    live: Body,
+    resources: Mapping[str, str],
+    purpose: TestPodPurpose,
+    image: str,
+    timeout_s: int,
+) -> None:
+    """Limit the pod to its node, with its ``resources`` in place of the recipe's."""
+    spec, container, node = pod["spec"], pod["spec"]["containers"][0], live["metadata"]
     spec["nodeSelector"] = {_HOST_NAME_LABEL: node.get("labels", {}).get(_HOST_NAME_LABEL, node["name"])}
     # A node may be tried before it is uncordoned.
     spec["tolerations"] = [*spec.get("tolerations", ()), CORDON_TOLERATION]
     # It is deleted once it was read; see deadline_job.
-    spec |= {"activeDeadlineSeconds": options.timeout_s, "terminationGracePeriodSeconds": 1}
+    spec |= {"activeDeadlineSeconds": timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False
     for claim in spec.get("resourceClaims", ()):
-        claim["resourceClaimTemplateName"] = options.name
+        claim["resourceClaimTemplateName"] = pod["metadata"]["name"]
     container["imagePullPolicy"] = "IfNotPresent"
-    container["image"] = options.image or container["image"]
-    if limits := resource_limits(made):
+    container["image"] = image or container["image"]
+    if limits := resource_limits(pod):
         container["resources"]["limits"] = {resources.get(name, name): count for name, count in limits.items()}
     if purpose:
         container["command"] = ["sh", "-c", _SCRIPT_BY_PURPOSE[purpose]]
-    return made
 
 
 def has_ended(pod: Body) -> bool:
@@ -262,7 +252,7 @@ class GpuTestPodResult:
     """The result of a test pod.
 
     Attributes:
-        pod: its last state; None if it was not created.
+        pod: its last state; empty if it was not created.
         seconds: from its creation to its end, or to the end of the wait.
         error: why it was not created, in the API server's words.
         log: what it printed; None if that cannot be read.
@@ -271,7 +261,7 @@ class GpuTestPodResult:
     """
 
     test_pod: GpuTestPod
-    pod: Body | None
+    pod: Body
     seconds: float
     error: str = ""
     log: str | None = ""
@@ -292,7 +282,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
     title = f"pod {trial.name}"
     on = f"on {trial.node} with {_describe_needs(trial, node)}"
-    if result.pod is None:
+    if not result.pod:
         if match := _CREATION_FORBIDDEN.search(result.error):
             what = f"{match[1] or match[2]} in {trial.namespace}"
             return Check(id, title, "skipped", f"{on}: your credentials may not create {what}")
@@ -308,7 +298,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         untolerated
         or _missing_driver_problem(result)
         or find_problem(result.pod, result.events)
-        or _timeout_problem(result, result.pod)
+        or _timeout_problem(result)
     )
     why = f"{on}: {found.why}"
     if result.diagnosis:
@@ -352,9 +342,9 @@ def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
     return f"it was not created: {message}", "see what limits the namespace: kubectl get resourcequota --all-namespaces"
 
 
-def _timeout_problem(result: GpuTestPodResult, pod: Body) -> PodProblem:
+def _timeout_problem(result: GpuTestPodResult) -> PodProblem:
     """Return that the pod was too slow, if nothing shows why."""
-    trial, phase = result.test_pod, pod.get("status", {}).get("phase", "Pending")
+    trial, phase = result.test_pod, result.pod.get("status", {}).get("phase", "Pending")
     delay = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
     describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
     hint = f"try it with a longer --timeout, and look at it: {describe}"
@@ -426,7 +416,7 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
     id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
     if len(results) < 2:
         return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
-    if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in results):
+    if any(one.pod.get("status", {}).get("phase") != "Succeeded" for one in results):
         return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
     longest: tuple[float, str, str, str] | None = None
     for number, one in enumerate(results):
@@ -447,7 +437,7 @@ def _seen_uuid(result: GpuTestPodResult) -> str:
 
 def _overlap_s(one: GpuTestPodResult, other: GpuTestPodResult) -> float:
     """Return for how many seconds both ran, at least: their times are whole seconds."""
-    times = [_run_times(ran.pod or {}) for ran in (one, other)]
+    times = [_run_times(ran.pod) for ran in (one, other)]
     if None in times:
         return 0.0
     (begin, end), (other_begin, other_end) = (span for span in times if span)

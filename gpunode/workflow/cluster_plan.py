@@ -12,7 +12,7 @@ from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_desired_and_ready
+from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import MANAGED_BY_LABEL, ChartRelease, KindCluster, NodeEdit, RenderedCluster
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import (
@@ -116,7 +116,7 @@ def _with_pod_problems(
         if is_unchanged_workload(item):
             own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not count_desired_and_ready(found.live or {})[0]):
+        if found is None or (is_labelled_now and not found.pod_counts[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)

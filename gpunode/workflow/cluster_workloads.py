@@ -5,20 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.command import command
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.live_checks import (
-    RequiredDaemonSet,
-    count_desired_and_ready,
-    find_first_pod_problem,
-    find_release_daemon_sets,
-)
-from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease
+from gpunode.kubernetes import live_checks
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, find_release_daemon_sets
+from gpunode.kubernetes.model import ChartRelease
 from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
@@ -74,7 +69,7 @@ class ReadinessWait:
         """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
         began = time.monotonic()
         while (found := find_unready()) is not None:
-            desired, ready = count_desired_and_ready(found.live or {})
+            desired, ready = found.pod_counts
             percent = 100.0 * ready / desired if desired else 0.0
             self.progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
             self.check_interrupt()
@@ -95,23 +90,15 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
 
 def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    desired, ready = count_desired_and_ready(found.live or {})
-    if found.live is None and found.release is not None:
-        place = ("--namespace", found.release.namespace, found.release.name)
-        return "it offers no GPUs", PodProblem("", found.why, f"look at it: {command('helm', 'status', *place)}")
-    if not desired:
-        chosen = f"kubectl describe nodes --selector {GPU_PRESENT_LABEL}=true"
-        why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
-        return "no node runs it", PodProblem("", why, f"look at the nodes: {chosen}")
+    if not found.pod_counts[0]:
+        return live_checks.explain_unready(found, (), ())
     where = ("--namespace", found.namespace)
-    show = command("kubectl", "describe", "pods", *where, "--selector", found.selector)
-    trouble = PodProblem("", "no pod says why", f"look at its pods: {show}")
     try:
-        pods = cluster.list("pods", *where, "--selector", found.selector)
-        trouble = find_first_pod_problem(pods, cluster.list("events", *where)) or trouble
+        pods, events = cluster.list("pods", *where, "--selector", found.selector), cluster.list("events", *where)
+        return live_checks.explain_unready(found, pods, events)
     except GpunodeError as error:
-        trouble = PodProblem("", f"its pods cannot be read: {error.what}", trouble.hint)
-    return f"{ready} of {desired} pods are ready", trouble
+        state, unknown = live_checks.explain_unready(found, (), ())
+        return state, replace(unknown, why=f"its pods cannot be read: {error.what}")
 
 
 # Kinds that describe other objects; nobody creates them by hand.

@@ -152,7 +152,7 @@ def test_crashing_plugin_is_explained_by_its_log(control_plane: ControlPlane, us
         control_plane.kubectl("delete", *plugin, "--timeout=30s")
 
     detail = found["workload/gpu-system"][1]
-    assert detail.startswith("0 of 1 pods ready")
+    assert detail.startswith("0 of 1 pods are ready")
     assert "device-plugin-library-not-found" in detail
 
 
