@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpunode.catalog import mig
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.recipe import GpuDirect
+from gpunode.recipe import GpuDirect, Recipe
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
@@ -40,6 +40,33 @@ class SharingConfig:
     layout: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuStack:
+    """A recipe for the GPU nodes of a cluster.
+
+    Attributes:
+        configs: how each node offers its GPUs, by its name.
+        namespace: that of the stack's pods.
+    """
+
+    recipe: Recipe
+    nodes: tuple[ClusterNode, ...]
+    configs: Mapping[str, SharingConfig]
+    namespace: str
+
+    @property
+    def kubernetes(self) -> Kubernetes:
+        """The recipe's tables for Kubernetes."""
+        assert self.recipe.kubernetes is not None  # checked before anything is rendered
+        return self.recipe.kubernetes
+
+    @property
+    def plugin_configs(self) -> Mapping[str, SharingConfig]:
+        """The device plugin's configurations by name: those of the nodes, and the default for nodes without label."""
+        default = default_config(self.kubernetes)
+        return {config.name: config for config in (default, *self.configs.values())}
+
+
 def default_config(desired: Kubernetes) -> SharingConfig:
     """Return the configuration of the nodes that no named one is for."""
     sharing, layout = desired.sharing, desired.mig
@@ -62,15 +89,6 @@ def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping
         _refuse_unknown_layout(node, found[node.name])
         _refuse_too_many_mps_clients(node, found[node.name])
     return found
-
-
-def plugin_configs(desired: Kubernetes, by_node: Mapping[str, SharingConfig]) -> Mapping[str, SharingConfig]:
-    """Return the device plugin's configurations by name: those of the nodes, and the default one.
-
-    The default is always included, for nodes that join without the label.
-    """
-    default = default_config(desired)
-    return {config.name: config for config in (default, *by_node.values())}
 
 
 def refuse_bad_configs(desired: Kubernetes) -> None:
