@@ -168,19 +168,19 @@ def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-_OWN_POD_DOC_PATH: Final = "docs/how-to/your-own-pod.md"
-
-
 def own_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
     """Yield for which GPUs each example of a user's own pod is."""
     for own in rendered.own_pods:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
 
 
-def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
-    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown."""
+def own_pod_lines(pods: Sequence[OwnPod], example: str) -> Iterator[Line]:
+    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown.
+
+    ``example`` says where a whole pod is.
+    """
     for own in pods:
-        head = f"in your own pod (see {_OWN_POD_DOC_PATH}):" if own is pods[0] else "or:"
+        head = f"in your own pod ({example}):" if own is pods[0] else "or:"
         yield line(span(head, "dim"), hang=2)
         yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
 
@@ -206,7 +206,7 @@ def rendered_lines(
     for note in rendered.notes:
         yield warning_line(note)
     yield from own_pod_reason_lines(rendered)
-    yield from own_pod_lines(rendered.own_pods)
+    yield from own_pod_lines(rendered.own_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a whole one")
     yield line(Span("✓ ", "good"), span(f"written to {output_folder}; nothing was sent to a cluster"), hang=2)
     if is_for_git:
         yield line(
