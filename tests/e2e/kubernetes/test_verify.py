@@ -156,6 +156,7 @@ def test_crashing_plugin_is_explained_by_its_log(control_plane: ControlPlane, us
     assert "device-plugin-library-not-found" in detail
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_sigint_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": {"reason": "ContainerCreating"}})
     argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--json"]
