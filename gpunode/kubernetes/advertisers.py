@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.command import command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, RenderedCluster
-from gpunode.kubernetes.owned import object_title, owned_fields
+from gpunode.kubernetes.model import RenderedCluster
+from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
 
 Body: TypeAlias = Mapping[str, Any]
@@ -58,6 +58,11 @@ class AdvertiserObject:
     body: Body
     release: str = ""
 
+    @property
+    def is_operand(self) -> bool:
+        """True if the GPU Operator made it, and would make it again."""
+        return self.kind == "gpu-operator" and self.body["kind"] == "DaemonSet"
+
 
 def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) -> Iterator[AdvertiserObject]:
     """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and are not gpunode's.
@@ -70,9 +75,7 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) ->
     """
     requesting = [one for one in objects if one["kind"] in _OPERATOR_REQUEST_KINDS]
     for one in objects:
-        labels = one["metadata"].get("labels", {})
-        is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
-        if is_labelled and (object_key(one) in rendered or owned_fields(one, FIELD_MANAGER) is not None):
+        if is_labelled(one) and (object_key(one) in rendered or owned_fields(one, FIELD_MANAGER) is not None):
             continue
         kind: Advertiser | None
         if one["kind"] == "DaemonSet":
@@ -97,7 +100,7 @@ def is_made_by_operator(daemon_set: Body) -> bool:
     metadata = daemon_set["metadata"]
     return (
         metadata.get("labels", {}).get(_OPERATOR_LABEL[0]) == _OPERATOR_LABEL[1]
-        or _owner_kind(metadata) in _OPERATOR_REQUEST_KINDS
+        or (metadata.get("ownerReferences") or [{}])[0].get("kind") in _OPERATOR_REQUEST_KINDS
     )
 
 
@@ -110,11 +113,15 @@ def release_of(body: Body) -> str:
 
 def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     pod = daemon_set["spec"]["template"]["spec"]
-    names = [_image_name(container.get("image", "")) for container in pod.get("containers", [])]
+    # The last part of each image's name, without tag and digest.
+    images = (str(one.get("image", "")) for one in pod.get("containers", []))
+    names = [image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in images]
     kind = next((_ADVERTISER_BY_IMAGE_NAME[name] for name in names if name in _ADVERTISER_BY_IMAGE_NAME), None)
     if kind is None and _VM_PLUGIN_IMAGE not in names and _is_nvidia_plugin(daemon_set, names):
         kind = "device-plugin"
-    return None if kind == "device-plugin" and _is_other_plugin_chart_part(daemon_set["metadata"]["name"]) else kind
+    # The device plugin's chart has one image for all of its parts.
+    is_other_part = any(word in daemon_set["metadata"]["name"] for word in ("gpu-feature-discovery", "mps-control"))
+    return None if kind == "device-plugin" and is_other_part else kind
 
 
 def _is_nvidia_plugin(daemon_set: Body, images: Sequence[str]) -> bool:
@@ -143,9 +150,17 @@ def refuse_second_advertiser(
     Raises:
         Refused: if something does; names it and what to do about it.
     """
-    if not _offers_gpus(rendered):
+    has_plugin = any(one.kind == "DaemonSet" for one in rendered.objects)
+    if not has_plugin and all(one.chart == "dcgm-exporter" for one in rendered.releases):  # metrics alone
         return ()
-    advertisers = _foreign_advertisers(rendered, objects, releases)
+    kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
+    own_releases = {f"{one.namespace}/{one.name}" for one in kept}
+    is_operator = any(one.chart == "gpu-operator" for one in kept)
+    advertisers = [
+        one
+        for one in find_advertisers(objects, [object_key(one.body) for one in rendered.objects])
+        if one.release not in own_releases and not (is_operator and one.kind == "gpu-operator")
+    ]
     new_labels = {edit.node: edit.labels for edit in rendered.nodes}
     labels = {
         name: {**node["metadata"].get("labels", {}), **new_labels.get(name, {})}
@@ -159,42 +174,17 @@ def refuse_second_advertiser(
             "the labels that it selects; a node with these labels would offer each GPU twice."
             for one in advertisers
         )
-    raise _second_advertiser_error(active)
-
-
-def _foreign_advertisers(
-    rendered: RenderedCluster, objects: Sequence[Body], releases: Sequence[HelmRelease]
-) -> list[AdvertiserObject]:
-    """Return the advertisers that are neither rendered nor a release that gets the rendered values."""
-    releases_kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
-    release_names = {f"{one.namespace}/{one.name}" for one in releases_kept}
-    applied_keys = [object_key(one.body) for one in rendered.objects]
-    advertisers = [one for one in find_advertisers(objects, applied_keys) if one.release not in release_names]
-    if any(one.chart == "gpu-operator" for one in rendered.releases):
-        advertisers = [one for one in advertisers if one.kind != "gpu-operator"]
-    return advertisers
-
-
-def _second_advertiser_error(active: Sequence[AdvertiserObject]) -> Refused:
-    """Return the error about the first of them, with the way out."""
     # Of an operator what made its DaemonSet, which it would make again.
-    first = min(active, key=lambda one: (one.kind == "gpu-operator", _is_operand(one), not one.release))
+    first = min(active, key=lambda one: (one.kind == "gpu-operator", one.is_operand, not one.release))
     is_daemon_set = first.body["kind"] == "DaemonSet"
     it = (
         f"it is {_ADVERTISER_NAMES[first.kind]}" if is_daemon_set else "the operator deploys a device plugin of its own"
     )
-    return Refused(
+    raise Refused(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",
         hint=_removal_advice(first),
-    )
-
-
-def _offers_gpus(rendered: RenderedCluster) -> bool:
-    """Return whether what is rendered offers GPUs; a recipe can have metrics alone."""
-    return any(one.kind == "DaemonSet" for one in rendered.objects) or any(
-        one.chart != "dcgm-exporter" for one in rendered.releases
     )
 
 
@@ -216,10 +206,6 @@ _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
 }
 
 
-def _is_operand(advertiser: AdvertiserObject) -> bool:
-    return advertiser.kind == "gpu-operator" and advertiser.body["kind"] == "DaemonSet"
-
-
 def _removal_advice(advertiser: AdvertiserObject) -> str:
     if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
@@ -233,26 +219,12 @@ def _removal_advice(advertiser: AdvertiserObject) -> str:
         removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.kind == "gpu-operator" and advertiser.release:
         return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
-    if _is_operand(advertiser):
+    if advertiser.is_operand:
         return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
     if advertiser.release:
         values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
     return f"look at it: {command('kubectl', 'get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
-
-
-def _image_name(image: str) -> str:
-    """Return the last part of an image's name, without tag and digest."""
-    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-
-
-def _is_other_plugin_chart_part(name: str) -> bool:
-    """Return whether it is another part of the device plugin's chart, which has one image for all."""
-    return any(word in name for word in ("gpu-feature-discovery", "mps-control"))
-
-
-def _owner_kind(metadata: Mapping[str, Any]) -> str:
-    return next((str(one.get("kind", "")) for one in metadata.get("ownerReferences", [])), "")
 
 
 # Labels that Node Feature Discovery, NVIDIA's software or HAMi's users may set later.

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.live_checks import read_resource
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, ClusterNode, RenderedObject
+from gpunode.kubernetes.model import ClusterNode, RenderedObject
+from gpunode.kubernetes.owned import is_labelled
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
@@ -147,11 +148,10 @@ def is_left_over(body: Body, now: float) -> bool:
         body: the object as it is.
         now: the time, in seconds since 1970.
     """
-    labels = body["metadata"].get("labels", {})
     limit = body.get("spec", {}).get("activeDeadlineSeconds")
-    if RUN_LABEL not in labels or not labels.items() >= MANAGED_BY_LABEL.items() or not isinstance(limit, int):
+    if RUN_LABEL not in body["metadata"].get("labels", {}) or not is_labelled(body) or not isinstance(limit, int):
         return False
-    created = datetime.fromisoformat(body["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+    created = _parse_timestamp(body["metadata"]["creationTimestamp"])
     return created + limit + _LOG_READING_TIME_S + _CLOCK_SKEW_S < now
 
 

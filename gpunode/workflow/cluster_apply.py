@@ -99,7 +99,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         now = live.get(change.key)
         is_deleted = now is not None and change.after is None and not change.shared
         is_shared_now = is_deleted and now is not None and (is_kept_on_removal(now) or is_applied_by_kubectl(now))
-        return current_fields(change, now) != change.before or is_shared_now
+        return current_fields(now) != change.before or is_shared_now
 
     if stale := [change.subject for change in changes if is_stale(change)]:
         raise Conflict(

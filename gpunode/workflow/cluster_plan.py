@@ -13,8 +13,8 @@ from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, ChartRelease, KindCluster, NodeEdit, RenderedCluster
-from gpunode.kubernetes.owned import conflict_lines
+from gpunode.kubernetes.model import ChartRelease, KindCluster, NodeEdit, RenderedCluster
+from gpunode.kubernetes.owned import conflict_lines, is_labelled
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
@@ -37,6 +37,7 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
+_VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
 # API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
@@ -175,18 +176,21 @@ def _read_live_state(
     releases = cluster.helm.list_releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
-    nodes = _get_nodes([edit.node for edit in rendered.nodes], cluster)
+    edits = {edit.node: edit for edit in rendered.nodes}
+    if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request for all of them
+        nodes = tuple(one for one in cluster.list_nodes() if one["metadata"]["name"] in edits)
+    else:
+        nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
         operators, unseen = _find_operators(cluster)
         notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
-        ours = [one for one in workloads if _is_managed_by_gpunode(one)]
+        ours = [one for one in workloads if is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     projected, untested = _dry_run(rendered, cluster, objects)
-    edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
@@ -285,7 +289,12 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     if not plan.changes:
         return
     requests = tuple(
-        dict.fromkeys(wish for one in plan.changes if one.kind in _API_RESOURCES for wish in _access_requests(one))
+        dict.fromkeys(
+            (verb, *_API_RESOURCES[one.kind], one.namespace)
+            for one in plan.changes
+            if one.kind in _API_RESOURCES
+            for verb in _VERBS_BY_STATE.get(one.state, ("patch",))
+        )
     )
     allowed = cluster.check_access(requests)
     missing = [one for one, is_allowed in zip(requests, allowed, strict=True) if not is_allowed]
@@ -296,26 +305,6 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
             why="missing: " + ", ".join(rights),
             hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
         )
-
-
-def _access_requests(item: PlanItem) -> Iterator[tuple[str, str, str, str]]:
-    group, what = _API_RESOURCES[item.kind]
-    yield ("delete" if item.state == "delete" else "patch", group, what, item.namespace)
-    if item.state == "create":
-        yield ("create", group, what, item.namespace)
-
-
-def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
-    """Return the Nodes of these names that exist; many are read by one request for all of them."""
-    if len(names) > _LIST_ALL_NODES_ABOVE:
-        wanted = frozenset(names)
-        return [one for one in cluster.list_nodes() if one["metadata"]["name"] in wanted]
-    return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
-
-
-def _is_managed_by_gpunode(body: Body) -> bool:
-    labels = body["metadata"].get("labels", {})
-    return all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
 
 
 _CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -33,7 +34,7 @@ from gpunode.kubernetes.reconcile import (
     is_kept_on_removal,
     object_key,
     object_ref,
-    owned_node_fields,
+    own_fields,
     plan_field_removal,
     plan_label_removal,
     without_taints,
@@ -67,40 +68,31 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     identity = cluster.identify()
     try:
         labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-        found = (*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled, *_list_check_jobs(cluster))
+        found = [*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled]
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER_PREFIX):
             raise
         return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
-    changes = [change for one in found if (change := _removal_change(one, identity.uid)) is not None]
+    with suppress(Forbidden):  # the cluster deletes the Jobs of checks itself
+        found += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    changes: list[ObjectChange] = []
+    for one in found:
+        if is_left_over(one, time.time()):
+            changes.append(ObjectChange(identity.uid, str(one["apiVersion"]), *object_key(one), None, None))
+        elif change := plan_field_removal(one, identity.uid):
+            changes.append(change)
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_plan_release_removals(cluster, identity.uid))
     except Forbidden as error:
         reason = error.why.strip().splitlines()[-1]
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
-    live = {object_key(one): one for one in found}
+    live = {object_key(body): body for body in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     return ClusterPlan(identity, (*releases, *items), skipped)
-
-
-def _list_check_jobs(cluster: Cluster) -> Sequence[Body]:
-    """Return the Jobs of checks; empty if the credential may not list Jobs, which the cluster deletes itself."""
-    try:
-        return cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    except Forbidden:
-        return ()
-
-
-def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
-    """Return the change that removes gpunode's part of the object; None if it has none."""
-    if not is_left_over(live, time.time()):
-        return plan_field_removal(live, cluster)
-    kind, namespace, name = object_key(live)
-    return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
 def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
@@ -115,7 +107,7 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
             items.append(
                 PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
             )
-        if taints := format_taints_in(json.dumps(owned_node_fields(live) or {})):
+        if taints := format_taints_in(json.dumps(own_fields(live) or {})):
             skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
 
@@ -169,8 +161,13 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         )
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
-    current = {one: _with_live_before(one, live) for one in changes}
-    pending = {one: now for one, now in current.items() if now.before != now.after}
+    pending: dict[Change, ObjectChange] = {}
+    for one in changes:
+        # From the current object, whose fields may have other owners since the run.
+        now = live.get(one.key)
+        shared = one.shared or (now is not None and is_kept_on_removal(now))
+        if (before := current_fields(now)) != one.after:
+            pending[one] = replace(one, before=before, shared=shared)
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {
         one: _plan_release_undo(one) for one in commands if release_needs_undo(one, revisions)
@@ -181,13 +178,6 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
     return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
-
-
-def _with_live_before(change: ObjectChange, live: LiveObjects) -> ObjectChange:
-    """Return the change as from the current object, whose fields may have other owners since the run."""
-    one = live.get(change.key)
-    is_others_too = change.shared or (one is not None and is_kept_on_removal(one))
-    return replace(change, before=current_fields(change, one), shared=is_others_too)
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -259,7 +249,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
     """Refuse if an object is not as the run left it."""
     for change in changes:
         current = live.get(change.key)
-        fields = current_fields(change, current)
+        fields = current_fields(current)
         if current is None or fields is None or fields in (change.before, change.after):
             continue
         tried, why = DryRunResult(()), ""
@@ -284,25 +274,20 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     state: PlanItemState = (
         "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
     )
-    why = _undo_reason(change)
+    why = "gpunode applied it"
+    if change.after is not None:
+        why = "as it was before that run"
+    elif change.before is None and change.kind in {"Pod", "Job"}:
+        why = "a check that was killed left it behind"
+    elif change.kind == "Node":
+        why = "gpunode's labels and taint are removed, all others are kept"
+    item = PlanItem(change.kind, change.namespace, change.name, state, why, 0)
     if state == "delete" and not _is_deleted(change, live):
-        note = "stays: somebody applied it with kubectl, too"
-        return PlanItem(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
+        return replace(item, state="foreign", note="stays: somebody applied it with kubectl, too")
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
-        return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
+        return replace(item, state="foreign", note=f"stays: it also holds {others}")
     one = live.get(change.key)
-    if change.after is None and change.shared and change.kind != "Node" and one is not None:
-        note = f"stays: {describe_owners(one)}; gpunode only releases its fields"
-        return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
-    return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change)
-
-
-def _undo_reason(change: ObjectChange) -> str:
-    if change.after is not None:
-        return "as it was before that run"
-    if change.before is None and change.kind in {"Pod", "Job"}:
-        return "a check that was killed left it behind"
-    return (
-        "gpunode's labels and taint are removed, all others are kept" if change.kind == "Node" else "gpunode applied it"
-    )
+    is_released = change.after is None and change.shared and change.kind != "Node" and one is not None
+    note = f"stays: {describe_owners(one)}; gpunode only releases its fields" if is_released and one else ""
+    return replace(item, change=change, note=note)
