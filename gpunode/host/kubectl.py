@@ -70,8 +70,6 @@ _PLUGIN_INSTALL_HINTS: Final = {
     "gke-gcloud-auth-plugin": "install it: gcloud components install gke-gcloud-auth-plugin",
     "kubelogin": "install it: az aks install-cli",
 }
-
-
 # kubectl's advice on a conflict: force it.
 _FIELD_CONFLICT_ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
 
@@ -178,10 +176,20 @@ def _explain_connection(done: FinishedCommand, output: str) -> GpunodeError | No
     if _WEBHOOK_FAILED.search(output):
         return None
     if _CERTIFICATE_REJECTED.search(output):
+        hint = (
+            "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
+            "older than the cluster's present one; or a proxy answers instead of the cluster"
+        )
+        if "expired" in output or "not yet valid" in output:
+            hint = (
+                "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
+            )
+        elif "valid for" in output:
+            hint = "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
         return Undetermined(
             "the certificate of the API server is not one that your kubeconfig trusts",
             why=main_error_line(output),
-            hint=_certificate_hint(output),
+            hint=hint,
         )
     if done.timed_out or _UNREACHABLE.search(output):
         return Undetermined(
@@ -190,19 +198,6 @@ def _explain_connection(done: FinishedCommand, output: str) -> GpunodeError | No
             hint="check that you can reach it:\nkubectl cluster-info",
         )
     return None
-
-
-def _certificate_hint(output: str) -> str:
-    """Return the hint for a certificate that is rejected."""
-    if "expired" in output or "not yet valid" in output:
-        return "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
-    if "valid for" in output:
-        return "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
-    return (
-        "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
-        "older than "
-        "the cluster's present one; or a proxy answers instead of the cluster"
-    )
 
 
 def _explain_request(done: FinishedCommand, output: str) -> GpunodeError:
@@ -260,13 +255,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def refuse_old_kubectl(version_text: str, program: str, install: str) -> None:
-    """Refuse a kubectl that lacks an option that gpunode needs.
-
-    Args:
-        version_text: its version as it prints it; empty if it printed none.
-        program: its path.
-        install: how to install another.
-    """
+    """Refuse a kubectl that lacks an option that gpunode needs; ``install`` says how to install another."""
     version = parse_version(version_text)
     if version is not None and version < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))

@@ -142,7 +142,10 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
     for folder in folders:
         name = f"gpu-stack-{folder}"
         spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
-        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_name_fields(one)} for one in releases]
+        checks = [
+            {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "name": one.name, "namespace": one.namespace}
+            for one in releases
+        ]
         spec |= {
             "interval": "10m",
             "retryInterval": "1m",
@@ -159,7 +162,3 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
             "spec": spec,
         }
         previous = name
-
-
-def _name_fields(release: ChartRelease) -> Mapping[str, str]:
-    return {"name": release.name, "namespace": release.namespace}

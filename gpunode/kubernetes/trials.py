@@ -103,8 +103,10 @@ def make_test_pods(
     """
     limits = resource_limits(test_pod[-1].body)
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")
+    purpose: TestPodPurpose = "" if config.strategy == "none" else "mig"
+    if MEMORY_RESOURCE in limits or config.mode != "none":
+        purpose = "memory" if MEMORY_RESOURCE in limits else "shared"
     for resource in expected or (own_resource,):
-        purpose = _choose_purpose(limits, config)
         # One more than there are GPUs, or instances, if the node offers so many.
         copies = (expected or {}).get(resource, 0) // config.replicas + 1 if purpose == "shared" else 1
         for name in (new_name() for _ in range(copies if read_resource(live, resource)[1] >= copies else 1)):
@@ -142,12 +144,7 @@ def with_owner(job: Body, bodies: Sequence[Body]) -> list[Body]:
 
 
 def is_left_over(body: Body, now: float) -> bool:
-    """Return whether a killed run left the pod or Job: it belongs to a check and is past its limit.
-
-    Args:
-        body: the object as it is.
-        now: the time, in seconds since 1970.
-    """
+    """Return whether a killed run left the pod or Job: one of a check that is past its limit at the time ``now``."""
     limit = body.get("spec", {}).get("activeDeadlineSeconds")
     if RUN_LABEL not in body["metadata"].get("labels", {}) or not is_labelled(body) or not isinstance(limit, int):
         return False
@@ -159,14 +156,6 @@ def resource_limits(pod: Body) -> Mapping[str, Any]:
     """Return the resource limits of the pod's container."""
     found: Mapping[str, Any] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
     return found
-
-
-def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> TestPodPurpose:
-    if MEMORY_RESOURCE in limits:
-        return "memory"
-    if config.mode != "none":
-        return "shared"
-    return "mig" if config.strategy != "none" else ""
 
 
 def _make_body(body: Body, name: str, run: str) -> dict[str, Any]:
@@ -217,14 +206,13 @@ def is_unscheduled(pod: Body) -> bool:
 
 
 def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
-    """Return the ``namespace/name`` of the pods that use up the node's resource; empty if some of it is free.
+    """Return the ``namespace/name`` of the node's ``pods`` that use up its resource; empty if some of it is free."""
 
-    Args:
-        pods: those of the node.
-        node: the Node.
-        resource: which one.
-    """
-    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not has_ended(pod)}
+    def count_allocated(pod: Body) -> int:
+        counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
+        return sum(int(one) for one in counts if str(one).isdigit())
+
+    allocated = {_pod_title(pod): count_allocated(pod) for pod in pods if not has_ended(pod)}
     if sum(allocated.values()) < read_resource(node, resource)[1]:
         return ()
     own_pods = {_pod_title(pod) for pod in pods if RUN_LABEL in pod["metadata"].get("labels", {})}
@@ -233,11 +221,6 @@ def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tupl
 
 def _pod_title(pod: Body) -> str:
     return f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
-
-
-def _count_allocated(pod: Body, resource: str) -> int:
-    counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
-    return sum(int(one) for one in counts if str(one).isdigit())
 
 
 PASSED_TEXT: Final = "Test PASSED"
@@ -271,13 +254,7 @@ class GpuTestPodResult:
 
 
 def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Check:
-    """Return the check of a node from its test pod's result.
-
-    Args:
-        result: the test pod's.
-        node: the Node that it was for.
-        apply: the command that applies the recipe.
-    """
+    """Return the check of the Node from its test pod's result; ``apply`` is the command that applies the recipe."""
     trial = result.test_pod
     id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
     title = f"pod {trial.name}"
@@ -328,7 +305,7 @@ def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
     node = result.test_pod.node
     why = "neither CDI nor the default runtime gave its container the driver"
     hint = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}\nthen take a new capture of {node} and apply with it"
-    return PodProblem("", why, hint)
+    return PodProblem(why, hint)
 
 
 def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
@@ -348,7 +325,7 @@ def _timeout_problem(result: GpuTestPodResult) -> PodProblem:
     delay = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
     describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
     hint = f"try it with a longer --timeout, and look at it: {describe}"
-    return PodProblem("", f"{delay} within {result.seconds:.0f} s", hint)
+    return PodProblem(f"{delay} within {result.seconds:.0f} s", hint)
 
 
 def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
@@ -401,10 +378,6 @@ def confirm_handler_by_test_pod(handler: Check, nodes: Collection[str]) -> Check
     """Return the check of a node's handler, passed if the handlers are not listed but a test pod ran through it.
 
     A running device plugin proves nothing: it does not notice what was removed since it started.
-
-    Args:
-        handler: the check so far.
-        nodes: the nodes on which a test pod with the RuntimeClass ran.
     """
     if handler.status != "skipped" or handler.id.partition("/")[2] not in nodes:
         return handler

@@ -147,11 +147,8 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
     """Return whether the object counts as the namespace's content.
 
     Objects owned by another object of the namespace do not count. Those owned by an object elsewhere do, such as the
-    Secret of a cluster-wide database object, but not the GPU Operator's, which it deletes itself.
-
-    Args:
-        body: the object.
-        uids: those of all objects in the namespace.
+    Secret of a cluster-wide database object, but not the GPU Operator's, which it deletes itself. ``uids`` are those of
+    all objects in the namespace.
     """
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _DEFAULT_OBJECTS
@@ -159,14 +156,11 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
         one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
         for one in metadata.get("ownerReferences") or ()
     )
-    return not (belongs or metadata.get("deletionTimestamp") or by_server or _is_automatic_token(body))
-
-
-def _is_automatic_token(body: Body) -> bool:
-    """Return whether it is the token of a ServiceAccount that every namespace has."""
-    account = (body["metadata"].get("annotations") or {}).get("kubernetes.io/service-account.name", "")
+    # Every namespace has a ServiceAccount whose token counts as little as itself.
+    account = (metadata.get("annotations") or {}).get("kubernetes.io/service-account.name", "")
     is_token = body.get("type") in {"kubernetes.io/service-account-token", "kubernetes.io/dockercfg"}
-    return is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
+    is_automatic = is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
+    return not (belongs or metadata.get("deletionTimestamp") or by_server or is_automatic)
 
 
 def _object_and_release_titles(body: Body) -> Iterator[str]:

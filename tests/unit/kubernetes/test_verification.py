@@ -490,7 +490,7 @@ def test_cordon_is_tolerated_and_a_foreign_taint_is_named() -> None:
         ),
     ],
 )
-def test_sandbox_failure_has_a_cause(event: str, said: str) -> None:
+def test_sandbox_failure_has_a_reason(event: str, said: str) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Pending"}}
     told = {"type": "Warning", "reason": "FailedCreatePodSandBox", "message": event, "involvedObject": {"name": "p"}}
 
