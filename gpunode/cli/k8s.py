@@ -149,5 +149,4 @@ def remove(
     """Remove what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
 
-    where = clusters.ClusterRef(context, kubeconfig)
-    clusters.remove(where, output_options(json, verbose), yes=yes)
+    clusters.remove(clusters.ClusterRef(context, kubeconfig), output_options(json, verbose), yes=yes)

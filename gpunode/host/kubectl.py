@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -100,18 +102,7 @@ def main_error_line(output: str) -> str:
 def explain_failure(done: FinishedCommand) -> GpunodeError:
     """Return the error that explains why kubectl failed."""
     output = clean_output(done)
-    if _INCOMPLETE_API_LIST_ERROR in output:
-        return ChangeFailed(
-            "the cluster does not list all of its kinds of objects",
-            why=main_error_line(output),
-            hint="repair the aggregated API that is not available, or delete its APIService:\nkubectl get apiservices",
-        )
-    return (
-        _explain_configuration(output)
-        or _explain_login(output)
-        or _explain_connection(done, output)
-        or _explain_request(done, output)
-    )
+    return next(chain(_login_problems(output), _request_problems(done, output)))
 
 
 def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
@@ -120,62 +111,63 @@ def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
     return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
 
 
-def _explain_configuration(output: str) -> UsageError | None:
-    """Return an error if the kubeconfig is wrong, else None."""
+def _login_problems(output: str) -> Iterator[GpunodeError]:
+    """Yield what is wrong with the APIs, the kubeconfig and the login."""
+    reason = main_error_line(output)
+    if _INCOMPLETE_API_LIST_ERROR in output:
+        yield ChangeFailed(
+            "the cluster does not list all of its kinds of objects",
+            why=reason,
+            hint="repair the aggregated API that is not available, or delete its APIService:\nkubectl get apiservices",
+        )
     if match := _CONTEXT_NOT_FOUND.search(output):
-        return UsageError(
+        yield UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
             hint="list them:\nkubectl config get-contexts",
         )
     if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
-        return UsageError(
+        yield UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
-            why=main_error_line(output),
+            why=reason,
             hint="correct the file or its permissions, or name another kubeconfig: --kubeconfig FILE",
         )
     if _NO_CLUSTER_CONFIGURED.search(output):
-        return UsageError(
+        yield UsageError(
             "kubectl has no cluster configured",
-            why=main_error_line(output),
+            why=reason,
             hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
         )
-    return None
-
-
-def _explain_login(output: str) -> GpunodeError | None:
-    """Return an error if kubectl could not log in, else None."""
     check = "then check: kubectl auth whoami"
     if match := _PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
         advice = _INSTALL_HINT_IN_OUTPUT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
         location = "" if "/" in program else f"\nit must be in {describe_install_location(program)}"
-        return Refused(
+        yield Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
-            why=main_error_line(output),
+            why=reason,
             hint=f"{install}{location}\n{check}",
         )
     if match := _PLUGIN_FAILED.search(output):
-        return Refused(
+        yield Refused(
             f"the login by {match[1] or 'your kubeconfig'} failed",
             why=output,
             hint=f"log in again as your cluster's provider describes, {check}",
         )
     if _LOGIN_REJECTED.search(output):
-        return Refused(
+        yield Refused(
             "the cluster does not accept your credentials",
-            why=main_error_line(output),
+            why=reason,
             hint=f"log in again, {check}",
         )
-    return None
 
 
-def _explain_connection(done: FinishedCommand, output: str) -> GpunodeError | None:
-    """Return an error if the API server cannot be reached, else None."""
-    if _WEBHOOK_FAILED.search(output):
-        return None
-    if _CERTIFICATE_REJECTED.search(output):
+def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeError]:
+    """Yield why the API server cannot be reached, or why it, or kubectl itself, rejects the request."""
+    reason = main_error_line(output)
+    is_answered = _WEBHOOK_FAILED.search(output)
+    if not is_answered and _CERTIFICATE_REJECTED.search(output):
         hint = (
             "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
             "older than the cluster's present one; or a proxy answers instead of the cluster"
@@ -186,57 +178,52 @@ def _explain_connection(done: FinishedCommand, output: str) -> GpunodeError | No
             )
         elif "valid for" in output:
             hint = "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
-        return Undetermined(
+        yield Undetermined(
             "the certificate of the API server is not one that your kubeconfig trusts",
-            why=main_error_line(output),
+            why=reason,
             hint=hint,
         )
-    if done.timed_out or _UNREACHABLE.search(output):
-        return Undetermined(
+    if not is_answered and (done.timed_out or _UNREACHABLE.search(output)):
+        yield Undetermined(
             "the cluster does not answer",
-            why=main_error_line(output) or f"kubectl took longer than {done.seconds:.0f} s",
+            why=reason or f"kubectl took longer than {done.seconds:.0f} s",
             hint="check that you can reach it:\nkubectl cluster-info",
         )
-    return None
-
-
-def _explain_request(done: FinishedCommand, output: str) -> GpunodeError:
-    """Return the error for a request that the API server, or kubectl itself, rejects."""
-    if match := _WEBHOOK_FAILED.search(output):
-        return Refused(
-            f"the admission webhook {match[1]} of this cluster does not answer",
-            why=main_error_line(output),
+    if is_answered:
+        yield Refused(
+            f"the admission webhook {is_answered[1]} of this cluster does not answer",
+            why=reason,
             hint="have its owner fix it; this shows whose it is: kubectl get "
             "validatingwebhookconfigurations,mutatingwebhookconfigurations",
         )
     if match := _KIND_NOT_FOUND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
-        return Refused(
+        yield Refused(
             f"this cluster does not know {kind}",
-            why=main_error_line(output),
+            why=reason,
             hint="its Kubernetes is too old for it, or a custom resource is missing; check with: kubectl api-resources",
         )
     if _FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1
-        return Forbidden(
+        yield Forbidden(
             "your credentials may not do this",
-            why=main_error_line(output) + (f"; and {more} more like this" if more else ""),
+            why=reason + (f"; and {more} more like this" if more else ""),
             hint="see what they may do:\nkubectl auth can-i --list",
         )
     if match := _FIELD_CONFLICT.search(output):
-        return Conflict(
+        yield Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
             hint="set the recipe to the present value, or have the owner release the field; gpunode does not force it",
         )
     if match := _DELETE_TIMED_OUT.search(output):
-        return ChangeFailed(
+        yield ChangeFailed(
             f"{match[1]} is still being deleted",
             why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
             "block that",
             hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
-    return ChangeFailed(
+    yield ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
         why=output or f"exit status {done.exit_status}",
         hint="check that kubectl reaches the cluster:\nkubectl get nodes",

@@ -117,20 +117,15 @@ def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     images = (str(one.get("image", "")) for one in pod.get("containers", []))
     names = [image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in images]
     kind = next((_ADVERTISER_BY_IMAGE_NAME[name] for name in names if name in _ADVERTISER_BY_IMAGE_NAME), None)
-    if kind is None and _VM_PLUGIN_IMAGE not in names and _is_nvidia_plugin(daemon_set, names):
+    # Images get renamed: what registers with the kubelet and names NVIDIA counts, too.
+    paths = (str((one.get("hostPath") or {}).get("path", "")) for one in pod.get("volumes") or ())
+    registers = any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths)
+    names_nvidia = any("nvidia" in word for word in (daemon_set["metadata"]["name"], *names))
+    if kind is None and registers and names_nvidia and _VM_PLUGIN_IMAGE not in names:
         kind = "device-plugin"
     # The device plugin's chart has one image for all of its parts.
     is_other_part = any(word in daemon_set["metadata"]["name"] for word in ("gpu-feature-discovery", "mps-control"))
     return None if kind == "device-plugin" and is_other_part else kind
-
-
-def _is_nvidia_plugin(daemon_set: Body, images: Sequence[str]) -> bool:
-    """Return whether the DaemonSet registers with the kubelet and names NVIDIA: images get renamed."""
-    volumes = daemon_set["spec"]["template"]["spec"].get("volumes") or ()
-    paths = (str((one.get("hostPath") or {}).get("path", "")) for one in volumes)
-    return any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths) and any(
-        "nvidia" in word for word in (daemon_set["metadata"]["name"], *images)
-    )
 
 
 def refuse_second_advertiser(
@@ -167,7 +162,16 @@ def refuse_second_advertiser(
         for node in nodes
         for name in (str(node["metadata"]["name"]),)
     }
-    active = [one for one in advertisers if not _is_idle(one.body, labels)]
+
+    def is_idle(body: Body) -> bool:
+        """Return whether the DaemonSet runs nowhere, and cannot run on these nodes."""
+        status = body.get("status", {})
+        if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
+            return False
+        pod = body["spec"]["template"]["spec"]
+        return not any(may_run_on_node(pod, name, there) for name, there in labels.items())
+
+    active = [one for one in advertisers if not is_idle(one.body)]
     if not active:
         return tuple(
             f"{one.title} is {_ADVERTISER_NAMES[one.kind]}, too. It runs on no node now, because these nodes lack "
@@ -186,15 +190,6 @@ def refuse_second_advertiser(
         "offered twice",
         hint=_removal_advice(first),
     )
-
-
-def _is_idle(body: Body, nodes: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether the DaemonSet runs nowhere, and cannot run on nodes with these labels."""
-    status = body.get("status", {})
-    if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
-        return False
-    pod = body["spec"]["template"]["spec"]
-    return not any(may_run_on_node(pod, name, labels) for name, labels in nodes.items())
 
 
 _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
@@ -236,11 +231,6 @@ def may_run_on_node(pod_spec: Body, name: str, labels: Mapping[str, str]) -> boo
     """Return whether such a pod may run on the node, now or once the node's GPUs are discovered.
 
     Unknown operators count as yes.
-
-    Args:
-        pod_spec: the pod's ``spec``.
-        name: the node's.
-        labels: the node's.
     """
     selector = pod_spec.get("nodeSelector") or {}
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}

@@ -94,6 +94,12 @@ class ChartRelease:
     wave: int
 
     @property
+    def chart_words(self) -> tuple[str, ...]:
+        """The chart, as Helm's commands take it."""
+        is_oci = self.repository.startswith("oci://")
+        return (f"{self.repository}/{self.chart}",) if is_oci else (self.chart, "--repo", self.repository)
+
+    @property
     def title(self) -> str:
         """``Helm release gpu-system/nvidia-device-plugin``."""
         return f"Helm release {self.namespace}/{self.name}"

@@ -174,12 +174,12 @@ def make_plugin_daemon_set(
 def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: bool) -> dict[str, Any]:
     capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
     confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    version = desired.versions.device_plugin
+    tag = f"v{version.removeprefix('v')}" if version else chart(DEVICE_PLUGIN_NAME).app
     environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
     return {
         "name": "plugin",
-        "image": mirror_image(
-            f"{_PLUGIN_IMAGE}:{_image_tag(desired) or chart(DEVICE_PLUGIN_NAME).app}", desired.registry
-        ),
+        "image": mirror_image(f"{_PLUGIN_IMAGE}:{tag}", desired.registry),
         "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
         "securityContext": {"privileged": True} if privileged else capabilities if mig else confined,
         "volumeMounts": [
@@ -188,11 +188,6 @@ def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: 
             *(_CDI_MOUNTS if cdi else ()),
         ],
     }
-
-
-def _image_tag(desired: Kubernetes) -> str:
-    version = desired.versions.device_plugin
-    return f"v{version.removeprefix('v')}" if version else ""
 
 
 def make_test_pod(

@@ -362,13 +362,11 @@ def _as_json(values: Mapping[str, Any]) -> Any:
 
 def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[str, ...]:
     """Return the command that installs or updates the release; it holds all values, for the journal."""
-    is_oci = desired.repository.startswith("oci://")
-    chart = (f"{desired.repository}/{desired.chart}",) if is_oci else (desired.chart, "--repo", desired.repository)
     values = (
         word for name_, value in desired.values.items() for word in ("--set-json", f"{name_}={json.dumps(value)}")
     )
     where = ("--namespace", namespace, "--create-namespace", "--version", desired.version, "--wait")
-    return ("helm", "upgrade", "--install", name, *chart, *where, *values)
+    return ("helm", "upgrade", "--install", name, *desired.chart_words, *where, *values)
 
 
 def install_command(desired: ChartRelease) -> tuple[str, ...]:

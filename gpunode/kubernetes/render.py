@@ -69,8 +69,14 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     gpu_nodes = _select_gpu_nodes(nodes)
     refuse_provider_nodes(desired, gpu_nodes)
     members = cluster_members(desired, gpu_nodes)
-    if desired.stack == "dra":
-        _refuse_old_drivers(members)
+    for node in members if desired.stack == "dra" else ():
+        branch = node.driver.partition(".")[0]
+        if branch.isdigit() and int(branch) < _MIN_DRA_DRIVER_BRANCH:
+            raise Refused(
+                f"{node.name} has driver {node.driver}, too old for the DRA driver",
+                why=f"it needs {_MIN_DRA_DRIVER_BRANCH} or newer",
+                hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
+            )
     # HAMi does not use the device plugin's configuration; its replicas are a limit of its own.
     by_node = (
         {node.name: SharingConfig("whole") for node in members}
@@ -153,17 +159,6 @@ def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
             hint="name one capture of each node",
         )
     return found
-
-
-def _refuse_old_drivers(nodes: Sequence[ClusterNode]) -> None:
-    for node in nodes:
-        branch = node.driver.partition(".")[0]
-        if branch.isdigit() and int(branch) < _MIN_DRA_DRIVER_BRANCH:
-            raise Refused(
-                f"{node.name} has driver {node.driver}, too old for the DRA driver",
-                why=f"it needs {_MIN_DRA_DRIVER_BRANCH} or newer",
-                hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
-            )
 
 
 def _render_stack(stack: GpuStack, form: Form) -> tuple[list[RenderedObject], list[ChartRelease]]:

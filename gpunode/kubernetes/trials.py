@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import combinations
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.check import Check
@@ -391,39 +392,29 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
         return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
     if any(one.pod.get("status", {}).get("phase") != "Succeeded" for one in results):
         return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
-    longest: tuple[float, str, str, str] | None = None
-    for number, one in enumerate(results):
-        for other in results[:number]:
-            if (uuid := _seen_uuid(one)) and uuid == _seen_uuid(other) and (overlap := _overlap_s(one, other)) > 0:
-                longest = max(longest or (0.0, "", "", ""), (overlap, uuid, other.test_pod.name, one.test_pod.name))
-    if longest is None:
+    runs = [run for one in results for run in _gpu_times(one)]
+    overlaps = (
+        # At least: the times are whole seconds.
+        (min(end, other_end) - max(begin, other_begin) - 1, uuid, first, second)
+        for (uuid, begin, end, first), (other_uuid, other_begin, other_end, second) in combinations(runs, 2)
+        if uuid == other_uuid
+    )
+    overlap, uuid, first, second = max(overlaps, default=(0.0, "", "", ""))
+    if overlap <= 0:
         why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not show which"
         return Check(id, title, "skipped", why)
-    overlap, uuid, first, second = longest
     return Check(id, title, "passed", f"{first} and {second} had {uuid} for {overlap:.0f} s at the same time")
 
 
-def _seen_uuid(result: GpuTestPodResult) -> str:
-    """Return the UUID of the GPU, or the MIG instance, that the pod saw."""
-    return next(iter(reversed(_UUID_TEXT.findall(result.log or ""))), "")
-
-
-def _overlap_s(one: GpuTestPodResult, other: GpuTestPodResult) -> float:
-    """Return for how many seconds both ran, at least: their times are whole seconds."""
-    times = [_run_times(ran.pod) for ran in (one, other)]
-    if None in times:
-        return 0.0
-    (begin, end), (other_begin, other_end) = (span for span in times if span)
-    return min(end, other_end) - max(begin, other_begin) - 1
-
-
-def _run_times(pod: Body) -> tuple[float, float] | None:
-    """Return when the pod's container began and ended."""
-    for status in pod.get("status", {}).get("containerStatuses", ()):
+def _gpu_times(result: GpuTestPodResult) -> Iterator[tuple[str, float, float, str]]:
+    """Yield the UUID of the GPU, or MIG instance, that the pod saw, when it began and ended, and its name."""
+    uuids = _UUID_TEXT.findall(result.log or "")
+    for status in result.pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") or {}
-        if ended.get("startedAt") and ended.get("finishedAt"):
-            return _parse_timestamp(ended["startedAt"]), _parse_timestamp(ended["finishedAt"])
-    return None
+        if uuids and ended.get("startedAt") and ended.get("finishedAt"):
+            times = (_parse_timestamp(ended[key]) for key in ("startedAt", "finishedAt"))
+            yield uuids[-1], *times, result.test_pod.name
+            return
 
 
 def _parse_timestamp(moment: str) -> float:

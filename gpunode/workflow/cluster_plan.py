@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -173,7 +173,7 @@ def _read_live_state(
     """Return the live state of what is rendered, and notes about what else the cluster has."""
     # First, to fail without Helm before thousands of Nodes are read.
     charts = {one.chart for one in rendered.releases}
-    releases = cluster.helm.list_releases(charts) if charts else ()
+    releases = cluster.helm.list_releases(charts=charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
@@ -198,25 +198,25 @@ def _read_live_state(
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects that reveal a GPU Operator, and a note for those that cannot be read."""
 
-    def custom() -> Sequence[Body]:
+    def list_custom() -> Sequence[Body]:
         kinds = [kind for kind in cluster.list_kinds(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
         return cluster.list(",".join(kinds)) if kinds else ()
 
-    def deployments() -> Sequence[Body]:
+    def list_deployments() -> Sequence[Body]:
         return cluster.list("deployments.apps", "--all-namespaces", "--selector", OPERATOR_SELECTOR)
 
-    policies, no_policies = _read_or_note("ClusterPolicies, GPUClusters and NVIDIADrivers", custom)
-    operators, no_operators = _read_or_note("Deployments", deployments)
-    return (*policies, *operators), (*no_policies, *no_operators)
-
-
-def _read_or_note(what: str, read: Callable[[], Sequence[Body]]) -> tuple[Sequence[Body], Sequence[str]]:
-    try:
-        return read(), ()
-    except Undetermined:
-        raise
-    except GpunodeError as error:
-        return (), (f"{what} were not looked at, so a GPU Operator may be there: {main_error_line(error.why)}",)
+    found: list[Body] = []
+    notes: list[str] = []
+    readers = {"ClusterPolicies, GPUClusters and NVIDIADrivers": list_custom, "Deployments": list_deployments}
+    for what, read in readers.items():
+        try:
+            found += read()
+        except Undetermined:  # noqa: PERF203 - two rounds
+            raise
+        except GpunodeError as error:
+            reason = main_error_line(error.why)
+            notes.append(f"{what} were not looked at, so a GPU Operator may be there: {reason}")
+    return found, notes
 
 
 def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:

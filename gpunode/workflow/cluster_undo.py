@@ -13,7 +13,6 @@ from gpunode.catalog.charts import chart
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
@@ -115,11 +114,14 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
     """Yield the releases that gpunode made, found by the Secrets in which Helm keeps them."""
     found = _find_our_releases(cluster)
-    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases_at(found)} if found else {}
+    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=found)} if found else {}
     for namespace, name in found:
-        argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
-        live = releases.get((namespace, name))
-        change = CommandChange(argv, "k8s remove", _reinstall_command(live) if live else None, uid)
+        argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
+        if live := releases.get((namespace, name)):
+            with suppress(KeyError):  # a chart that gpunode does not render
+                place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
+                install = install_command(ChartRelease(*place, live.values, "", 0))
+        change = CommandChange(argv, "k8s remove", install, uid)
         yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
 
 
@@ -128,16 +130,6 @@ def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
     places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
     return tuple(dict.fromkeys(places))
-
-
-def _reinstall_command(live: HelmRelease) -> tuple[str, ...] | None:
-    """Return the command that installs the release as it is; None for a chart that gpunode does not render."""
-    try:
-        repository = chart(live.chart).repository
-    except KeyError:
-        return None
-    place = (live.name, live.chart, live.version, repository, live.namespace)
-    return install_command(ChartRelease(*place, live.values, "", 0))
 
 
 def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
@@ -172,7 +164,15 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     steps: dict[Change, PlanItem] = {
         one: _plan_release_undo(one) for one in commands if release_needs_undo(one, revisions)
     }
-    _refuse_replaced([made for one in commands if (made := _created_or_removed_release(one)) in revisions], cluster)
+    made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
+    present = [place for one in made if (place := _release_namespace_and_name(one.argv)) in revisions]
+    ours = _find_our_releases(cluster) if present else ()
+    if foreign := next((one for one in present if one not in ours), None):
+        raise Conflict(
+            f"Helm release {'/'.join(foreign)} is not gpunode's",
+            why=f"it lacks the label {OUR_RELEASE_SELECTOR}: somebody installed it after gpunode's was removed",
+            hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
+        )
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
         one.title for one in steps.values() if one.state == "delete"
     }
@@ -213,24 +213,6 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
         hint="undo the later run first (gpunode log), or look at it: "
         + command("helm", "history", release[1], "--namespace", release[0]),
     )
-
-
-def _created_or_removed_release(change: CommandChange) -> tuple[str, str] | None:
-    """Return the release that the command creates or removes; None if it changes one that stays."""
-    return (
-        _release_namespace_and_name(change.argv) if "uninstall" in (change.argv[1], *(change.undo or ())[1:2]) else None
-    )
-
-
-def _refuse_replaced(releases: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
-    """Refuse if another release has taken the name of a release of gpunode."""
-    ours = _find_our_releases(cluster) if releases else ()
-    if foreign := next((one for one in releases if one and one not in ours), None):
-        raise Conflict(
-            f"Helm release {'/'.join(foreign)} is not gpunode's",
-            why=f"it lacks the label {OUR_RELEASE_SELECTOR}: somebody installed it after gpunode's was removed",
-            hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
-        )
 
 
 def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:

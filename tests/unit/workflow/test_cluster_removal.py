@@ -37,7 +37,7 @@ class StandInHelm:
     unreachable: frozenset[str] = frozenset()
     ran: list[tuple[str, ...]] = field(default_factory=list)
 
-    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
+    def list_releases(self, *, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
         return tuple(one for place, one in self.there.items() if place in places)
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
