@@ -161,13 +161,6 @@ class Cluster:
         """Return all objects of these kinds, with their managed fields."""
         return _flatten_documents(self._read("get", kinds, *words, _REQUEST_TIMEOUT, *_JSON_OUTPUT))
 
-    def list_kinds(self, group: str) -> tuple[str, ...]:
-        """Return the kinds of an API group, as ``list`` takes them; empty if the cluster lacks the group.
-
-        Another API group that fails does not matter.
-        """
-        return self._list_kinds(f"--api-group={group}", "--verbs=list", group=group)
-
     def list_nodes(self) -> tuple[Body, ...]:
         """Return all Nodes without most of their status, which is too large to request for thousands of them."""
         return self._get_by_template(_NODES_TEMPLATE, "nodes")
@@ -179,12 +172,12 @@ class Cluster:
     def _get_by_template(self, template: str, *words: str) -> tuple[Body, ...]:
         return _flatten_documents(self._read("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT))
 
-    def list_namespaced_kinds(self) -> tuple[str, ...]:
-        """Return all kinds of namespaced objects of this cluster, as ``list`` takes them."""
-        return self._list_kinds("--namespaced", "--verbs=list,delete")
+    def list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
+        """Return kinds of objects of this cluster, as ``list`` takes them.
 
-    def _list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
-        """List the kinds; those of ``group`` are complete as long as only other groups fail."""
+        With a ``group`` they are that API group's, and another group that fails does not matter.
+        """
+        options = (f"--api-group={group}", *options) if group else options
         done = self._try(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), only_reads=True)
         failed = find_failed_api_groups(done)
         if not done.ok and not (group and failed and group not in failed):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gpunode.command import command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import RenderedCluster
+from gpunode.kubernetes.model import Body, RenderedCluster
 from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
 
-Body: TypeAlias = Mapping[str, Any]
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, Provider
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
+# An object of a cluster, as the API server has it in JSON.
+Body: TypeAlias = Mapping[str, Any]
 PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 # Labels have a field manager of their own, so that applying other fields of a Node never touches them.

@@ -234,18 +234,13 @@ def _claim_template(namespace: str) -> RenderedObject:
     return RenderedObject(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)
 
 
-# Where the charts have the values of Node Feature Discovery.
-_NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
+# Where the charts have the values of Node Feature Discovery, if they install it.
+NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
 # VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id, too.
 _NFD_GPU_MATCH_EXPRESSIONS: Final = {
     "vendor": {"op": "In", "value": ["10de"]},
     "class": {"op": "In", "value": ["0300", "0302"]},
 }
-
-
-def installs_discovery(release: ChartRelease) -> bool:
-    """Return whether the chart installs Node Feature Discovery."""
-    return any(key in release.values for key in _NFD_SUBCHARTS)
 
 
 def can_nfd_set_label(key: str) -> bool:
@@ -261,7 +256,7 @@ def can_nfd_set_taint(taint: Taint) -> bool:
 def allow_tainting(release: ChartRelease) -> ChartRelease:
     """Return the release with the permission of nfd-master to set taints."""
     values = dict(release.values)
-    for key in _NFD_SUBCHARTS:
+    for key in NFD_SUBCHARTS:
         if key in values:
             values[key] = {**values[key], "master": {"enableTaints": True}}
     return replace(release, values=values)

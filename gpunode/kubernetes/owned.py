@@ -9,9 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from gpunode.kubernetes.model import MANAGED_BY_LABEL
+from gpunode.kubernetes.model import MANAGED_BY_LABEL, Body
 
-Body: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
 _SELF_KEY = "."
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from gpunode.command import command
-
-Body: TypeAlias = Mapping[str, Any]
+from gpunode.kubernetes.model import Body
 
 
 @dataclass(frozen=True, slots=True)

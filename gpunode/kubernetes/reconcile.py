@@ -17,12 +17,13 @@ from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import (
     LABELS_FIELD_MANAGER,
     MANAGED_BY_LABEL,
+    Body,
     ChartRelease,
     NodeEdit,
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
+from gpunode.kubernetes.owned import co_owners, is_applied_by_kubectl, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem, format_taint
 
 FIELD_MANAGER: Final = "gpunode"
@@ -126,22 +127,18 @@ def refuse_other_handler(rendered: RenderedCluster, live: Sequence[Body]) -> Non
     for one in live:
         name, handler = one["metadata"]["name"], one.get("handler")
         if one["kind"] == "RuntimeClass" and handler != desired.get(name, handler):
+            metadata = one["metadata"]
+            release = metadata.get("annotations", {}).get("meta.helm.sh/release-name")
+            owners = (f"{owner['kind']} {owner['name']}" for owner in metadata.get("ownerReferences", []))
+            maker = f"Helm release {release}" if release else next(owners, "")
+            maker = maker or metadata.get("labels", {}).get("app.kubernetes.io/managed-by")
+            maker = maker or ", ".join(other_managers(one, ())) or "somebody"
             raise Conflict(
                 f"RuntimeClass {name} has the handler {handler}; gpunode's pods need {desired[name]}",
-                why=f"{_describe_creator(one)} made it, and the handler of a RuntimeClass cannot be changed",
+                why=f"{maker} made it, and the handler of a RuntimeClass cannot be changed",
                 hint=f'leave it, and let gpunode create another one: runtime_class = "{name}-gpunode" in [kubernetes]\n'
                 f"or delete it, if no pod uses it: {command('kubectl', 'delete', 'runtimeclass', name)}",
             )
-
-
-def _describe_creator(live: Body) -> str:
-    """Return who created the object, as far as it shows."""
-    metadata = live["metadata"]
-    release = metadata.get("annotations", {}).get("meta.helm.sh/release-name")
-    owner = next((f"{one['kind']} {one['name']}" for one in metadata.get("ownerReferences", [])), "")
-    manager = metadata.get("labels", {}).get("app.kubernetes.io/managed-by")
-    first = f"Helm release {release}" if release else owner or manager
-    return first or ", ".join(other_managers(live, ())) or "somebody"
 
 
 def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, ...]:

@@ -87,7 +87,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     stack = GpuStack(recipe, members, by_node, namespace)
     plain, charts = _render_stack(stack, form)
     edits = tuple(_node_edits(stack))
-    if form in GITOPS_FORMS and any(objects.installs_discovery(one) for one in charts):
+    if form in GITOPS_FORMS and any(key in one.values for one in charts for key in objects.NFD_SUBCHARTS):
         if rule := objects.make_feature_rule(edits, desired.taint):
             plain.append(rule)
         if objects.can_nfd_set_taint(desired.taint):

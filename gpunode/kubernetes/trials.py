@@ -13,13 +13,12 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.live_checks import read_resource
-from gpunode.kubernetes.model import ClusterNode, RenderedObject
+from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
 from gpunode.kubernetes.owned import is_labelled
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
 
-Body: TypeAlias = Mapping[str, Any]
 # What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
 TestPodPurpose: TypeAlias = Literal["", "mig", "memory", "shared"]
 
@@ -91,16 +90,9 @@ def make_test_pods(
 ) -> Iterator[GpuTestPod]:
     """Yield the pods that try the node: one for each resource, and with sharing one more than it has GPUs.
 
-    Args:
-        node: what is known of the machine.
-        live: the Node.
-        test_pod: the recipe's test pod for this node, and what it needs.
-        config: how the node offers its GPUs.
-        expected: the count of each resource that the node should offer; None if the recipe does not tell.
-        run: the id of this run, by which its pods are found.
-        new_name: returns a unique name for each pod.
-        image: in place of the recipe's; empty for the recipe's.
-        timeout_s: when the kubelet ends them if nobody deletes them.
+    They are the recipe's ``test_pod``, with what it needs, under unique names by ``new_name`` and with the id of this
+    ``run``, by which they are found. ``expected`` is None if the recipe does not tell the count of each resource; an
+    empty ``image`` means the recipe's. After ``timeout_s`` the kubelet ends them if nobody deletes them.
     """
     limits = resource_limits(test_pod[-1].body)
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
-from gpunode.host.cluster import Body, Cluster
+from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.run import Run
+from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
 from gpunode.kubernetes.reconcile import (
     PlanItem,

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
+from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
-from gpunode.kubernetes.model import ChartRelease, KindCluster, NodeEdit, RenderedCluster
+from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster
 from gpunode.kubernetes.owned import conflict_lines, is_labelled
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -199,7 +199,8 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects that reveal a GPU Operator, and a note for those that cannot be read."""
 
     def list_custom() -> Sequence[Body]:
-        kinds = [kind for kind in cluster.list_kinds(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
+        found = cluster.list_kinds("--verbs=list", group=OPERATOR_GROUP)
+        kinds = [kind for kind in found if kind.partition(".")[0] in OPERATOR_KINDS]
         return cluster.list(",".join(kinds)) if kinds else ()
 
     def list_deployments() -> Sequence[Body]:
@@ -311,13 +312,7 @@ _CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
-    """Return the error if others own fields that were applied; None if the API server gives another reason.
-
-    Args:
-        message: the API server's error.
-        applied: the objects that were applied.
-        cluster: where to read them as they are.
-    """
+    """Return the error if others own fields that were applied; None if the API server's ``message`` says otherwise."""
     managers = dict.fromkeys(_CONFLICTING_MANAGER.findall(message))
     if not managers:
         return None

@@ -13,11 +13,11 @@ from gpunode.catalog.charts import chart
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
+from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
-from gpunode.kubernetes.model import ChartRelease
+from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned_fields
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -161,9 +161,12 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         if (before := current_fields(now)) != one.after:
             pending[one] = replace(one, before=before, shared=shared)
     revisions = cluster.helm.count_revisions() if commands else {}
-    steps: dict[Change, PlanItem] = {
-        one: _plan_release_undo(one) for one in commands if release_needs_undo(one, revisions)
-    }
+    steps: dict[Change, PlanItem] = {}
+    for release in (one for one in commands if release_needs_undo(one, revisions)):
+        is_made = release.undo is not None and release.undo[1] == "uninstall"
+        state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
+        why = "gpunode released it" if state == "delete" else "as it was before that run"
+        steps[release] = PlanItem("Helm release", *_release_namespace_and_name(release.argv), state, why, 0, release)
     made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
     present = [place for one in made if (place := _release_namespace_and_name(one.argv)) in revisions]
     ours = _find_our_releases(cluster) if present else ()
@@ -218,13 +221,6 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
 def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
     """Return the namespace and name of the release that a Helm command changes."""
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
-
-
-def _plan_release_undo(change: CommandChange) -> PlanItem:
-    is_made = change.undo is not None and change.undo[1] == "uninstall"
-    state: PlanItemState = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
-    why = "gpunode released it" if state == "delete" else "as it was before that run"
-    return PlanItem("Helm release", *_release_namespace_and_name(change.argv), state, why, 0, change)
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:

@@ -13,11 +13,11 @@ from typing import Final
 from gpunode.check import Check
 from gpunode.command import Command, command, gpunode
 from gpunode.errors import ChangeFailed, GpunodeError, Undetermined
-from gpunode.host.cluster import Body, Cluster, DryRunResult
+from gpunode.host.cluster import Cluster, DryRunResult
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
 from gpunode.kubernetes.live_checks import find_first_pod_problem
-from gpunode.kubernetes.model import ClusterNode, RenderedCluster
+from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
 from gpunode.kubernetes.own_pod import with_common_cdi_choice
 from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
-from gpunode.host.cluster import Body, Cluster
+from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, find_release_daemon_sets
-from gpunode.kubernetes.model import ChartRelease
+from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
@@ -125,7 +125,8 @@ def describe_namespace_contents(
         Undetermined: if the cluster does not answer.
     """
     try:
-        kinds = [kind for kind in cluster.list_namespaced_kinds() if kind not in _KINDS_MADE_BY_SERVER]
+        deletable = cluster.list_kinds("--namespaced", "--verbs=list,delete")
+        kinds = [kind for kind in deletable if kind not in _KINDS_MADE_BY_SERVER]
         found = cluster.list(",".join(kinds), "--namespace", namespace)
     except Undetermined:
         raise

@@ -10,9 +10,10 @@ import pytest
 
 from gpunode.change import ObjectChange
 from gpunode.errors import Conflict, VerifyFailed
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity
+from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
+from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_apply import apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
