@@ -20,7 +20,7 @@ _RELEASE_TIMEOUT_S: Final = 1800.0
 
 
 class Helm:
-    """Helm in the cluster of a context.
+    """Helm in the cluster of a context; its methods raise ChangeFailed if it fails.
 
     Raises:
         HelmMissing: if Helm is not installed.
@@ -43,11 +43,7 @@ class Helm:
     def list_releases(
         self, *, charts: Collection[str] = (), places: Collection[tuple[str, str]] = ()
     ) -> tuple[HelmRelease, ...]:
-        """Return the releases of these charts or with these namespaces and names in the cluster, failed ones too.
-
-        Raises:
-            ChangeFailed: if Helm cannot list them.
-        """
+        """Return the releases of these charts or with these namespaces and names in the cluster, failed ones too."""
         return tuple(
             replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
             for one in self._list_all()
@@ -55,22 +51,14 @@ class Helm:
         )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
-        """Return the revision of each release, by its namespace and name.
-
-        Raises:
-            ChangeFailed: as ``list_releases``.
-        """
+        """Return the revision of each release, by its namespace and name."""
         return {(one.namespace, one.name): one.revision for one in self._list_all()}
 
     def _list_all(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
 
     def run(self, argv: tuple[str, ...]) -> None:
-        """Run a Helm command, given without the program's name.
-
-        Raises:
-            ChangeFailed: if it fails.
-        """
+        """Run a Helm command, given without the program's name."""
         words, values = move_values_to_stdin(argv)
         self._run(words, "see what became of it: helm list --all-namespaces --all", values)
 

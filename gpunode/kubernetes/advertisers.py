@@ -135,11 +135,8 @@ def refuse_second_advertiser(
 ) -> tuple[str, ...]:
     """Refuse to offer GPUs that something else offers; return a note for each such thing that cannot run.
 
-    Args:
-        rendered: the objects for the cluster.
-        objects: as for ``find_advertisers``.
-        nodes: the Nodes that they are for.
-        releases: the cluster's releases of the same charts; one of each gets the recipe's values.
+    ``objects`` are as for ``find_advertisers``; of the ``releases`` of the rendered charts one each gets the
+    recipe's values.
 
     Raises:
         Refused: if something does; names it and what to do about it.

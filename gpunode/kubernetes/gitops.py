@@ -55,13 +55,8 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
 
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
-    return _application(
-        PLAIN_APPLICATION_NAME,
-        argocd,
-        _git_source(argocd, f"{argocd.path}/manifests"),
-        _destination(argocd, "default"),
-        0,
-    )
+    source = _git_source(argocd, f"{argocd.path}/manifests")
+    return _application(PLAIN_APPLICATION_NAME, argocd, source, _destination(argocd, "default"), 0)
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:

@@ -181,12 +181,8 @@ def check_kubelet(
 ) -> Check:
     """Check whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
-    Args:
-        node: the name of the kubelet's node.
-        settings: the kubelet's configuration.
-        desired: the recipe's tables.
-        taints: those of the Node now; a startup taint that an agent removes does no harm.
-        passes_devices: whether the device plugin was rendered for a static CPU manager.
+    ``taints`` are those of the Node now: a startup taint that an agent removes does no harm. ``passes_devices`` says
+    whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
     present = {(one["key"], one["effect"]) for one in taints}

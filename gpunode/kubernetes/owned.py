@@ -153,10 +153,7 @@ _MISSING: Final = object()
 def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
     """Return a line for each conflict: object, field, the other manager with its value, and gpunode's.
 
-    Args:
-        message: the API server's error, which names managers and fields, but neither objects nor values.
-        applied: the objects that were applied.
-        live: these objects as they are, with their ``managedFields``.
+    The API server's ``message`` names managers and fields, but neither objects nor values.
     """
     live_by_title = {object_title(one): one for one in live}
     return tuple(

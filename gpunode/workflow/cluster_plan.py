@@ -147,7 +147,7 @@ def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedClus
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
 
     Raises:
-        Refused: nothing.
+        Refused: if it may do none of it.
     """
     own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
     if not own:

@@ -59,11 +59,7 @@ _CLUSTER_KINDS: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def plan_removal(cluster: Cluster) -> ClusterPlan:
-    """Return the plan that removes everything that gpunode applied.
-
-    Raises:
-        GpunodeError: as ``cluster_plan.make_plan``.
-    """
+    """Return the plan that removes everything that gpunode applied."""
     identity = cluster.identify()
     try:
         labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
